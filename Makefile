@@ -54,11 +54,11 @@ slow: $(VENV)/.dev
 
 # The longer tables of plans, scripts and pipelines (`make slow`) take too long for every change.
 ci-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "slow and ci" -n $(WORKERS) -q tests/search tests/sharding tests/costmodel/test_schedules.py tests/integration/test_scale.py \
-	  tests/costmodel/test_step_schedules.py tests/context tests/convert tests/examples/test_examples.py \
-	  tests/integration/test_losses.py tests/integration/test_spatial.py tests/frontends/test_torch_assertions.py tests/runtime/compression \
-	  tests/planning/test_walk.py tests/planning/test_offload.py tests/planning/test_pipeline_estimate.py \
-	  tests/runtime/training/test_leftovers.py tests/runtime/training/test_optimizers.py tests/test_cli.py tests/test_documents.py \
+	$(BIN)/python -m pytest -m "slow and ci" -n $(WORKERS) -q tests/search tests/sharding tests/costmodel/collectives/test_schedules.py tests/end_to_end/test_scale.py \
+	  tests/costmodel/step/test_step_schedules.py tests/integrations tests/examples/test_examples.py \
+	  tests/end_to_end/test_losses.py tests/end_to_end/test_spatial.py tests/frontends/torch/test_assertions.py tests/runtime/compression \
+	  tests/planning/outer_search/test_best_first.py tests/planning/tables/test_offload.py tests/planning/stages/test_pipeline_estimate.py \
+	  tests/runtime/training/test_leftovers.py tests/runtime/training/test_optimizers.py tests/cli/test_cli.py tests/test_documents.py \
 	  tests/test_document_commands.py
 
 check: $(VENV)/.dev
@@ -68,7 +68,7 @@ check: $(VENV)/.dev
 
 # The Python versions of pyproject.toml, each with a venv of its own and the torch of constraints.txt, the only one that is allowed.
 VERSIONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
-TORCH_TESTS ?= tests/frontends tests/integration tests/runtime
+TORCH_TESTS ?= tests/frontends tests/end_to_end tests/integrations/oneflow tests/runtime
 
 versions:
 	@failed=; for version in $(VERSIONS); do \
@@ -85,7 +85,7 @@ version: $(VENV)/.dev
 prove: $(VENV)/.dev
 	$(BIN)/python -m tests.sharding.proof -o docs/proof-aten.json
 	$(BIN)/python -m tests.sharding.onnx_proof docs/proof-onnx.json
-	$(BIN)/python -m tests.runtime.node_report docs/onnx-node-tests.json
+	$(BIN)/python -m tests.runtime.onnx_ops.node_report docs/onnx-node-tests.json
 	$(BIN)/python -m tests.sharding.operators_page
 
 operators: $(VENV)/.dev

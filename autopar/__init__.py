@@ -14,28 +14,58 @@ from typing import Any
 __version__ = "0.2.0"
 
 _LAZY = {
-    "Plan": "autopar.plan", "parallelize": "autopar.api", "register_rule": "autopar.operators", "discover": "autopar.operators",
-    "set_auto_parallel_context": "autopar.context", "get_auto_parallel_context": "autopar.context",
-    "reset_auto_parallel_context": "autopar.context", "host_states": "autopar.api",
-    "shard": "autopar.context.marks", "add_prim_attr": "autopar.context.marks", "layerwise_parallel": "autopar.context.marks",
-    "what_if": "autopar.supposing", "summary": "autopar.report.described",
-    "parameters_on_meta": "autopar.api", "local_optimizer": "autopar.api",
-}  # fmt: skip
+    "Plan": "autopar.plan",
+    "parallelize": "autopar.api",
+    "register_rule": "autopar.operators",
+    "discover": "autopar.operators",
+    "set_auto_parallel_context": "autopar.integrations.mindspore.context",
+    "get_auto_parallel_context": "autopar.integrations.mindspore.context",
+    "reset_auto_parallel_context": "autopar.integrations.mindspore.context",
+    "host_states": "autopar.api",
+    "shard": "autopar.integrations.mindspore.context.marks",
+    "add_prim_attr": "autopar.integrations.mindspore.context.marks",
+    "layerwise_parallel": "autopar.integrations.mindspore.context.marks",
+    "what_if": "autopar.report.what_if",
+    "summary": "autopar.report.summary",
+    "parameters_on_meta": "autopar.api",
+    "local_optimizer": "autopar.api",
+}
 
 
-_MODULES = {"communication": "autopar.communication", "sbp": "autopar.runtime.global_tensors.sbp"}
-_LAZY |= {"Lamb": "autopar.runtime.optimizers", "Momentum": "autopar.runtime.optimizers", "SmallAdamW": "autopar.runtime.compression"}
+_MODULES = {"communication": "autopar.communication", "sbp": "autopar.integrations.oneflow.sbp"}
+_LAZY |= {
+    "Lamb": "autopar.runtime.optimizers",
+    "Momentum": "autopar.runtime.optimizers",
+    "SmallAdamW": "autopar.runtime.compression",
+}
 _LAZY |= {"save": "autopar.runtime.training.saving", "resume": "autopar.runtime.training.resuming"}
-_LAZY |= {"sampler": "autopar.runtime.training.sampling", "steps": "autopar.runtime.training.stopping"}
+_LAZY |= {
+    "sampler": "autopar.runtime.training.sampling",
+    "steps": "autopar.runtime.training.stopping",
+}
 _LAZY |= dict.fromkeys(("export_checkpoint", "export_weights"), "autopar.runtime.training.export")
-_LAZY |= {"import_weights": "autopar.runtime.training.importing", "tokens": "autopar.runtime.training.tokens"}
-_LAZY |= {"elastic": "autopar.training.elastic", "profile": "autopar.runtime.profiling"}
+_LAZY |= {
+    "import_weights": "autopar.runtime.training.importing",
+    "tokens": "autopar.runtime.training.tokens",
+}
+_LAZY |= {"elastic": "autopar.training.elastic", "profile": "autopar.runtime.profiling.profile"}
 _LAZY |= dict.fromkeys(
-    ("GlobalTensor", "from_dtensor", "global_tensor", "matmul", "ones", "placement", "randn", "to_global", "to_local", "zeros"),
-    "autopar.runtime.global_tensors",
+    (
+        "GlobalTensor",
+        "from_dtensor",
+        "global_tensor",
+        "matmul",
+        "ones",
+        "placement",
+        "randn",
+        "to_global",
+        "to_local",
+        "zeros",
+    ),
+    "autopar.integrations.oneflow",
 )
-_LAZY["recalibrated"] = "autopar.report.recalibrated"
-_LAZY["summary_html"] = "autopar.report.described"
+_LAZY["recalibrated"] = "autopar.analysis.measurements.recalibration"
+_LAZY["summary_html"] = "autopar.report.summary"
 _NAMES = {"summary_html": "html"}
 """Public names with another name in their module."""
 
@@ -53,7 +83,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `autopar.plan` the function of `autopar/api.py`, even after an import of the module `autopar/plan.py`."""
+    """The package as a module whose attribute `plan` is always the function of `autopar/api.py`.
+
+    An import of the module `autopar/plan.py` would otherwise replace it.
+    """
 
     @property
     def plan(self) -> Callable[..., Any]:
@@ -66,7 +99,10 @@ class _Package(ModuleType):
         """The import system binds a loaded submodule here; the function stays."""
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
-        """Support pickling with a program's globals, as Ray does: the worker imports this package."""
+        """Support pickling with a program's globals, as Ray does.
+
+        The worker imports this package.
+        """
         return import_module, (__name__,)
 
 

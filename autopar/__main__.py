@@ -1,4 +1,7 @@
-"""The command line, as `autopar` and as `python -m autopar`; Ctrl-C ends it with one line, even while it is loading."""
+"""The command line, as `autopar` and as `python -m autopar`.
+
+Ctrl-C ends it with one line, even while it is loading.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is the interpreter's own end
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            )  # what is left is the interpreter's own end
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Models named by a configuration alone, `hf:path/config.json`: their graphs, without weights and without torch."""
+"""Models named by a configuration alone, `hf:path/config.json`.
+
+Their graphs are made without weights and without torch.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,16 @@ def load_any(model: Any, options: ModelOptions, example_inputs: Any = None) -> L
     from autopar.costmodel.known.shape import Shape
     from autopar.costmodel.known.transformer import transformer
 
-    wrong = [name for name in ("shapes", "frozen", "trained", "loss", "parameters") if getattr(options, name)]
+    wrong = [
+        name
+        for name in ("shapes", "frozen", "trained", "loss", "parameters")
+        if getattr(options, name)
+    ]
     if wrong or set(options.dims) - {SEQUENCE}:
-        raise UsageError(f"{model}: a configuration takes --batch, --seq and --dtype, not {', '.join(wrong) or '--dim'}")
+        raise UsageError(
+            f"{model}: a configuration takes --batch, --seq and --dtype, not "
+            f"{', '.join(wrong) or '--dim'}"
+        )
     sequence = options.dims.get(SEQUENCE)
     if sequence is not None and sequence < 1:
         raise UsageError(f"--seq is {sequence}; it must be at least 1")
@@ -37,7 +47,10 @@ def load_any(model: Any, options: ModelOptions, example_inputs: Any = None) -> L
 
 
 def _not_run(model: str) -> str:
-    return f"{model} is a configuration: its plan can be priced and read, not run; plan and run the model itself, from ONNX or PyTorch"
+    return (
+        f"{model} is a configuration: its plan can be priced and read, not run; plan and run the "
+        "model itself, from ONNX or PyTorch"
+    )
 
 
 def require_weights(model: Any) -> None:

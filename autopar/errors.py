@@ -1,4 +1,4 @@
-"""Every error that a user can cause, with its exit code and what to do next."""
+"""The errors that a user can cause, with their exit codes and what to do next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 
 
 class AutoparError(ValueError):
-    """Base of all errors caused by the user's input; `exit_code` is the process status of the command line."""
+    """Base of all errors caused by the user's input.
+
+    `exit_code` is the process status of the command line.
+    """
 
     exit_code = 2
 
@@ -33,11 +36,14 @@ class ModelError(AutoparError):
 
 
 NEAR = 0.7
-"""The least similarity of two operator names at which one is suggested for the other; 1 is equal."""
+"""The least similarity of two operator names at which one is suggested for the other; 1 is equal.
+"""
 
 
 class UnsupportedOperators(ModelError):
-    """The model holds operators without a rule or importer; all of them are named at once (exit code 3).
+    """The model holds operators without a rule or importer.
+
+    All of them are named at once (exit code 3).
 
     `remedy`: a sentence on what to do next.
 
@@ -45,13 +51,19 @@ class UnsupportedOperators(ModelError):
     the model holds 1 unsupported operator kind: onnx.Foo (2 times; nearest known: onnx.Floor)
     """
 
-    def __init__(self, counts: Mapping[str, int], known: Iterable[str] = (), *, remedy: str = "") -> None:
+    def __init__(
+        self, counts: Mapping[str, int], known: Iterable[str] = (), *, remedy: str = ""
+    ) -> None:
         self.counts = dict(counts)
         known = list(known)
         parts = []
         for kind in sorted(counts):
             near = nearest_kinds(kind, known)
-            parts.append(f"{kind} ({times(counts[kind])}" + (f"; nearest known: {', '.join(near)}" if near else "") + ")")
+            parts.append(
+                f"{kind} ({times(counts[kind])}"
+                + (f"; nearest known: {', '.join(near)}" if near else "")
+                + ")"
+            )
         plural = "kind" if len(parts) == 1 else "kinds"
         message = f"the model holds {len(parts)} unsupported operator {plural}: " + ", ".join(parts)
         super().__init__(f"{message}. {remedy}" if remedy else message)
@@ -62,7 +74,10 @@ class DiscoveryError(ModelError):
 
 
 class NoPlanFits(AutoparError):
-    """No plan fits the memory of a device (exit code 4); `minimum`: the smallest `memory_limit` that would do, in bytes."""
+    """No plan fits the memory of a device (exit code 4).
+
+    `minimum`: the smallest `memory_limit` that would do, in bytes.
+    """
 
     exit_code = 4
 
@@ -73,7 +88,10 @@ class NoPlanFits(AutoparError):
 
 
 class PlanError(AutoparError):
-    """A strategy checkpoint is unreadable, or does not match the model, the world size or the backend (exit code 5)."""
+    """A strategy checkpoint is unreadable or does not match (exit code 5).
+
+    It may be for another model, another number of ranks or another backend.
+    """
 
     exit_code = 5
 
@@ -89,18 +107,28 @@ class NoisyMeasurement(RunError):
 
 
 def nearest_kinds(kind: str, known: Iterable[str], count: int = 2) -> list[str]:
-    """The known operator kinds with the names most similar to that of `kind`, without library and overload.
+    """The known operator kinds with the names most similar to that of `kind`.
+
+    Names are compared without library and overload.
 
     >>> nearest_kinds("mylib.Rellu", ["onnx.Relu", "aten.relu.default", "aten.mul.Tensor"])
     ['aten.relu.default', 'onnx.Relu']
     """
 
-    def bare(name: str) -> str:  # library.name.overload, or a domain (which may have dots) and a Name
+    def bare(
+        name: str,
+    ) -> str:  # library.name.overload, or a domain (which may have dots) and a Name
         parts = name.split(".")
         return parts[1 if len(parts) == 3 and parts[1][:1].islower() else -1].lower()
 
-    scored = [(difflib.SequenceMatcher(None, bare(kind), bare(other)).ratio(), other) for other in known]
-    close = sorted((-score, other.split(".")[0] != kind.split(".")[0], other) for score, other in scored if score > NEAR)
+    scored = [
+        (difflib.SequenceMatcher(None, bare(kind), bare(other)).ratio(), other) for other in known
+    ]
+    close = sorted(
+        (-score, other.split(".")[0] != kind.split(".")[0], other)
+        for score, other in scored
+        if score > NEAR
+    )
     return [other for _, _, other in close[:count]]
 
 
@@ -121,4 +149,6 @@ def unknown(what: str, given: object, valid: Iterable[object]) -> str:
     """
     names = [str(name) for name in valid]
     near = difflib.get_close_matches(str(given), names, n=1)
-    return f"unknown {what} {str(given)!r}: valid are {', '.join(names)}." + (f" Perhaps you meant {near[0]!r}?" if near else "")
+    return f"unknown {what} {str(given)!r}: valid are {', '.join(names)}." + (
+        f" Perhaps you meant {near[0]!r}?" if near else ""
+    )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 
 def keep_forkable() -> None:
-    """Start autograd's engine while it sees no device, so that it never starts threads that forks cannot have.
+    """Start autograd's engine while it sees no device, so that it starts no threads.
 
-    The first backward pass of a process starts a thread for each device that torch then sees, and a process forked
-    later cannot run a backward pass. Fake tensors make torch see devices that are not there. With a real device nothing
-    is done.
+    Forked processes would not have these threads.
+
+    The first backward pass of a process starts a thread for each device that torch then sees, and a
+    process forked later cannot run a backward pass. Fake tensors make torch see devices that are
+    not there. With a real device nothing is done.
     """
     import torch
 
     if not torch.accelerator.is_available():
         with torch.inference_mode(False), torch.enable_grad():
-            torch.ones(1, device="cpu", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+            one = torch.ones(1, device="cpu", requires_grad=True)
+            one.sum().backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,7 @@
-"""`LoadedModel` and `TorchModel`: an imported model on its way from a frontend to the planner and the runtime."""
+"""`LoadedModel` and `TorchModel`.
+
+They hold an imported model on its way from a frontend to the planner and the runtime.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from .ir import Graph, Operator
 class Check:
     """An assertion of a model's code about numbers of its data, at `place` (file:line).
 
-    `operators`: those that make the tensors which it reads. `holds`: functions of all tensors by name, each true where the assertion holds.
-    `checkable`: whether inputs and constants alone decide it.
+    `operators`: those that make the tensors which it reads. `holds`: functions of all tensors by
+    name, each true where the assertion holds. `checkable`: whether inputs and constants alone
+    decide it.
     """
 
     place: str
@@ -27,10 +31,11 @@ class Check:
 class TorchModel:
     """An imported module: its graph, and how its calls and state map to the graph's tensors.
 
-    `constants`: values of lifted constants. `buffers`, `parameters`: graph name → attribute path in the module.
-    `aliases`: further paths of tied parameters → the path that names them. `in_spec`, `out_spec`: structures of inputs
-    and outputs. `output_names`: the tensors of the outputs; None for numbers and texts, which are in `output_values`.
-    `checks`: assertions of its code about its data.
+    `constants`: values of lifted constants. `buffers`, `parameters`: graph name → attribute path in
+    the module. `aliases`: further paths of tied parameters → the path that names them. `in_spec`,
+    `out_spec`: structures of inputs and outputs. `output_names`: the tensors of the outputs; None
+    for numbers and texts, which are in `output_values`. `checks`: assertions of its code about its
+    data.
     """
 
     graph: Graph
@@ -48,11 +53,12 @@ class TorchModel:
 class LoadedModel:
     """A graph ready to plan, and the source of its weights.
 
-    An ONNX model has `weights`, which reads them one at a time (None if the file holds none). A PyTorch model has
-    `module`, which `build` makes when it is first needed, and the `torch` record of its import. `source`: the graph as
-    imported, without an added loss. `inputs`: the tensors of the example inputs in the graph's order; `call`: the
-    arguments that hold them. `loss`: the user's loss function. `notes`: sentences worth telling the user. `dtype`: the
-    floating-point type that was asked for. `given`: the PyTorch module before its cast to that type.
+    An ONNX model has `weights`, which reads them one at a time (None if the file holds none). A
+    PyTorch model has `module`, which `build` makes when it is first needed, and the `torch` record
+    of its import. `source`: the graph as imported, without an added loss. `inputs`: the tensors of
+    the example inputs in the graph's order; `call`: the arguments that hold them. `loss`: the
+    user's loss function. `notes`: sentences worth telling the user. `dtype`: the floating-point
+    type that was asked for. `given`: the PyTorch module before its cast to that type.
     """
 
     graph: Graph
@@ -69,5 +75,8 @@ class LoadedModel:
 
     @property
     def module(self) -> Any:
-        """The module with its weights in the planned floating-point type; None for an ONNX model."""
+        """The module with its weights in the planned floating-point type.
+
+        It is None for an ONNX model.
+        """
         return self.build() if self.build is not None else None

@@ -1,4 +1,4 @@
-"""Output files: written whole or not at all, only to regular files, never over a command's input."""
+"""Output files: whole or not at all, regular files only, and never a command's input."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from .errors import UsageError
 
 
 def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Refuse, before the work, a path that cannot or must not be written; `inputs` are files that the command reads."""
+    """Refuse, before the work, a path that cannot or must not be written.
+
+    `inputs` are files that the command reads.
+    """
     if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"{path}: cannot be written: " + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}"))
+        raise UsageError(
+            f"{path}: cannot be written: "
+            + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}")
+        )
     _target(path)
     for given in inputs:
         try:
@@ -21,11 +27,16 @@ def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
         except (OSError, ValueError):  # what is no path is no file either
             continue
         if same:
-            raise UsageError(f"{path}: cannot be written: the command reads it (as {given}); give another file")
+            raise UsageError(
+                f"{path}: cannot be written: the command reads it (as {given}); give another file"
+            )
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file through a temporary one in its folder, so no reader sees half of it; links are followed."""
+    """Write a file through a temporary one in its folder, so no reader sees half of it.
+
+    Links are followed.
+    """
     target = _target(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
@@ -42,15 +53,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _target(path: Path) -> Path:
-    """The regular file, present or not, at the end of a path's links; `UsageError` for devices, pipes and the like."""
+    """The regular file, present or not, at the end of a path's links.
+
+    `UsageError` for devices, pipes and the like.
+    """
     try:
-        found = path.resolve()
-        odd = found.exists() and not found.is_file()
+        target = path.resolve()
+        odd = target.exists() and not target.is_file()
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{str(path)!r}: cannot be written: {error}") from error
     if odd:
         raise UsageError(f"{path}: cannot be written: it is no regular file")
-    return found
+    return target
 
 
 def _mode(target: Path) -> int:

@@ -10,11 +10,13 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from .errors import PlanError
+from .file_limits import PLAN_BYTES
 from .ir import Graph
-from .limits import PLAN_BYTES
 from .order.execution import Execution, execution
-from .order.stages import Decided, Pipelined, staged_execution
+from .order.plan_on_mesh import Decided
+from .order.stages import Pipelined, staged_execution
 from .outputs import write_whole
+from .plan_matching import differences
 from .plan_parts import (
     AxisSpec,
     CollectivePlan,
@@ -29,31 +31,30 @@ from .plan_parts import (
     SchedulePlan,
     StagePlan,
     mesh_of,
+    upgraded,
 )
 from .sharding.analysis import Analysis
 from .sharding.candidates import is_storable
 from .sharding.layout import Kind, Layout, R, format_layout, is_valid, parse_layout
 from .sharding.mesh import Mesh
 from .sharding.program import Assignment, Decision, Program, build_program
-from .sharding.rules import preamble
 
 SCHEMA = "autopar-plan"
-VERSION = 2
-UPGRADED = 1
-"""Version of files that are still read: they have one stage and no schedule."""
+VERSION = 3
 
 
 class Plan(Part):
     """All strategies of a model on a mesh, with the predicted costs.
 
-    `mesh`: of all devices, or of each stage's devices if there are `stages` (a single stage is not listed). `unused`:
-    idle devices of the cluster. `redistributions`: for every tensor the chains of layouts that bring it to its readers.
-    `rules`: rules found for this model, not taken from the table. `replicated`: operator kinds without a rule, computed
-    whole on every device. `mixtures`: equal layers with unequal strategies.
+    `mesh`: of all devices, or of each stage's devices if there are `stages` (a single stage is not
+    listed). `unused`: idle devices of the cluster. `redistributions`: for every tensor the chains
+    of layouts that bring it to its readers. `rules`: rules found for this model, not taken from the
+    table. `replicated`: operator kinds without a rule, computed whole on every device. `mixtures`:
+    equal layers with unequal strategies.
     """
 
     schema_: Literal["autopar-plan"] = Field(default="autopar-plan", alias="schema")
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     model: ModelSpec
     cluster: str
     mesh: tuple[AxisSpec, ...]
@@ -71,7 +72,9 @@ class Plan(Part):
     predicted: Predicted
     provenance: Provenance
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False, defer_build=True
+    )
 
     @field_validator("mesh")
     @classmethod
@@ -83,7 +86,10 @@ class Plan(Part):
         """Model, mesh and seconds of a step, not its thousands of operators."""
         mesh = " x ".join(f"{axis.name}={axis.size}" for axis in self.mesh) or "one device"
         stages = f"{len(self.stages) // self.schedule.interleave} stages of " if self.stages else ""
-        return f"Plan({self.model.name!r}, {self.model.mode}, {stages}{mesh} of {self.cluster}, {self.predicted.step:.4g} s a step)"
+        return (
+            f"Plan({self.model.name!r}, {self.model.mode}, {stages}{mesh} of {self.cluster}, "
+            f"{self.predicted.step:.4g} s a step)"
+        )
 
     __str__ = __repr__
 
@@ -112,7 +118,10 @@ class Plan(Part):
         path = Path(path)
         try:
             if path.stat().st_size > PLAN_BYTES:
-                raise PlanError(f"{path}: larger than {PLAN_BYTES // 2**20} MiB, so it is no strategy checkpoint")
+                raise PlanError(
+                    f"{path}: larger than {PLAN_BYTES // 2**20} MiB, so it is no strategy "
+                    "checkpoint"
+                )
             data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
         except OSError as error:
             raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
@@ -120,18 +129,21 @@ class Plan(Part):
             raise PlanError(f"{path}: not a strategy checkpoint: {error}") from error
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise PlanError(f"{path}: not a strategy checkpoint: it holds no 'schema': '{SCHEMA}'")
-        if data.get("version") == UPGRADED:
-            data = {name: value for name, value in data.items() if name not in ("stages", "micro_batches", "recompute")} | {
-                "version": VERSION
-            }
+        data = upgraded(data)
         if data.get("version") != VERSION:
-            raise PlanError(f"{path}: version {data.get('version')!r} of the plan file; this autopar reads version {VERSION}")
+            raise PlanError(
+                f"{path}: version {data.get('version')!r} of the plan file; this autopar reads "
+                f"version {VERSION}"
+            )
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise PlanError(f"{path}: not a valid plan: {where}: {first['msg']} ({error.error_count()} problems in all)") from error
+            raise PlanError(
+                f"{path}: not a valid plan: {where}: {first['msg']} ({error.error_count()} "
+                "problems in all)"
+            ) from error
 
     def summary(self) -> str:
         """Times and memory of the plan, in lines with units."""
@@ -145,21 +157,30 @@ class Plan(Part):
         return str(autopar.summary_html(self))
 
     def what_if(self, model: Any, example_inputs: Any = None, **asked: Any) -> Any:
-        """The best plan under changed conditions, compared with this one: `autopar.what_if(self, model, ...)`."""
+        """The best plan under changed conditions, compared with this one.
+
+        `autopar.what_if(self, model, ...)`.
+        """
         import autopar
 
         return autopar.what_if(self, model, example_inputs, **asked)
 
     def differences(self, graph: Graph) -> list[str]:
         """The differences between the plan and a model, in words; empty if it matches."""
-        return _differences(self, graph)
+        return differences(graph, self.model, self.parameters, self.operators)
 
     def require_match(self, graph: Graph) -> None:
-        """Raise a `PlanError` that lists the differences, unless the plan is for this very model."""
-        found = self.differences(graph)
-        if found:
-            shown = "\n  ".join(found[:20]) + (f"\n  and {len(found) - 20} more" if len(found) > 20 else "")
-            raise PlanError(f"the plan (for {self.model.name}) does not match the model (--reuse keeps what matches):\n  {shown}")
+        """Raise a `PlanError` that lists the differences unless the plan is for this model."""
+        sentences = self.differences(graph)
+        if not sentences:
+            return
+        if len(sentences) > 20:
+            sentences[20:] = [f"and {len(sentences) - 20} more"]
+        shown = "\n  ".join(sentences)
+        raise PlanError(
+            f"the plan (for {self.model.name}) does not match the model (--reuse keeps what "
+            f"matches):\n  {shown}"
+        )
 
     def assignment(self, analysis: Analysis) -> Assignment:
         """The plan's decisions for a matching model."""
@@ -168,50 +189,102 @@ class Plan(Part):
         decisions = {}
         for op in analysis.graph.operators:
             if op.name in analysis.cold:
-                decisions[op.name] = Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
+                decisions[op.name] = Decision(
+                    options=(),
+                    rule=None,
+                    inputs=(whole,) * len(op.inputs),
+                    outputs=(whole,) * len(op.outputs),
+                )
             else:
                 decisions[op.name] = self._decision(op.name, analysis, mesh)
-        found = self._decided(analysis)
-        leaving = {name: layout for name, layout in found.outputs.items() if name in analysis.outputs}
-        for name, layout in (*found.storage.items(), *leaving.items()):
+        decided = self._decided(analysis)
+        leaving = {
+            name: layout for name, layout in decided.outputs.items() if name in analysis.outputs
+        }
+        for name, layout in (*decided.storage.items(), *leaving.items()):
             if not is_valid(layout, analysis.graph.tensors[name].shape, mesh.shape):
-                raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}], which does not fit its shape")
+                raise PlanError(
+                    f"the plan stores {name!r} as [{format_layout(layout)}], which does not fit "
+                    "its shape"
+                )
             self._require_storable(name, layout, mesh)
         return Assignment(
-            mesh=mesh, decisions=decisions, storage=found.storage, outputs=leaving, chains=found.chains,
-            gradients=analysis.gradients, host=found.host,
-        )  # fmt: skip
+            mesh=mesh,
+            decisions=decisions,
+            storage=decided.storage,
+            outputs=leaving,
+            chains=decided.chains,
+            gradients=analysis.gradients,
+            host=decided.host,
+        )
 
     def _require_storable(self, name: str, layout: Layout, mesh: Mesh) -> None:
-        if any(p != R and p.kind is not Kind.SPLIT for p in layout) or not is_storable(layout, mesh.shape):
-            raise PlanError(f"the plan stores {name!r} as [{format_layout(layout)}]; what is stored is whole or split on each axis")
+        if any(p != R and p.kind is not Kind.SPLIT for p in layout) or not is_storable(
+            layout, mesh.shape
+        ):
+            raise PlanError(
+                f"the plan stores {name!r} as [{format_layout(layout)}]; what is stored is whole "
+                "or split on each axis"
+            )
 
     def _decided(self, analysis: Analysis) -> Decided:
         """The decisions in the file, as layouts and chains."""
         try:
-            storage = {name: parse_layout(parameter.storage) for name, parameter in self.parameters.items()}
+            storage = {
+                name: parse_layout(parameter.storage) for name, parameter in self.parameters.items()
+            }
             outputs = {name: parse_layout(text) for name, text in self.outputs.items()}
-            chains = {name: tuple(tuple(map(parse_layout, chain)) for chain in found) for name, found in self.redistributions.items()}
+            chains = {
+                name: tuple(tuple(map(parse_layout, chain)) for chain in texts)
+                for name, texts in self.redistributions.items()
+            }
         except ValueError as error:
             raise PlanError(f"the plan holds a bad layout: {error}") from error
-        missing = [name for name in (*analysis.outputs, *(t.name for t in analysis.graph.parameters)) if name not in {**outputs, **storage}]
+        self._require_layouts(analysis, storage, outputs)
+        return Decided(
+            decide=lambda name, mesh: self._decision(name, analysis, mesh),
+            storage=storage,
+            outputs=outputs,
+            chains=chains,
+            host=self._in_host_memory(analysis),
+        )
+
+    def _require_layouts(
+        self, analysis: Analysis, storage: Mapping[str, Layout], outputs: Mapping[str, Layout]
+    ) -> None:
+        """Raise `PlanError` unless all that is stored or leaves has a layout, and nothing else."""
+        needed = (*analysis.outputs, *(tensor.name for tensor in analysis.graph.parameters))
+        missing = [name for name in needed if name not in storage and name not in outputs]
         if missing:
             raise PlanError(f"the plan gives no layout for {', '.join(map(repr, missing[:10]))}")
         # In evaluation a model has fewer outputs than planned.
-        given = outputs if self._is_of(analysis.graph) else {}
-        unknown = [name for name in (*storage, *given) if name not in analysis.graph.tensors]
-        if unknown:
-            raise PlanError(f"the plan stores {unknown[0]!r}, which is not in the model")
+        leaving = outputs if self._is_of(analysis.graph) else {}
+        for name in (*storage, *leaving):
+            if name not in analysis.graph.tensors:
+                raise PlanError(f"the plan stores {name!r}, which is not in the model")
         for name, layout in outputs.items():
-            if any(p != R and p.kind is not Kind.SPLIT for p in layout):
-                raise PlanError(f"the plan gives {name!r} as [{format_layout(layout)}]; what leaves is whole or split on each axis")
-        host = frozenset(name for name, parameter in self.parameters.items() if parameter.state == "host")
-        untrained = [name for name in sorted(host) if not (analysis.train and analysis.graph.tensors[name].trainable)]
-        if untrained:
-            raise PlanError(f"the plan has optimizer state in host memory of what is not trained: {', '.join(map(repr, untrained[:10]))}")
-        return Decided(
-            decide=lambda name, mesh: self._decision(name, analysis, mesh), storage=storage, outputs=outputs, chains=chains, host=host
+            if any(place != R and place.kind is not Kind.SPLIT for place in layout):
+                raise PlanError(
+                    f"the plan gives {name!r} as [{format_layout(layout)}]; what leaves is whole "
+                    "or split on each axis"
+                )
+
+    def _in_host_memory(self, analysis: Analysis) -> frozenset[str]:
+        """The parameters whose optimizer state is in host memory; `PlanError` if one has none."""
+        host = frozenset(
+            name for name, parameter in self.parameters.items() if parameter.state == "host"
         )
+        untrained = [
+            name
+            for name in sorted(host)
+            if not (analysis.train and analysis.graph.tensors[name].trainable)
+        ]
+        if untrained:
+            raise PlanError(
+                "the plan has optimizer state in host memory of what is not trained: "
+                f"{', '.join(map(repr, untrained[:10]))}"
+            )
+        return host
 
     def _is_of(self, graph: Graph) -> bool:
         """Whether the plan was made for this very graph, and not for another mode of its model."""
@@ -225,12 +298,19 @@ class Plan(Part):
         known = {option.name: option for option in offer.options}
         options = tuple(known[n] for n in names if n in known)
         if len(options) != len(mesh.axes) or len(names) != len(mesh.axes):
-            raise PlanError(f"the plan's strategy of {name!r} is {' '.join(names)}; valid on each axis are {', '.join(known)}")
+            raise PlanError(
+                f"the plan's strategy of {name!r} is {' '.join(names)}; valid on each axis are "
+                f"{', '.join(known)}"
+            )
         inputs = tuple(tuple(o.inputs[i] for o in options) for i in range(len(offer.call.inputs)))
-        outputs = tuple(tuple(o.outputs[i] for o in options) for i in range(len(offer.call.outputs)))
+        outputs = tuple(
+            tuple(o.outputs[i] for o in options) for i in range(len(offer.call.outputs))
+        )
         pairs = zip((*offer.call.inputs, *offer.call.outputs), (*inputs, *outputs), strict=True)
         if not all(is_valid(layout, tensor.shape, mesh.shape) for tensor, layout in pairs):
-            raise PlanError(f"the plan's strategy of {name!r} ({' '.join(names)}) does not divide its sizes")
+            raise PlanError(
+                f"the plan's strategy of {name!r} ({' '.join(names)}) does not divide its sizes"
+            )
         return Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)
 
     def program(self, analysis: Analysis) -> Program:
@@ -243,53 +323,21 @@ class Plan(Part):
             return execution(self.assignment(analysis), analysis, self.schedule.in_stage)
         meshes = tuple(mesh_of(stage.mesh) for stage in self.stages)
         cut = Pipelined(
-            firsts=tuple(stage.first for stage in self.stages), meshes=meshes, pipeline=self.schedule.pipeline,
-            interleave=self.schedule.interleave, schedule=self.schedule.in_stage,
-        )  # fmt: skip
-        found = staged_execution(analysis, self._decided(analysis), cut)
-        for chunk in found.chunks:
+            firsts=tuple(stage.first for stage in self.stages),
+            meshes=meshes,
+            pipeline=self.schedule.pipeline,
+            interleave=self.schedule.interleave,
+            schedule=self.schedule.in_stage,
+        )
+        staged = staged_execution(analysis, self._decided(analysis), cut)
+        for chunk in staged.chunks:
             for name, layout in chunk.whole.program.assignment.storage.items():
                 self._require_storable(name, layout, chunk.mesh)
-        return found
+        return staged
 
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
-
-
-def _differences(plan: Plan, graph: Graph) -> list[str]:
-    found = _other_inputs(plan, graph)
-    mine = {op.name: graph.operator_fingerprint(op) for op in graph.operators}
-    kinds = {op.name: op.kind for op in graph.operators}
-    parameters = {tensor.name: tensor for tensor in graph.parameters}
-    for name, parameter in plan.parameters.items():
-        if name not in parameters:
-            found.append(f"parameter {name!r} is not in the model")
-        elif (parameters[name].shape, parameters[name].dtype) != (parameter.shape, parameter.dtype):
-            mine_text = f"{parameters[name].dtype} {list(parameters[name].shape)}"
-            found.append(f"parameter {name!r} is {mine_text}, planned as {parameter.dtype} {list(parameter.shape)}")
-    for name, operator in plan.operators.items():
-        if name not in mine:
-            found.append(f"operator {name!r} ({operator.kind}) is not in the model")
-        elif mine[name] != operator.fingerprint:
-            found.append(f"operator {name!r} is {kinds[name]} with other shapes or attributes than when it was planned ({operator.kind})")
-    found += [f"parameter {name!r} is not in the plan" for name in parameters if name not in plan.parameters]
-    cold = preamble(graph)
-    missing = [op for op in graph.operators if op.name not in plan.operators and op.name not in cold]
-    found += [f"operator {op.name!r} ({op.kind}) is not in the plan" for op in missing]
-    if not found and plan.model.fingerprint != graph.fingerprint():
-        found.append("the model is joined differently than when it was planned")
-    return found
-
-
-def _other_inputs(plan: Plan, graph: Graph) -> list[str]:
-    """The inputs that have another shape or type: where one differs, most operators do, and this says why."""
-    found = []
-    for name in graph.inputs:
-        tensor, planned = graph.tensors[name], plan.model.inputs.get(name)
-        if planned is not None and (tensor.shape, tensor.dtype) != (planned.shape, planned.dtype):
-            found.append(f"input {name!r} is {tensor.dtype} {list(tensor.shape)}, planned as {planned.dtype} {list(planned.shape)}")
-    return found
 
 
 def as_text(layouts: Mapping[str, Layout]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Checks that the parts of a plan file fit each other, for commands that read it without its model."""
+"""Checks that the parts of a plan file fit each other, for commands that have no model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from .sharding.layout import parse_layout
 
 
 def require_consistent(plan: Plan) -> None:
-    """Raise `PlanError` unless strategies and layouts have a readable entry per axis, and stages hold equal chunks."""
+    """Raise `PlanError` unless layouts have an entry per axis and all chunks are equal."""
     if plan.stages and len(plan.stages) % plan.schedule.interleave:
-        raise PlanError(f"the plan has {len(plan.stages)} chunks, which are not {plan.schedule.interleave} for each stage")
+        raise PlanError(
+            f"the plan has {len(plan.stages)} chunks, which are not {plan.schedule.interleave} for "
+            "each stage"
+        )
     lengths = {len(plan.mesh), *(len(stage.mesh) for stage in plan.stages)}
     sizes = " or ".join(map(str, sorted(lengths)))
     for name, operator in plan.operators.items():
@@ -26,11 +29,19 @@ def require_consistent(plan: Plan) -> None:
             continue
         checked.add(text)
         try:
-            found = parse_layout(text)
+            layout = parse_layout(text)
         except ValueError as error:
-            raise PlanError(printable(f"the plan holds a bad layout of {where!r}: {error}", lines=False)) from error
-        if len(found) not in lengths:
-            raise PlanError(printable(f"the plan's layout of {where!r}, {text!r}, is for {len(found)} mesh axes, not {sizes}", lines=False))
+            raise PlanError(
+                printable(f"the plan holds a bad layout of {where!r}: {error}", lines=False)
+            ) from error
+        if len(layout) not in lengths:
+            raise PlanError(
+                printable(
+                    f"the plan's layout of {where!r}, {text!r}, is for {len(layout)} mesh axes, "
+                    f"not {sizes}",
+                    lines=False,
+                )
+            )
 
 
 def _layouts(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -44,4 +55,6 @@ def _layouts(plan: Plan) -> Iterator[tuple[str, str]]:
         for chain in chains:
             yield from ((name, text) for text in chain)
             if not chain:
-                raise PlanError(printable(f"the plan has an empty redistribution of {name!r}", lines=False))
+                raise PlanError(
+                    printable(f"the plan has an empty redistribution of {name!r}", lines=False)
+                )

@@ -20,11 +20,16 @@ from .plan import Plan
 
 
 def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> Cluster:
-    """The cluster of a plan, or `cluster` instead, sized to the plan's devices; it must have the levels of the mesh."""
+    """The cluster of a plan, or `cluster` instead, sized to the plan's devices.
+
+    It must have the levels of the mesh.
+    """
     if cluster is None and plan.cluster not in presets():
-        raise UsageError(f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster")
-    found = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
-    sized = found.sized(plan.devices)
+        raise UsageError(
+            f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster"
+        )
+    chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
+    sized = chosen.sized(plan.devices)
     for axis in plan.mesh:
         if axis.level != "device":
             parse_span(sized, axis.level, axis.size)
@@ -32,38 +37,65 @@ def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> 
 
 
 def known_cluster(plan: Plan, cluster: str | None) -> Cluster | None:
-    """The cluster of a plan (`cluster_of_plan`); None if none is given and the plan's is no preset."""
-    return None if cluster is None and plan.cluster not in presets() else cluster_of_plan(plan, cluster)
+    """The cluster of a plan (`cluster_of_plan`).
+
+    It is None if none is given and the plan's is no preset.
+    """
+    return (
+        None
+        if cluster is None and plan.cluster not in presets()
+        else cluster_of_plan(plan, cluster)
+    )
 
 
 def model_of_plan(
-    model: Any, plan: Plan, example_inputs: Any = None, *, loss: str | Callable[..., Any] | None = None, trust: bool = False
+    model: Any,
+    plan: Plan,
+    example_inputs: Any = None,
+    *,
+    loss: str | Callable[..., Any] | None = None,
+    trust: bool = False,
 ) -> LoadedModel:
-    """Load the model that a plan is for, with the plan's input sizes and dtype, and require that it matches."""
+    """Load the model of a plan, with the plan's input sizes and dtype.
+
+    Raise `PlanError` if it does not match.
+    """
     options = ModelOptions(train=plan.model.mode == "train", loss=loss, trust=trust)
     if isinstance(model, LoadedModel):
         loaded = model
     elif hasattr(model, "named_parameters"):
         given = example_inputs if example_inputs is not None else _example_inputs(plan, model)
         batch = None if example_inputs is None else _batch_of(plan)
-        loaded = load_model(model, replace(options, batch=batch, dtype=_cast_of(plan, model)), given)
+        loaded = load_model(
+            model, replace(options, batch=batch, dtype=_cast_of(plan, model)), given
+        )
     elif _is_onnx(model):
         loaded = _onnx_of_plan(model, plan, options)
     else:
         fixed = str(model).endswith(".pt2")
-        sized = options if fixed else replace(options, batch=_batch_of(plan), dtype=plan.model.dtype)
+        sized = (
+            options if fixed else replace(options, batch=_batch_of(plan), dtype=plan.model.dtype)
+        )
         loaded = load_any(model, sizes_of_plan(model, plan, sized), example_inputs)
     plan.require_match(loaded.graph)
     return bring_rules(loaded, plan)
 
 
-def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | None = None) -> LoadedModel:
-    """The ONNX model with the plan's input shapes (or another `batch`), also if the file has another fixed batch."""
+def _onnx_of_plan(
+    model: Any, plan: Plan, options: ModelOptions, batch: int | None = None
+) -> LoadedModel:
+    """The ONNX model with the plan's input shapes (or another `batch`).
+
+    A batch that is fixed in the file is replaced.
+    """
     options = replace(options, dtype=plan.model.dtype, parameters=set(plan.parameters))
     old = _batch_of(plan)
     shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
     if batch is not None:
-        shapes = {name: (batch, *shape[1:]) if shape and shape[0] == old else shape for name, shape in shapes.items()}
+        shapes = {
+            name: (batch, *shape[1:]) if shape and shape[0] == old else shape
+            for name, shape in shapes.items()
+        }
     try:
         return load_model(model, replace(options, shapes=shapes))
     except UsageError:
@@ -72,9 +104,13 @@ def _onnx_of_plan(model: Any, plan: Plan, options: ModelOptions, batch: int | No
         return load_model(model, replace(options, batch=batch or old))
 
 
-def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | None = None, trust: bool = False) -> LoadedModel:
+def model_of_batch(
+    model: str | Path, plan: Plan, batch: int, *, loss: str | None = None, trust: bool = False
+) -> LoadedModel:
     """The model of a plan with another global batch; `UsageError` if that is impossible."""
-    options = ModelOptions(train=plan.model.mode == "train", loss=loss, dtype=plan.model.dtype, trust=trust)
+    options = ModelOptions(
+        train=plan.model.mode == "train", loss=loss, dtype=plan.model.dtype, trust=trust
+    )
     if _is_onnx(model):
         loaded = _onnx_of_plan(model, plan, options, batch)
     else:
@@ -83,15 +119,27 @@ def model_of_batch(model: str | Path, plan: Plan, batch: int, *, loss: str | Non
 
 
 def _is_onnx(model: Any) -> bool:
-    return type(model).__name__ == "ModelProto" or (isinstance(model, (str, Path)) and str(model).endswith(ONNX_ENDINGS))
+    return type(model).__name__ == "ModelProto" or (
+        isinstance(model, (str, Path)) and str(model).endswith(ONNX_ENDINGS)
+    )
 
 
 def _example_inputs(plan: Plan, module: Any) -> Any:
-    """Zeros of the planned shapes: by name if all names are arguments of the module, else as positional arguments."""
+    """Zeros of the planned shapes.
+
+    They are named if all names are arguments of the module, or else positional.
+    """
     import torch
 
-    zeros = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in plan.model.inputs.items()}
-    return zeros if set(zeros) <= set(inspect.signature(module.forward).parameters) else tuple(zeros.values())
+    zeros = {
+        name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+        for name, spec in plan.model.inputs.items()
+    }
+    return (
+        zeros
+        if set(zeros) <= set(inspect.signature(module.forward).parameters)
+        else tuple(zeros.values())
+    )
 
 
 def _batch_of(plan: Plan) -> int | None:
@@ -100,8 +148,15 @@ def _batch_of(plan: Plan) -> int | None:
 
 
 def _cast_of(plan: Plan, module: Any) -> str | None:
-    """The plan's floating-point type if the module has another one; a copy of the module in that type is run."""
-    own = {str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()}
+    """The plan's floating-point type if the module has another one.
+
+    A copy of the module in that type is run.
+    """
+    own = {
+        str(value.dtype).removeprefix("torch.")
+        for value in module.parameters()
+        if value.is_floating_point()
+    }
     if plan.model.dtype is not None:
         return plan.model.dtype if own != {plan.model.dtype} else None
     planned = {p.dtype for p in plan.parameters.values() if p.dtype in FLOATS}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from .errors import UsageError, unknown
+from .file_limits import MICRO_BATCHES
 from .ir.dtype import FLOATS
-from .limits import MICRO_BATCHES
 from .order.schedules import SCHEDULES
 from .sharding.gradient_formats import check_format
 from .sharding.mesh import Axis, Mesh
@@ -16,7 +16,7 @@ from .sharding.schedule import UNIT_BYTES, Reductions, Schedule, Types
 
 
 class Part(BaseModel):
-    """Only the named fields, and none of them changes."""
+    """A part of the file: it has only the named fields, and none of them changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
@@ -39,7 +39,10 @@ class InputSpec(Part):
 
 
 class ModelSpec(Part):
-    """The model of the plan, and how it runs; `dtype`: the floating-point type of its cast (null: it keeps its own)."""
+    """The model of the plan, and how it runs.
+
+    `dtype`: the floating-point type of its cast (null: it keeps its own).
+    """
 
     name: str
     fingerprint: str
@@ -61,7 +64,8 @@ class AxisSpec(Part):
 class OperatorPlan(Part):
     """An operator's strategy: one factor (or R, B, P) for each mesh axis.
 
-    `inputs` and `outputs` pair its tensors with the layouts that follow, for readers without the model.
+    `inputs` and `outputs` pair its tensors with the layouts that follow, for readers without the
+    model.
     """
 
     kind: str
@@ -72,7 +76,10 @@ class OperatorPlan(Part):
 
 
 class ParameterPlan(Part):
-    """A parameter's storage layout, and the place of its optimizer state: the device's memory or its host's."""
+    """A parameter's storage layout, and the place of its optimizer state.
+
+    That place is the device's memory or its host's.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -81,7 +88,7 @@ class ParameterPlan(Part):
 
 
 class RulePlan(Part):
-    """A sharding rule that was found by executing the operator, for its calls with one signature."""
+    """A sharding rule found by executing an operator, for its calls with one signature."""
 
     kind: str
     signature: str
@@ -93,7 +100,10 @@ class RulePlan(Part):
 
 
 class CollectivePlan(Part):
-    """One priced collective of a step: phase, kind, mesh axis (of several: a x b), bytes, seconds, and the tensor that it moves."""
+    """One priced collective of a step.
+
+    `axis`: a mesh axis, or several (a x b). `tensor`: the one that it moves.
+    """
 
     phase: str
     kind: str
@@ -109,7 +119,9 @@ def _scheduled(name: str) -> str:
     return name
 
 
-ScheduleName = Annotated[str, AfterValidator(_scheduled), Field(json_schema_extra={"enum": list(SCHEDULES)})]
+ScheduleName = Annotated[
+    str, AfterValidator(_scheduled), Field(json_schema_extra={"enum": list(SCHEDULES)})
+]
 """The name of a pipeline schedule."""
 
 
@@ -138,20 +150,23 @@ class ReductionsPlan(Part):
 class SchedulePlan(Part):
     """The order and the number types of a step's work.
 
-    `micro_batches`: equal parts of the global batch, run one after the other, their gradients added up. `recompute`:
-    segments, each the names of operators whose outputs are computed again in the backward pass. `gathered`: parameters
-    stored split and used whole stay "kept" from their first use to the backward pass (ZeRO 1 and 2) or are gathered
-    "again" (ZeRO 3). `accumulated`: gradients of kept parameters are added up "whole" and scattered once a step (ZeRO
-    1), or added up as "shards" after every micro-batch (ZeRO 2). `pipeline`, `interleave`: the order in which stages
-    run micro-batches, and the number of chunks of the model on each. `master`: the type in which trained parameters are
-    stored and updated; `reduce`: the type in which their gradients travel and are added up (null: the type in which
-    they are used). `unit_bytes`: the approximate size of the units in which parameters are gathered and their gradients
-    reduced; `prefetch`: how many segments ahead a unit is gathered. `reductions`: how gradients are reduced.
+    `micro_batches`: equal parts of the global batch, run one after the other, their gradients added
+    up. `recompute`: segments, each the names of operators whose outputs are computed again in the
+    backward pass. `gathered`: parameters stored split and used whole are gathered once "per_step"
+    and stay whole until its end (ZeRO 1 and 2), or once "per_pass" (ZeRO 3). `accumulated`:
+    gradients of parameters gathered per step are added up "whole" and scattered once a step (ZeRO
+    1), or added up as "shards" after every micro-batch (ZeRO 2). `pipeline`, `interleave`: the
+    order in which stages run micro-batches, and the number of chunks of the model on each.
+    `master`: the type in which trained parameters are stored and updated; `reduce`: the type in
+    which their gradients travel and are added up (null: the type in which they are used).
+    `unit_bytes`: the approximate size of the units in which parameters are gathered and their
+    gradients reduced; `prefetch`: how many segments ahead a unit is gathered. `reductions`: how
+    gradients are reduced.
     """
 
     micro_batches: int = Field(default=1, ge=1, le=MICRO_BATCHES)
     recompute: tuple[tuple[str, ...], ...] = ()
-    gathered: Literal["kept", "again"] = "kept"
+    gathered: Literal["per_step", "per_pass"] = "per_step"
     accumulated: Literal["whole", "shards"] = "whole"
     pipeline: ScheduleName = "1f1b"
     interleave: int = Field(default=1, ge=1)
@@ -170,19 +185,28 @@ class SchedulePlan(Part):
     def in_stage(self) -> Schedule:
         """The part of the schedule inside one stage."""
         return Schedule(
-            micro_batches=self.micro_batches, recompute=self.recompute, gathered=self.gathered, accumulated=self.accumulated,
-            unit_bytes=self.unit_bytes, prefetch=self.prefetch, types=self.types, reductions=Reductions(**dict(self.reductions)),
-        )  # fmt: skip
+            micro_batches=self.micro_batches,
+            recompute=self.recompute,
+            gathered=self.gathered,
+            accumulated=self.accumulated,
+            unit_bytes=self.unit_bytes,
+            prefetch=self.prefetch,
+            types=self.types,
+            reductions=Reductions(**dict(self.reductions)),
+        )
 
 
 class StagePlan(Part):
-    """One pipeline stage, or one of its chunks: chunk k lies on stage k modulo the number of stages.
+    """One pipeline stage, or one of its chunks.
 
-    It holds the operators from `first` to the next one's `first`, in the model's order, on devices of its own.
-    `cluster`: the pool of its devices in a cluster of several device types (empty: one type). `forward`, `backward`:
-    predicted seconds of one micro-batch. `memory`: predicted peak bytes of one device. `moved`: seconds of a step's
-    collectives, of all micro-batches (part of forward and backward); `once`: seconds of the parameters' collectives
-    once a step. `handed`: bytes of a micro-batch that one device sends to the next stage, in `send` seconds.
+    Chunk k lies on stage k modulo the number of stages.
+
+    It holds the operators from `first` to the next one's `first`, in the model's order, on devices
+    of its own. `cluster`: the pool of its devices in a cluster of several device types (empty: one
+    type). `forward`, `backward`: predicted seconds of one micro-batch. `memory`: predicted peak
+    bytes of one device. `moved`: seconds of a step's collectives, of all micro-batches (part of
+    forward and backward); `once`: seconds of the parameters' collectives once a step. `handed`:
+    bytes of a micro-batch that one device sends to the next stage, in `send` seconds.
     """
 
     first: str
@@ -203,10 +227,11 @@ class StagePlan(Part):
 
 
 class MixturePlan(Part):
-    """A run of equal layers, from operator `first` on, that the plan treats in several ways, as that pays.
+    """A run of equal layers that the plan treats in several ways; `first` is its first operator.
 
-    `alike`: seconds of the step with all of them treated in one of these ways (null: none fits the memory). `needed`: bytes of a device
-    with all of them in the one that adds up to least seconds, where that does not fit (0: it does).
+    `alike`: seconds of the step with all of them treated in one of these ways (null: none fits the
+    memory). `needed`: bytes of a device with all of them in the one that adds up to least seconds,
+    where that does not fit (0: it does).
     """
 
     first: str
@@ -218,9 +243,10 @@ class MixturePlan(Part):
 class Predicted(Part):
     """Seconds of one step and bytes of one device, by part.
 
-    `overlapped`: seconds of the communication that run under computation. `bubble`: seconds that the slowest stage
-    waits for others. `host_memory`: further bytes in the memory of the device's host; `streamed`: seconds that they add
-    to the update. All figures are those of the slowest stage and of the fullest device.
+    `overlapped`: seconds of the communication that run under computation. `bubble`: seconds that
+    the slowest stage waits for others. `host_memory`: further bytes in the memory of the device's
+    host; `streamed`: seconds that they add to the update. All figures are those of the slowest
+    stage and of the fullest device.
     """
 
     step: float
@@ -237,12 +263,12 @@ class Predicted(Part):
 
 
 class Provenance(Part):
-    """Who made the plan: version of autopar, search method, seed, and the optimality gap.
+    """The origin of the plan: version of autopar, search method, seed, and the optimality gap.
 
-    `objective`: seconds as the search adds them up. `lower_bound`: a lower bound on the seconds of every plan in reach
-    of the search (on meshes of up to two axes, unless one was given). `gap`: the predicted step's excess over it, as a
-    share (null: not bounded). `complete`: whether the search ran to its end; if it was interrupted, the gap counts
-    everything left undone.
+    `objective`: seconds as the search adds them up. `lower_bound`: a lower bound on the seconds of
+    every plan in reach of the search (on meshes of up to two axes, unless one was given). `gap`:
+    the predicted step's excess over it, as a share (null: not bounded). `complete`: whether the
+    search ran to its end; if it was interrupted, the gap counts everything left undone.
     """
 
     autopar: str
@@ -257,3 +283,23 @@ class Provenance(Part):
 def mesh_of(axes: tuple[AxisSpec, ...]) -> Mesh:
     """The mesh of the file's axes."""
     return Mesh(axes=tuple(Axis(name=axis.name, size=axis.size, level=axis.level) for axis in axes))
+
+
+_GATHERED_IN_2 = {"kept": "per_step", "again": "per_pass"}
+"""The words of version 2 for `SchedulePlan.gathered`."""
+
+
+def upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """The content of a plan file of an older version as one of the present version."""
+    if data.get("version") == 1:
+        # Version 1 knew one stage and no schedule, so these fields never said anything.
+        fields = ("stages", "micro_batches", "recompute")
+        data = {name: value for name, value in data.items() if name not in fields}
+        return data | {"version": 3}
+    if data.get("version") == 2:
+        schedule = data.get("schedule")
+        if isinstance(schedule, dict) and schedule.get("gathered") in _GATHERED_IN_2:
+            schedule = schedule | {"gathered": _GATHERED_IN_2[schedule["gathered"]]}
+            data = data | {"schedule": schedule}
+        return data | {"version": 3}
+    return data

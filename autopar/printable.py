@@ -1,10 +1,15 @@
-"""Names from files, made safe for a terminal: characters that move its cursor, colour or reverse text are escaped."""
+"""Names from files, made safe for a terminal.
+
+Characters that move its cursor, colour or reverse text are escaped.
+"""
 
 from __future__ import annotations
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    r"""The text with control, format and undecodable characters escaped; ends of lines stay where `lines` are meant.
+    r"""The text with control, format and undecodable characters escaped.
+
+    Ends of lines stay where `lines` are meant.
 
     >>> printable("a\x1b[31m\u202e\udc80\nb × 2"), printable("a\nb", lines=False)
     ('a\\x1b[31m\\u202e\\udc80\nb × 2', 'a\\nb')
@@ -12,4 +17,7 @@ def printable(text: str, *, lines: bool = True) -> str:
     if text.isprintable():
         return text
     kept = "\n\u00a0" if lines else "\u00a0"
-    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii")
+        for c in text
+    )

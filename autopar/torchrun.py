@@ -1,4 +1,7 @@
-"""`python -m autopar.torchrun`: torchrun, but with exit code 0 after SIGTERM if all ranks saved and ended with 0."""
+"""`python -m autopar.torchrun`.
+
+It is torchrun, but its exit code is 0 after SIGTERM if all ranks saved and ended with 0.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Plans of twenty public models as other projects' configurations: written, read back and run, or refused with reason.
+"""Plans of twenty public models as other projects' configurations.
+
+Written, read back and run, or refused with reason.
 
     benchmarks/converting.py [--quick] [--json] [--run] [--model NAME ...] [--plan NAME ...]
 
-Every model is planned by known schemes on four devices, and each plan is converted to all targets. Formats that
-`autopar import` reads are read back and planned again: the plan must be the same, or the losses named. With `--run`,
-the Python of dtensor, fsdp2 and pipelining runs on four ranks and on one device, in evaluation mode, and differences of
-outputs and gradients are shown.
+Every model is planned by known schemes on four devices, and each plan is converted to all targets.
+Formats that `autopar import` reads are read back and planned again: the plan must be the same, or
+the losses named. With `--run`, the Python of dtensor, fsdp2 and pipelining runs on four ranks and
+on one device, in evaluation mode, and differences of outputs and gradients are shown.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ PLANS: dict[str, tuple[dict[str, Any], int]] = {
     "data": ({**FIXED, "scheme": "data"}, 4),
     "zero3": ({**FIXED, "scheme": "zero3", "zero": None}, 4),
     "tensor": ({**FIXED, "scheme": "data 2 x megatron 2"}, 2),
-    "pipeline": ({"scheme": "pipeline-1f1b 2 x data 2", "stages": 2, "micro_batches": 2, "recompute": "none", "offload": "none"}, 2),
+    "pipeline": (
+        {
+            "scheme": "pipeline-1f1b 2 x data 2",
+            "stages": 2,
+            "micro_batches": 2,
+            "recompute": "none",
+            "offload": "none",
+        },
+        2,
+    ),
 }
 """Arguments of the plan, and the number of the ranks' shares of the batch."""
 SUFFIXES = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "hf-tp-plan": ".json"}
@@ -39,8 +50,8 @@ GIVEN: dict[str, Any] = {"devices": 4, "cluster": "dgx-h100", "memory": 70 * 2**
 def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, Any]]:
     """A row for each model, plan and target."""
     import autopar
-    from autopar.convert import TARGETS, convert
     from autopar.errors import AutoparError
+    from autopar.integrations.convert import TARGETS, convert
     from benchmarks.convertible.executed import FUNCTIONS, difference
     from benchmarks.convertible.models import build
 
@@ -56,46 +67,68 @@ def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, A
                 continue
             for target in TARGETS:
                 try:
-                    found = convert(plan, target)
+                    converted = convert(plan, target)
                 except AutoparError as error:
-                    yield {**row, "target": target, "outcome": "refused", "why": str(error).partition(": ")[2]}
+                    yield {
+                        **row,
+                        "target": target,
+                        "outcome": "refused",
+                        "why": str(error).partition(": ")[2],
+                    }
                     continue
-                done = {**row, "target": target, "outcome": "ok", "lost": list(found.lost)}
+                done = {**row, "target": target, "outcome": "ok", "lost": list(converted.lost)}
                 if target in SUFFIXES:
-                    done["back"] = _back(plan, found, target, module, inputs)
+                    done["back"] = _back(plan, converted, target, module, inputs)
                 if run and target in FUNCTIONS:
                     try:
-                        done["difference"] = difference(model, target, found.text, shares)
+                        done["difference"] = difference(model, target, converted.text, shares)
                     except AutoparError as error:
                         done["failed"] = str(error).strip().splitlines()[-1]
                 yield done
 
 
-def _back(plan: Any, found: Any, target: str, module: Any, inputs: Any) -> str:
-    """The word "same" if the same plan comes back, the losses if they are named, else "another", which is a fault."""
+def _back(plan: Any, converted: Any, target: str, module: Any, inputs: Any) -> str:
+    """Say how a plan comes back from its conversion.
+
+    "same" if the same plan comes back, the losses if they are named, else "another", which is a
+    fault.
+    """
     from autopar.errors import AutoparError
     from autopar.frontends.load import ModelOptions, load_model
-    from autopar.importing import import_configuration, read_configuration
+    from autopar.integrations.importing import Hardware, import_configuration, read_configuration
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"plan{SUFFIXES[target]}"
-        path.write_text(found.text)
+        path.write_text(converted.text)
         read = read_configuration(path, target)
     try:
-        back = import_configuration(read, load_model(module, ModelOptions(), inputs), compare=False, **GIVEN).planned.plan
+        back = import_configuration(
+            read, load_model(module, ModelOptions(), inputs), Hardware(**GIVEN), compare=False
+        ).planned.plan
     except AutoparError as error:
         return f"refused: {error}"
-    if (back.operators, back.mesh, back.schedule, back.stages) == (plan.operators, plan.mesh, plan.schedule, plan.stages):
+    if (back.operators, back.mesh, back.schedule, back.stages) == (
+        plan.operators,
+        plan.mesh,
+        plan.schedule,
+        plan.stages,
+    ):
         return "same"
-    return "named" if found.lost or read.lost else "another"
+    return "named" if converted.lost or read.lost else "another"
 
 
-def _print(found: list[dict[str, Any]]) -> None:
+def _print(table: list[dict[str, Any]]) -> None:
     reasons: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for row in found:
-        text = row["outcome"] + (f": {row['why']}" if "why" in row else "") + (f", read back: {row['back']}" if "back" in row else "")
+    for row in table:
+        text = (
+            row["outcome"]
+            + (f": {row['why']}" if "why" in row else "")
+            + (f", read back: {row['back']}" if "back" in row else "")
+        )
         if "difference" in row:
-            text += ", run: " + ("equal" if row["difference"] < 1e-5 else f"differs by {row['difference']:.1e}")
+            text += ", run: " + (
+                "equal" if row["difference"] < 1e-5 else f"differs by {row['difference']:.1e}"
+            )
         text += f", run: failed: {row['failed']}" if "failed" in row else ""
         reasons[row["plan"], row["target"], text].append(row["model"])
     for (plan, target, text), models in reasons.items():
@@ -106,19 +139,35 @@ def main() -> None:
     """Print the table."""
     from benchmarks.convertible.models import MODELS
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--run", action="store_true", help="run the Python on four ranks")
-    parser.add_argument("--model", action="append", choices=MODELS, help="one of the models; repeatable (default: all)")
-    parser.add_argument("--plan", action="append", choices=tuple(PLANS), help="one of the plans; repeatable (default: all)")
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=MODELS,
+        help="one of the models; repeatable (default: all)",
+    )
+    parser.add_argument(
+        "--plan",
+        action="append",
+        choices=tuple(PLANS),
+        help="one of the plans; repeatable (default: all)",
+    )
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    found = list(rows(args.model or list(QUICK if args.quick else MODELS), args.plan or list(PLANS), args.run))
+    table = list(
+        rows(
+            args.model or list(QUICK if args.quick else MODELS), args.plan or list(PLANS), args.run
+        )
+    )
     if args.json:
-        print(json.dumps({"rows": found}, indent=1))
+        print(json.dumps({"rows": table}, indent=1))
     else:
-        _print(found)
+        _print(table)
 
 
 if __name__ == "__main__":

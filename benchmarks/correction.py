@@ -1,18 +1,21 @@
-"""One price: the search's sum, the seconds of the plan's program, and the same plan asked for in other ways.
+"""One price: the search's sum, the plan's program, and the same plan asked for in other ways.
 
     benchmarks/correction.py [--quick] [--on MESHES] [--json] [--models DIR]
 
     tables      the sum of the tables of the plan's choices, with the rule of hidden seconds
     step        the plan's, its program played to the last collective: tables + correction
     explain     the step of the plan's choices, read back from its file and priced anew
-    pinned      the step of the plan found with all of the plan's strategies, storage, stages and micro-batches pinned
-    known       the step of the plan found for its name alone: a scheme is stricter, as it stores all parameters alike
+    pinned      the step of the plan found with all of the plan's strategies, storage, stages and
+                micro-batches pinned
+    known       the step of the plan found for its name alone: a scheme is stricter, as it stores
+                all parameters alike
     gap         step / bound - 1
 
-The correction (units of parameters, overlap) is the part that tables cannot add up; candidates near the best are ranked
-with it. With stages the sum is that of equal ones, times the slowest's excess over their mean at the best cuts by
-arithmetic, as the search expects it; stages on different meshes have no tables in common. `--models` takes a
-folder with public models, as `benchmarks/search.py` does.
+The correction (units of parameters, overlap) is the part that tables cannot add up; candidates near
+the best are ranked with it. With stages the sum is that of equal ones, times the slowest's excess
+over their mean at the best cuts by arithmetic, as the search expects it; stages on different meshes
+have no tables in common. `--models` takes a folder with public models, as `benchmarks/search.py`
+does.
 """
 
 from __future__ import annotations
@@ -28,35 +31,56 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from autopar.analysis.program.account import has_account
+from autopar.analysis.searches.plan_tables import tables_of_plan, work_of_plan
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError, NoPlanFits
 from autopar.ir import Graph
 from autopar.plan import Plan
-from autopar.planning.folded_model import FoldedModel
-from autopar.planning.parameter_traffic import exposed_seconds
-from autopar.planning.pins import hosted_by, reuse
+from autopar.planning.model.folded_model import FoldedModel
+from autopar.planning.model.pins import hosted_by, reuse
+from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
-from autopar.planning.priced_program import evaluate
-from autopar.planning.request import Request
-from autopar.planning.tables import Tables
-from autopar.report.account import has_account
-from autopar.report.why import tables_of_plan, work_of_plan
+from autopar.planning.programs.priced_program import evaluate
+from autopar.planning.stages.whole_model import imbalance
+from autopar.planning.tables.parameters.traffic import exposed_seconds
+from autopar.planning.tables.tables import Tables
 from autopar.schemes import scheme_named, scheme_of, stages_of
 from autopar.schemes.naming import zero_of
 from autopar.schemes.pinning import pinned, stage_mesh
-from autopar.search import Solution, solve
-from autopar.search.conditioning import condition
+from autopar.search import Solution, condition, solve
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import format_layout
 from benchmarks.searching.models import Model, llama3_8b, public, quiet, shaped
 
-GPT2 = Shape(layers=12, hidden=768, heads=12, kv_heads=12, ffn=3072, vocab=50257, sequence=1024, dropout=False)
-SMALL = Shape(layers=4, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=8192, sequence=256, dropout=False)
-CASES = {"small": (SMALL, 16), "gpt2": (GPT2, 32), "llama3-8b/8 layers": (replace(llama3_8b(8), sequence=4096), 32)}
+GPT2 = Shape(
+    layers=12,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    ffn=3072,
+    vocab=50257,
+    sequence=1024,
+    dropout=False,
+)
+SMALL = Shape(
+    layers=4, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=8192, sequence=256, dropout=False
+)
+CASES = {
+    "small": (SMALL, 16),
+    "gpt2": (GPT2, 32),
+    "llama3-8b/8 layers": (replace(llama3_8b(8), sequence=4096), 32),
+}
 MESHES: tuple[tuple[str, tuple[int, ...] | None], ...] = (
-    ("8", None), ("2x4", (2, 4)), ("7", None), ("4", None), ("8x8", (8, 8)), ("3", None), ("6", None),
-)  # fmt: skip
+    ("8", None),
+    ("2x4", (2, 4)),
+    ("7", None),
+    ("4", None),
+    ("8x8", (8, 8)),
+    ("3", None),
+    ("6", None),
+)
 SAME = 1e-4
 """Share of a step up to which two prices are the same."""
 SHARES = (None, 1.1, 0.7, 0.5)
@@ -64,7 +88,9 @@ SHARES = (None, 1.1, 0.7, 0.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A plan with its prices in seconds; `memory`: the limit as a share of the unlimited plan's memory.
+    """A plan with its prices in seconds.
+
+    `memory`: the limit as a share of the unlimited plan's memory.
 
     `pinned_s`, `known_s`: None if there is no such plan, or its name is no scheme.
     """
@@ -84,8 +110,11 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether plan, explain and the pinned plan agree, the memory is kept, and there is a gap that is none below 0."""
-        same = self.pinned_s is not None and max(abs(s / self.step_s - 1) for s in (self.explain_s, self.pinned_s)) <= SAME
+        """Whether plan, explain and pinned plan agree, within the memory, with a gap from 0 on."""
+        same = (
+            self.pinned_s is not None
+            and max(abs(s / self.step_s - 1) for s in (self.explain_s, self.pinned_s)) <= SAME
+        )
         return same and self.fits and self.gap is not None and self.gap >= 0
 
     @property
@@ -96,32 +125,41 @@ class Row:
 
 def choices_of(tables: Tables, plan: Plan) -> dict[int, int]:
     """The plan's choice for each variable of its tables."""
-    found: dict[int, int] = {}
+    choices: dict[int, int] = {}
     for number, variable in enumerate(tables.variables):
         rows = [int(row) for row in variable.rows]
         if variable.what == "operator":
             names = [tables.strategies[variable.name].names(row) for row in rows]
-            found[number] = names.index(tuple(plan.operators[variable.name].strategy))
+            choices[number] = names.index(tuple(plan.operators[variable.name].strategy))
         elif variable.what == "parameter":
             state = plan.parameters[variable.name].state == "host"
             hosts = variable.host if variable.host is not None else [0.0] * len(rows)
-            pairs = [(format_layout(tables.spaces[variable.name].layout(row)), held > 0) for row, held in zip(rows, hosts, strict=True)]
-            found[number] = pairs.index((plan.parameters[variable.name].storage, state))
-    return found
+            pairs = [
+                (format_layout(tables.spaces[variable.name].layout(row)), held > 0)
+                for row, held in zip(rows, hosts, strict=True)
+            ]
+            choices[number] = pairs.index((plan.parameters[variable.name].storage, state))
+    return choices
 
 
 def priced(plan: Plan, analysis: Analysis, request: Request) -> tuple[float, float]:
-    """The tables' sum of a plan, and its step priced anew from its file; stages on different meshes have no tables in common."""
+    """The tables' sum of a plan, and its step priced anew from its file.
+
+    Stages on different meshes have no tables in common.
+    """
     if not has_account(plan):
         return math.nan, plan.predicted.step
-    tables, stages = tables_of_plan(plan, analysis, request.cluster), stages_of(plan)
+    tables = tables_of_plan(plan, analysis, request.cluster)
+    stages = stages_of(plan)
     settled = choices_of(tables, plan)
     solution = solve(condition(tables.graph, settled))
     choices = tuple(settled.get(number, choice) for number, choice in enumerate(solution.choices))
     whole: Solution = replace(solution, choices=choices)
     cost = tables.graph.cost(choices)
     if stages > 1:
-        uneven = FoldedModel(analysis.graph, train=analysis.train, folded=False).imbalance(tables, whole, stages)
+        uneven = imbalance(
+            FoldedModel(analysis.graph, train=analysis.train, folded=False), tables, whole, stages
+        )
         return uneven * cost / stages, plan.predicted.step
     work = work_of_plan(plan, analysis, request.cluster)
     cost += exposed_seconds(tables, whole, work) if analysis.train else 0.0
@@ -132,10 +170,16 @@ def asked_again(plan: Plan, analysis: Analysis, request: Request) -> Request:
     """A request on the plan's own mesh, with its stages and micro-batches."""
     stages = stages_of(plan)
     return replace(
-        request, cluster=request.cluster.sized(plan.devices), mesh=plan.mesh_, stages=stages, micro_batches=plan.schedule.micro_batches,
-        pipeline=plan.schedule.pipeline if stages > 1 else None, interleave=plan.schedule.interleave if stages > 1 else None,
-        recompute=None if plan.schedule.recompute else "none", fewer=False,
-    )  # fmt: skip
+        request,
+        cluster=request.cluster.sized(plan.devices),
+        mesh=plan.mesh_,
+        stages=stages,
+        micro_batches=plan.schedule.micro_batches,
+        schedule=plan.schedule.pipeline if stages > 1 else None,
+        interleave=plan.schedule.interleave if stages > 1 else None,
+        recompute=None if plan.schedule.recompute else "none",
+        fewer=False,
+    )
 
 
 def seconds_of(graph: Graph, request: Request | None) -> float | None:
@@ -151,20 +195,32 @@ def pinned_seconds(plan: Plan, analysis: Analysis, request: Request) -> float | 
     pins, _ = reuse(plan, analysis)
     split = any("S" in parameter.storage for parameter in plan.parameters.values())
     zero = zero_of(plan, train=analysis.train) if split else None
-    return seconds_of(analysis.graph, replace(asked_again(plan, analysis, request), limits=pins, zero=zero, hosted=hosted_by(plan)))
+    return seconds_of(
+        analysis.graph,
+        replace(
+            asked_again(plan, analysis, request), limits=pins, zero=zero, hosted=hosted_by(plan)
+        ),
+    )
 
 
-def known_seconds(plan: Plan, analysis: Analysis, request: Request, name: str | None) -> float | None:
+def known_seconds(
+    plan: Plan, analysis: Analysis, request: Request, name: str | None
+) -> float | None:
     """The step of the plan found for the name of this one."""
     if name is None:
         return None
     try:
-        return seconds_of(analysis.graph, pinned(asked_again(plan, analysis, request), scheme_named(name), analysis))
+        return seconds_of(
+            analysis.graph,
+            pinned(asked_again(plan, analysis, request), scheme_named(name), analysis),
+        )
     except AutoparError:
         return None
 
 
-def row(model: str, graph: Graph, devices: str, request: Request, share: float | None) -> tuple[Row, Plan]:
+def row(
+    model: str, graph: Graph, devices: str, request: Request, share: float | None
+) -> tuple[Row, Plan]:
     """Plan, and price the plan in every way."""
     start = time.process_time()
     plan = search_plan(graph, request)
@@ -173,75 +229,150 @@ def row(model: str, graph: Graph, devices: str, request: Request, share: float |
     named = scheme_of(plan, analysis)
     sums, explained = priced(plan, analysis, request)
     return Row(
-        model=model, devices=devices, memory=share, scheme=named.name, tables_s=sums, step_s=plan.predicted.step, explain_s=explained,
-        pinned_s=pinned_seconds(plan, analysis, request), known_s=known_seconds(plan, analysis, request, named.scheme),
-        gap=plan.provenance.gap, cpu_s=seconds, fits=plan.predicted.memory <= request.memory_limit * (1 + 1e-9),
-    ), plan  # fmt: skip
+        model=model,
+        devices=devices,
+        memory=share,
+        scheme=named.name,
+        tables_s=sums,
+        step_s=plan.predicted.step,
+        explain_s=explained,
+        pinned_s=pinned_seconds(plan, analysis, request),
+        known_s=known_seconds(plan, analysis, request, named.scheme),
+        gap=plan.provenance.gap,
+        cpu_s=seconds,
+        fits=plan.predicted.memory <= request.memory_limit * (1 + 1e-9),
+    ), plan
 
 
-def rows(models: Sequence[Model], meshes: Sequence[tuple[str, tuple[int, ...] | None]], shares: Sequence[float | None]) -> Iterator[Row]:
+def rows(
+    models: Sequence[Model],
+    meshes: Sequence[tuple[str, tuple[int, ...] | None]],
+    shares: Sequence[float | None],
+) -> Iterator[Row]:
     """Every model on every mesh under every memory; plans that do not fit are left out."""
     for model in models:
         graph = model.load()
         for devices, sizes in meshes:
             cluster = load_cluster("dgx-h100").sized(math.prod(map(int, devices.split("x"))))
-            free = Request(cluster=cluster, memory=1e15, mesh=stage_mesh(cluster, sizes) if sizes else None)
+            free = Request(
+                cluster=cluster, memory=1e15, mesh=stage_mesh(cluster, sizes) if sizes else None
+            )
             needed = 0.0
             for share in shares:
                 request = free if share is None else replace(free, memory=share * needed)
                 try:
-                    found, plan = row(model.name, graph, devices, request, share)
+                    compared, plan = row(model.name, graph, devices, request, share)
                 except NoPlanFits:
                     continue
                 needed = needed or plan.predicted.memory
-                yield found
+                yield compared
 
 
-def show(found: Row) -> None:
+def show(compared: Row) -> None:
     """One line of the table."""
-    others = (found.explain_s, found.pinned_s, found.known_s)
-    shares = [found.correction, *(None if s is None else s / found.step_s - 1 for s in others)]
-    told = [f"{1e3 * s:.3f}" for s in (found.tables_s, found.step_s)] + ["-" if share is None else f"{share:+.2%}" for share in shares]
-    told += ["-" if found.gap is None else f"{found.gap:.1%}", f"{found.cpu_s:.1f}"]
-    print(line(found.model, found.devices, f"{found.memory or 'free'}", *told, found.scheme), flush=True)
+    others = (compared.explain_s, compared.pinned_s, compared.known_s)
+    shares = [
+        compared.correction,
+        *(None if s is None else s / compared.step_s - 1 for s in others),
+    ]
+    told = [f"{1e3 * s:.3f}" for s in (compared.tables_s, compared.step_s)] + [
+        "-" if share is None else f"{share:+.2%}" for share in shares
+    ]
+    told += ["-" if compared.gap is None else f"{compared.gap:.1%}", f"{compared.cpu_s:.1f}"]
+    print(
+        line(
+            compared.model, compared.devices, f"{compared.memory or 'free'}", *told, compared.scheme
+        ),
+        flush=True,
+    )
 
 
 def line(model: str, devices: str, memory: str, *cells: str) -> str:
     """The cells of a line, the last one unpadded."""
-    return f"{model:20} {devices:5} {memory:>6} {' '.join(f'{cell:>10}' for cell in cells[:-1])}  {cells[-1]}"
+    return (
+        f"{model:20} {devices:5} {memory:>6} {' '.join(f'{cell:>10}' for cell in cells[:-1])}  "
+        f"{cells[-1]}"
+    )
 
 
 def main() -> int:
     """Print the table, and the largest differences."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two models, one mesh, free and at 0.7 of the memory")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="two models, one mesh, free and at 0.7 of the memory"
+    )
     parser.add_argument("--on", help="devices or meshes, such as 8,2x4,7 (else all)")
     parser.add_argument("--json", action="store_true", help="print one object")
-    parser.add_argument("--models", type=Path, help="a folder with public_models.py, whose small models come too")
+    parser.add_argument(
+        "--models", type=Path, help="a folder with public_models.py, whose small models come too"
+    )
     args = parser.parse_args()
-    models = [Model(name=name, load=lambda shape=shape, batch=batch: shaped(shape, batch)) for name, (shape, batch) in CASES.items()]  # type: ignore[misc]
+    models = [
+        Model(name=name, load=lambda shape=shape, batch=batch: shaped(shape, batch))
+        for name, (shape, batch) in CASES.items()
+    ]  # type: ignore[misc]
     models = models[:2] if args.quick else models
     if args.models is not None:
         with quiet():
             models += public(args.models, full=False)
-    found = []
+    table = []
     if not args.json:
-        print(line("model", "on", "memory", "tables ms", "step ms", "correction", "explain", "pinned", "known", "gap", "cpu s", "scheme"))
+        print(
+            line(
+                "model",
+                "on",
+                "memory",
+                "tables ms",
+                "step ms",
+                "correction",
+                "explain",
+                "pinned",
+                "known",
+                "gap",
+                "cpu s",
+                "scheme",
+            )
+        )
     meshes = [mesh for mesh in MESHES if args.on is None or mesh[0] in args.on.split(",")]
-    for one in rows(models, meshes[:2] if args.quick else meshes, (None, 0.7) if args.quick else SHARES):
-        found.append(one)
+    for one in rows(
+        models, meshes[:2] if args.quick else meshes, (None, 0.7) if args.quick else SHARES
+    ):
+        table.append(one)
         if not args.json:
             show(one)
-    largest = max((abs(one.correction) for one in found if not math.isnan(one.correction)), default=0.0)
-    explained = max((abs(one.explain_s / one.step_s - 1) for one in found), default=0.0)
-    again = max((abs(one.pinned_s / one.step_s - 1) for one in found if one.pinned_s is not None), default=0.0)
-    held = sum(one.holds for one in found)
+    largest = max(
+        (abs(one.correction) for one in table if not math.isnan(one.correction)), default=0.0
+    )
+    explained = max((abs(one.explain_s / one.step_s - 1) for one in table), default=0.0)
+    again = max(
+        (abs(one.pinned_s / one.step_s - 1) for one in table if one.pinned_s is not None),
+        default=0.0,
+    )
+    held = sum(one.holds for one in table)
     if args.json:
-        told = [asdict(one) | {"correction": one.correction} for one in found]
-        print(json.dumps({"rows": told, "correction": largest, "explain": explained, "pinned": again, "hold": held}))
+        told = [asdict(one) | {"correction": one.correction} for one in table]
+        print(
+            json.dumps(
+                {
+                    "rows": told,
+                    "correction": largest,
+                    "explain": explained,
+                    "pinned": again,
+                    "hold": held,
+                }
+            )
+        )
     else:
-        print(f"\nlargest correction {largest:.2%}, explain differs by {explained:.2%}, the pinned plan by {again:.2%}")
-        print(f"{held} of {len(found)} rows hold: plan, explain and the pinned plan agree, memory is kept, gaps are not below 0")
+        print(
+            f"\nlargest correction {largest:.2%}, explain differs by {explained:.2%}, the pinned "
+            f"plan by {again:.2%}"
+        )
+        print(
+            f"{held} of {len(table)} rows hold: plan, explain and the pinned plan agree, memory is "
+            "kept, gaps are not below 0"
+        )
     return 0
 
 

@@ -1,16 +1,19 @@
-"""Plans for an expert's eye: well-known models on usual machines, each plan in a line with the nearest named scheme.
+"""Plans for an expert's eye.
+
+Well-known models on usual machines, each plan in a line with the nearest named scheme.
 
     benchmarks/experts.py [--quick] [--json] [--only NAME ...] [--on CLUSTER ...]
 
     plan         its name, micro-batches, recompute, state in host memory
     gap          step / bound - 1
     nearest      of the named schemes that fit the memory, the one whose best plan is the fastest
-    difference   its excess over the plan, and the parts of it: computation, exposed communication, updates, waiting of
+    difference   its excess over the plan, and the parts of it: computation, exposed communication,
+                 updates, waiting of
                  stages (the rest)
 
-Transformers come from their shapes in bfloat16 (float32 on local ranks), ResNet-50 from transformers' configuration.
-Sequences are 512 tokens for BERT, 1,024 for GPT-2, 8,192 for Llama, 4,096 for Mixtral; batches are usual ones for the
-devices.
+Transformers come from their shapes in bfloat16 (float32 on local ranks), ResNet-50 from
+transformers' configuration. Sequences are 512 tokens for BERT, 1,024 for GPT-2, 8,192 for Llama,
+4,096 for Mixtral; batches are usual ones for the devices.
 """
 
 from __future__ import annotations
@@ -31,33 +34,66 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
+from autopar.planning.model.request import Request
 from autopar.planning.planner import folded_of, search_plan
-from autopar.planning.request import Request
 from autopar.schemes import Named, scheme_named, scheme_of
 from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import Analysis, analyse
 from benchmarks.searching.models import llama3_8b, quiet
 
 BERT = Shape(
-    layers=24, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=30522, sequence=512, causal=False, dropout=False,
-)  # fmt: skip
-GPT2 = Shape(layers=12, hidden=768, heads=12, kv_heads=12, ffn=3072, vocab=50257, sequence=1024, dropout=False)
+    layers=24,
+    hidden=1024,
+    heads=16,
+    kv_heads=16,
+    ffn=4096,
+    vocab=30522,
+    sequence=512,
+    causal=False,
+    dropout=False,
+)
+GPT2 = Shape(
+    layers=12,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    ffn=3072,
+    vocab=50257,
+    sequence=1024,
+    dropout=False,
+)
 LLAMA_70B = replace(llama3_8b(80), hidden=8192, heads=64, ffn=28672)
 MIXTRAL = replace(llama3_8b(), vocab=32000, sequence=4096, experts=8, top_k=2, expert_ffn=14336)
 VIT = Shape(
-    layers=24, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=1000, sequence=196, causal=False, patch=16, tied=False, dropout=False,
-)  # fmt: skip
+    layers=24,
+    hidden=1024,
+    heads=16,
+    kv_heads=16,
+    ffn=4096,
+    vocab=1000,
+    sequence=196,
+    causal=False,
+    patch=16,
+    tied=False,
+    dropout=False,
+)
 SHAPES: Mapping[str, tuple[Shape, int]] = {
-    "bert-large": (BERT, 32), "gpt2": (GPT2, 8), "llama3-8b": (llama3_8b(), 1), "llama3-70b": (LLAMA_70B, 1),
-    "mixtral-8x7b": (MIXTRAL, 2), "vit-large": (VIT, 64),
-}  # fmt: skip
+    "bert-large": (BERT, 32),
+    "gpt2": (GPT2, 8),
+    "llama3-8b": (llama3_8b(), 1),
+    "llama3-70b": (LLAMA_70B, 1),
+    "mixtral-8x7b": (MIXTRAL, 2),
+    "vit-large": (VIT, 64),
+}
 """Shapes, with the samples of a device."""
 IMAGES = 64
 """Samples of a device for ResNet-50."""
 CLUSTERS: Mapping[str, tuple[str, int, str]] = {
-    "8 H100": ("dgx-h100", 8, "bfloat16"), "2x8 H100": ("dgx-h100", 16, "bfloat16"), "8 RTX 4090": ("rtx4090", 8, "bfloat16"),
+    "8 H100": ("dgx-h100", 8, "bfloat16"),
+    "2x8 H100": ("dgx-h100", 16, "bfloat16"),
+    "8 RTX 4090": ("rtx4090", 8, "bfloat16"),
     "4 local ranks": ("local-cpu", 4, "float32"),
-}  # fmt: skip
+}
 NAMED = ("data", "zero1", "zero3", "megatron", "megatron-sp", "expert", "pipeline-1f1b")
 PRODUCTS = {16: ("data 2 (zero1) x megatron-sp 8", "pipeline-1f1b 2 x data 8 (zero1)")}
 """Further products of schemes, by devices."""
@@ -66,7 +102,10 @@ QUICK = ("bert-large", "gpt2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A plan and the nearest named scheme, in seconds; `why`: why there is no plan, or the scheme's excess by part."""
+    """A plan and the nearest named scheme, in seconds.
+
+    `why`: why there is no plan, or the scheme's excess by part.
+    """
 
     model: str
     cluster: str
@@ -80,7 +119,9 @@ class Row:
     @property
     def difference(self) -> float | None:
         """The scheme's excess, as a share."""
-        return None if self.step is None or self.nearest_step is None else self.nearest_step / self.step - 1
+        if self.step is None or self.nearest_step is None:
+            return None
+        return self.nearest_step / self.step - 1
 
 
 def resnet50(batch: int) -> Graph:
@@ -112,16 +153,26 @@ def graphs(only: tuple[str, ...]) -> Iterator[tuple[str, Callable[[int, str], Gr
     """The models by name: their graphs for so many devices and a type."""
     for name, (shape, samples) in SHAPES.items():
         if not only or name in only:
-            yield name, lambda n, dtype, s=shape, b=samples: transformer(s, batch=max(b * n, 8), dtype=dtype).graph  # type: ignore[misc]
+            yield (
+                name,
+                lambda n, dtype, s=shape, b=samples: (
+                    transformer(s, batch=max(b * n, 8), dtype=dtype).graph
+                ),
+            )  # type: ignore[misc]
     if not only or "resnet-50" in only:
         yield "resnet-50", lambda n, _: resnet50(IMAGES * n)
 
 
 def ordinary(named: Named) -> str | None:
-    """The product of stages, data and tensor parallelism nearest to a name, if the name consists of these."""
-    words, sizes, zero = [], {"data": 1, "megatron-sp": 1}, 0
+    """The product of stages, data and tensor parallelism nearest to a name of these."""
+    words = []
+    sizes = {"data": 1, "megatron-sp": 1}
+    zero = 0
     for factor in named.factors:
-        scheme = "megatron-sp" if factor.scheme in ("megatron", "hidden", "columns", "tensor") else factor.scheme
+        if factor.scheme in ("megatron", "hidden", "columns", "tensor"):
+            scheme = "megatron-sp"
+        else:
+            scheme = factor.scheme
         if scheme.startswith("pipeline-"):
             words.append(f"{scheme} {factor.size}")
         elif scheme in sizes:
@@ -129,14 +180,17 @@ def ordinary(named: Named) -> str | None:
             zero = max(zero, factor.zero if scheme == "data" else 0)
         else:
             return None
-    words += [f"data {sizes['data']}" + (f" (zero{zero})" if zero else "")] if sizes["data"] > 1 else []
+    words += (
+        [f"data {sizes['data']}" + (f" (zero{zero})" if zero else "")] if sizes["data"] > 1 else []
+    )
     words += [f"megatron-sp {sizes['megatron-sp']}"] if sizes["megatron-sp"] > 1 else []
     return " x ".join(words) or None
 
 
 def told(plan: Plan, analysis: Analysis) -> str:
     """A plan in one line."""
-    schedule, words = plan.schedule, [scheme_of(plan, analysis).name]
+    schedule = plan.schedule
+    words = [scheme_of(plan, analysis).name]
     if plan.unused:
         words.append(f"{plan.unused} idle")
     if schedule.micro_batches > 1:
@@ -153,17 +207,26 @@ def told(plan: Plan, analysis: Analysis) -> str:
 
 def parts_of(plan: Plan) -> dict[str, float]:
     """The parts of a step."""
-    found = plan.predicted
-    parts = {"computation": found.forward + found.backward, "communication": found.communication - found.overlapped}
-    parts["updates"] = found.update
-    return {**parts, "waiting": found.step - sum(parts.values())}
+    predicted = plan.predicted
+    parts = {
+        "computation": predicted.forward + predicted.backward,
+        "communication": predicted.communication - predicted.overlapped,
+    }
+    parts["updates"] = predicted.update
+    return {**parts, "waiting": predicted.step - sum(parts.values())}
 
 
 def reason(plan: Plan, other: Plan) -> str:
     """The other plan's differences by part, as shares of the plan's step."""
-    mine, theirs, step = parts_of(plan), parts_of(other), plan.predicted.step
+    mine = parts_of(plan)
+    theirs = parts_of(other)
+    step = plan.predicted.step
     changes = {name: (theirs[name] - mine[name]) / step for name in mine}
-    words = [f"{change:+.1%} {name}" for name, change in sorted(changes.items(), key=lambda pair: -abs(pair[1])) if abs(change) >= 5e-4]
+    words = [
+        f"{change:+.1%} {name}"
+        for name, change in sorted(changes.items(), key=lambda pair: -abs(pair[1]))
+        if abs(change) >= 5e-4
+    ]
     memory = other.predicted.memory / plan.predicted.memory
     return ", ".join(words) + f"; {memory:.2f} of the memory"
 
@@ -187,39 +250,57 @@ def row(model: str, where: str, graph: Graph, cluster: Cluster) -> Row:
             continue
         if best is None or other.predicted.step < best[1].predicted.step:
             best = name, other
-    found = Row(model=model, cluster=where, plan=told(plan, analysis), step=plan.predicted.step, gap=plan.provenance.gap)
+    measured = Row(
+        model=model,
+        cluster=where,
+        plan=told(plan, analysis),
+        step=plan.predicted.step,
+        gap=plan.provenance.gap,
+    )
     if best is None:
-        return replace(found, why="no named scheme fits")
-    return replace(found, nearest=best[0], nearest_step=best[1].predicted.step, why=reason(plan, best[1]))
+        return replace(measured, why="no named scheme fits")
+    return replace(
+        measured, nearest=best[0], nearest_step=best[1].predicted.step, why=reason(plan, best[1])
+    )
 
 
-def show(found: Row) -> None:
+def show(measured: Row) -> None:
     """A plan in two lines."""
-    step = "" if found.step is None else f"{1e3 * found.step:.4g} ms, gap {'-' if found.gap is None else f'{found.gap:.1%}'}: "
-    print(f"{found.model:13} {found.cluster:13} {step}{found.plan or found.why}")
-    if found.nearest_step is not None:
-        print(f"{'':27} nearest {found.nearest} {found.difference:+.1%} ({found.why})")
+    if measured.step is None:
+        step = ""
+    else:
+        step = (
+            f"{1e3 * measured.step:.4g} ms, gap "
+            f"{'-' if measured.gap is None else f'{measured.gap:.1%}'}: "
+        )
+    print(f"{measured.model:13} {measured.cluster:13} {step}{measured.plan or measured.why}")
+    if measured.nearest_step is not None:
+        print(f"{'':27} nearest {measured.nearest} {measured.difference:+.1%} ({measured.why})")
     sys.stdout.flush()
 
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="two models")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--only", nargs="*", default=(), help="models by name")
-    parser.add_argument("--on", nargs="*", default=(), choices=list(CLUSTERS), help="clusters by name")
+    parser.add_argument(
+        "--on", nargs="*", default=(), choices=list(CLUSTERS), help="clusters by name"
+    )
     args = parser.parse_args()
-    found = []
+    table = []
     for where in args.on or CLUSTERS:
         preset, devices, dtype = CLUSTERS[where]
         for name, graph in graphs(tuple(args.only) or (QUICK if args.quick else ())):
             one = row(name, where, graph(devices, dtype), load_cluster(preset).sized(devices))
-            found.append(one)
+            table.append(one)
             if not args.json:
                 show(one)
     if args.json:
-        print(json.dumps({"rows": [asdict(one) | {"difference": one.difference} for one in found]}))
+        print(json.dumps({"rows": [asdict(one) | {"difference": one.difference} for one in table]}))
     return 0
 
 

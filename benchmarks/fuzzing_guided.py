@@ -1,9 +1,13 @@
-"""Hostile input led by coverage: inputs that reach new lines of a reader are mutated further, by atheris.
+"""Hostile input led by coverage.
 
-    benchmarks/fuzzing_guided.py KIND [--file NAME] [options of libFuzzer: -max_total_time=600, -seed=1, -runs=10000]
+Inputs that reach new lines of a reader are mutated further, by atheris.
 
-Needs `pip install atheris`. Kinds, files and requirements are those of `benchmarks/fuzzing.py`; the first input is the
-kind's seed. A fault stops the run, and libFuzzer writes it to `crash-...` in the current folder.
+    benchmarks/fuzzing_guided.py KIND [--file NAME] [options of libFuzzer: -max_total_time=600,
+    -seed=1, -runs=10000]
+
+Needs `pip install atheris`. Kinds, files and requirements are those of `benchmarks/fuzzing.py`; the
+first input is the kind's seed. A fault stops the run, and libFuzzer writes it to `crash-...` in the
+current folder.
 """
 
 from __future__ import annotations
@@ -25,7 +29,10 @@ class Found(Exception):
 
 
 def target(kind: str, file: str, folder: Path) -> Callable[[bytes], None]:
-    """A function that reads bytes as a file of the kind, in a folder that holds the seeds; it raises `Found`."""
+    """A function that reads bytes as a file of the kind, in a folder that holds the seeds.
+
+    It raises `Found`.
+    """
     from benchmarks.fuzzing import read
 
     def one(data: bytes) -> None:
@@ -45,7 +52,9 @@ def main() -> None:
         sys.exit("atheris is not installed: pip install atheris")
     with atheris.instrument_imports(include=["autopar"]):
         from benchmarks.fuzz.kinds import KINDS, seeds
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=tuple(KINDS))
     parser.add_argument("--file", help="which of the kind's files (default: the first)")
     args, options = parser.parse_known_args()
@@ -53,7 +62,8 @@ def main() -> None:
     if file not in KINDS[args.kind].files:
         parser.error(f"--file: {file!r} is none of {', '.join(KINDS[args.kind].files)}")
     with tempfile.TemporaryDirectory() as scratch:
-        folder, corpus = Path(scratch) / "in", Path(scratch) / "corpus"
+        folder = Path(scratch) / "in"
+        corpus = Path(scratch) / "corpus"
         seeds(folder)
         corpus.mkdir()
         (corpus / "seed").write_bytes((folder / file).read_bytes())

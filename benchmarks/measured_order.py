@@ -1,12 +1,13 @@
-"""The predicted and the measured order of different plans, on forked Gloo ranks with calibrated prices.
+"""The predicted and the measured order of plans, on forked Gloo ranks with calibrated prices.
 
     benchmarks/measured_order.py [--ranks 4 8] [--quick] [--rounds N] [--tolerance F] [--json]
 
-For each number of ranks `autopar calibrate` measures this machine with as many ranks at work; then GPT-2 models of
-three shapes are planned under five schemes (data parallel, ZeRO 3, tensor parallel, stages, stages of data parallel),
-and all plans of a model are run in the same ranks, a step of each in turn, so that what else the machine does meets all
-alike. Reported: predicted and measured seconds (the median of the rounds), the rank correlation of the two (Spearman),
-and the pairs in the wrong order, those aside whose measured times are closer than 15 %. The load of the machine is told
+For each number of ranks `autopar calibrate` measures this machine with as many ranks at work; then
+GPT-2 models of three shapes are planned under five schemes (data parallel, ZeRO 3, tensor parallel,
+stages, stages of data parallel), and all plans of a model are run in the same ranks, a step of each
+in turn, so that what else the machine does meets all alike. Reported: predicted and measured
+seconds (the median of the rounds), the rank correlation of the two (Spearman), and the pairs in the
+wrong order, those aside whose measured times are closer than 15 %. The load of the machine is told
 with them: a calibration and steps under different loads are no fair test.
 """
 
@@ -27,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from autopar.analysis.measurements.calibration import Calibration, calibrate
 from autopar.api import plan as planned
 from autopar.costmodel import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
-from autopar.report.calibrated import calibrate
 from autopar.runtime.launch import run_ranks
 from benchmarks.running.contenders import MICRO_BATCHES, ours
 from benchmarks.running.gpt2 import Shape, batch, model
@@ -43,16 +44,22 @@ SHAPES: Mapping[str, Shape] = {
     "wide": Shape(width=512, layers=8, batch=8, sequence=16, vocabulary=1024),
     "long": Shape(width=384, layers=8, batch=8, sequence=128, vocabulary=1024),
 }
-"""Small enough that the five plans of a model are in eight ranks of one machine at once, their optimizer states too."""
+"""A model of which five plans with their optimizer states fit into eight ranks of one machine."""
 ASKED: Mapping[str, dict[str, Any]] = {
     "data": {"scheme": "data"},
     "zero3": {"scheme": "zero3"},
     "tensor": {"scheme": "megatron"},
     "stages": {"stages": -1, "micro_batches": MICRO_BATCHES, "schedule": "1f1b"},
-    "stages x data": {"stages": 2, "micro_batches": MICRO_BATCHES // 2, "schedule": "1f1b", "scheme": "data"},
+    "stages x data": {
+        "stages": 2,
+        "micro_batches": MICRO_BATCHES // 2,
+        "schedule": "1f1b",
+        "scheme": "data",
+    },
 }
 """Arguments of the plans; stages -1: one a rank."""
-WARM, TIE = 2, 0.15
+WARM = 2
+TIE = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +75,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A model's plans in order: Spearman's rank correlation, pairs of differing times, pairs ordered wrongly."""
+    """A model's plans in order.
+
+    Spearman's rank correlation, pairs of differing times, pairs ordered wrongly.
+    """
 
     ranks: int
     model: str
@@ -79,14 +89,16 @@ class Order:
 
 def plans_of(shape: Shape, ranks: int, cluster: Cluster) -> dict[str, Plan]:
     """The plans that there are."""
-    found = {}
+    plans = {}
     for name, asked in ASKED.items():
         wanted = {**asked, "stages": ranks} if asked.get("stages") == -1 else asked
         try:
-            found[name] = planned(model(shape), batch(shape), devices=ranks, cluster=cluster, **wanted)
+            plans[name] = planned(
+                model(shape), batch(shape), devices=ranks, cluster=cluster, **wanted
+            )
         except AutoparError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
-    return found
+    return plans
 
 
 def _timed(shape: Shape, plans: Mapping[str, Plan], rounds: int) -> dict[str, list[float]]:
@@ -106,61 +118,96 @@ def rows(ranks: int, shapes: Mapping[str, Shape], cluster: Cluster, rounds: int)
     """Every plan of every model, predicted and measured."""
     for name, shape in shapes.items():
         plans = plans_of(shape, ranks, cluster)
-        found = run_ranks(_timed, ranks, shape, plans, rounds, timeout=TIMEOUT)[0]
-        for plan, seconds in found.items():
-            predicted, measured = plans[plan].predicted.step, statistics.median(seconds)
-            print(f"{ranks} ranks, {name}, {plan}: {predicted:.4f} s predicted, {measured:.4f} s measured", file=sys.stderr)
-            yield Row(ranks=ranks, model=name, plan=plan, predicted_s=predicted, measured_s=measured)
+        timings = run_ranks(_timed, ranks, shape, plans, rounds, timeout=TIMEOUT)[0]
+        for plan, seconds in timings.items():
+            predicted = plans[plan].predicted.step
+            measured = statistics.median(seconds)
+            print(
+                f"{ranks} ranks, {name}, {plan}: {predicted:.4f} s predicted, {measured:.4f} s "
+                "measured",
+                file=sys.stderr,
+            )
+            yield Row(
+                ranks=ranks, model=name, plan=plan, predicted_s=predicted, measured_s=measured
+            )
 
 
-def orders(found: list[Row]) -> Iterator[Order]:
+def orders(table: list[Row]) -> Iterator[Order]:
     """The order of the plans of each model."""
-    for ranks, name in dict.fromkeys((row.ranks, row.model) for row in found):
-        mine = [row for row in found if (row.ranks, row.model) == (ranks, name)]
-        pairs = [(a, b) for a, b in itertools.permutations(mine, 2) if a.measured_s * (1 + TIE) < b.measured_s]
+    for ranks, name in dict.fromkeys((row.ranks, row.model) for row in table):
+        mine = [row for row in table if (row.ranks, row.model) == (ranks, name)]
+        pairs = [
+            (a, b)
+            for a, b in itertools.permutations(mine, 2)
+            if a.measured_s * (1 + TIE) < b.measured_s
+        ]
         wrong = tuple(f"{a.plan} < {b.plan}" for a, b in pairs if a.predicted_s >= b.predicted_s)
         correlation = spearman([row.predicted_s for row in mine], [row.measured_s for row in mine])
         yield Order(ranks=ranks, model=name, correlation=correlation, pairs=len(pairs), wrong=wrong)
 
 
-def show(found: list[Row], ordered: list[Order], loads: Mapping[int, tuple[float, ...]]) -> None:
+def show(table: list[Row], ordered: list[Order], loads: Mapping[int, tuple[float, ...]]) -> None:
     """Print the tables."""
     print(f"{'ranks':>5} {'model':8} {'plan':14} {'predicted':>11} {'measured':>11} {'error':>8}")
-    for row in found:
+    for row in table:
         error = row.predicted_s / row.measured_s - 1
-        print(f"{row.ranks:5} {row.model:8} {row.plan:14} {1e3 * row.predicted_s:9.1f}ms {1e3 * row.measured_s:9.1f}ms {error:+8.0%}")
+        print(
+            f"{row.ranks:5} {row.model:8} {row.plan:14} {1e3 * row.predicted_s:9.1f}ms "
+            f"{1e3 * row.measured_s:9.1f}ms {error:+8.0%}"
+        )
     for order in ordered:
         said = "; ".join(order.wrong) or "all as predicted"
         correlation = "-" if order.correlation is None else f"{order.correlation:.2f}"
-        print(f"{order.ranks:5} {order.model:8} rank correlation {correlation}, {order.pairs} pairs apart, in the wrong order: {said}")
+        print(
+            f"{order.ranks:5} {order.model:8} rank correlation {correlation}, {order.pairs} pairs "
+            f"apart, in the wrong order: {said}"
+        )
     for ranks, load in loads.items():
         told = ", ".join(f"{one:.1f}" for one in load)
-        print(f"{ranks:5} ranks on {os.cpu_count()} cores; load before, after calibration and after the steps: {told}")
+        print(
+            f"{ranks:5} ranks on {os.cpu_count()} cores; load before, after calibration and after "
+            f"the steps: {told}"
+        )
 
 
 def main() -> int:
     """Calibrate, plan, run and compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--quick", action="store_true", help="four ranks, one model")
     parser.add_argument("--rounds", type=int, default=9, help="steps of each plan (default: 9)")
-    parser.add_argument("--tolerance", type=float, default=1.0, help="of the calibration's repeats (default: 1)")
+    parser.add_argument(
+        "--tolerance", type=float, default=1.0, help="of the calibration's repeats (default: 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print one object")
     args = parser.parse_args()
-    found: list[Row] = []
+    table: list[Row] = []
     loads: dict[int, tuple[float, ...]] = {}
     for ranks in [4] if args.quick else args.ranks:
         before = os.getloadavg()[0]
-        cluster = calibrate(nproc=ranks, backend="gloo", name="here", quick=args.quick, tolerance=args.tolerance, inside=None)
+        wanted = Calibration(name="here", quick=args.quick, tolerance=args.tolerance)
+        cluster = calibrate(wanted, nproc=ranks, backend="gloo")
         assert cluster is not None, "this process speaks for its forked ranks"
         between = os.getloadavg()[0]
-        found += rows(ranks, dict(list(SHAPES.items())[: 1 if args.quick else None]), cluster, args.rounds)
+        table += rows(
+            ranks, dict(list(SHAPES.items())[: 1 if args.quick else None]), cluster, args.rounds
+        )
         loads[ranks] = before, between, os.getloadavg()[0]
-    ordered = list(orders(found))
+    ordered = list(orders(table))
     if args.json:
-        print(json.dumps({"rows": [asdict(row) for row in found], "orders": [asdict(order) for order in ordered], "loads": loads}))
+        print(
+            json.dumps(
+                {
+                    "rows": [asdict(row) for row in table],
+                    "orders": [asdict(order) for order in ordered],
+                    "loads": loads,
+                }
+            )
+        )
     else:
-        show(found, ordered, loads)
+        show(table, ordered, loads)
     return 0
 
 

@@ -2,14 +2,16 @@
 
     benchmarks/planning.py [--quick] [--json] [--only NAME ...] [--models DIR]
 
-    CPU seconds = start of Python + import + graph (an ONNX file read, a module exported, or made from a shape)
+    CPU seconds = start of Python + import + graph (an ONNX file read, a module exported, or made
+    from a shape)
                 + plan (`search_plan`) + write (the plan's JSON)
 
-The CPU seconds of an ONNX file are those of the whole command `autopar plan`, with the known schemes priced too, as by
-default, and without them (`uncompared_s`). Other models are exported from PyTorch on the meta device, or made from
-their shapes alone. `--models` takes a folder with public models, for the cases that need one. Every run is a process
-of its own with one thread of arithmetic, so its CPU seconds and peak memory (resident, with Python and imports) are its
-own. Steps and gaps are predictions.
+The CPU seconds of an ONNX file are those of the whole command `autopar plan`, with the known
+schemes priced too, as by default, and without them (`uncompared_s`). Other models are exported from
+PyTorch on the meta device, or made from their shapes alone. `--models` takes a folder with public
+models, for the cases that need one. Every run is a process of its own with one thread of
+arithmetic, so its CPU seconds and peak memory (resident, with Python and imports) are its own.
+Steps and gaps are predictions.
 """
 
 from __future__ import annotations
@@ -30,7 +32,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.planned.cases import CASES, CASES_BY_NAME, FILES, IMPORTS, SEQUENCE, Case, graph_of, request_of
+from benchmarks.planned.cases import (
+    CASES,
+    CASES_BY_NAME,
+    FILES,
+    IMPORTS,
+    SEQUENCE,
+    Case,
+    graph_of,
+    request_of,
+)
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
@@ -62,30 +73,52 @@ def planned(case: Case, path: Path) -> dict[str, Any]:
 
     warnings.filterwarnings("ignore")
     watch = Stopwatch()
-    watch("import", lambda: [importlib.import_module(name) for name in ("autopar.planning.planner", *IMPORTS[case.source])])
+    watch(
+        "import",
+        lambda: [
+            importlib.import_module(name)
+            for name in ("autopar.planning.planner", *IMPORTS[case.source])
+        ],
+    )
     graph = watch("graph", lambda: graph_of(case, path))
     from autopar.planning.planner import search_plan
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    row: dict[str, Any] = {"phases": watch.seconds, "graph_gb": before, "operators": len(graph.operators)}
+    row: dict[str, Any] = {
+        "phases": watch.seconds,
+        "graph_gb": before,
+        "operators": len(graph.operators),
+    }
     request = request_of(case, graph)
     try:
         plan = watch("plan", lambda: search_plan(graph, request))
     except AutoparError as error:
         return {**row, "note": str(error)}
     text = watch("write", plan.to_json)
-    return {**row, "step_s": plan.predicted.step, "gap": plan.provenance.gap, "found": found(plan), "plan_mb": len(text) / 1e6}
+    return {
+        **row,
+        "step_s": plan.predicted.step,
+        "gap": plan.provenance.gap,
+        "found": choices(plan),
+        "plan_mb": len(text) / 1e6,
+    }
 
 
-def found(plan: Plan) -> dict[str, Any]:
+def choices(plan: Plan) -> dict[str, Any]:
     """The plan in a few words."""
     schedule = plan.schedule
     stages = len(plan.stages) // schedule.interleave or 1
     return {
-        "stages": stages, "mesh": "x".join(str(axis.size) for axis in plan.mesh) or "1", "micro_batches": schedule.micro_batches,
-        "schedule": schedule.pipeline if stages > 1 else "none", "chunks": schedule.interleave, "recompute": bool(schedule.recompute),
-        "gathered": schedule.gathered, "accumulated": schedule.accumulated, "unused": plan.unused,
-    }  # fmt: skip
+        "stages": stages,
+        "mesh": "x".join(str(axis.size) for axis in plan.mesh) or "1",
+        "micro_batches": schedule.micro_batches,
+        "schedule": schedule.pipeline if stages > 1 else "none",
+        "chunks": schedule.interleave,
+        "recompute": bool(schedule.recompute),
+        "gathered": schedule.gathered,
+        "accumulated": schedule.accumulated,
+        "unused": plan.unused,
+    }
 
 
 def measured(command: Sequence[str]) -> tuple[dict[str, float], str]:
@@ -101,21 +134,35 @@ def measured(command: Sequence[str]) -> tuple[dict[str, float], str]:
         out.seek(0)
         text = out.read()
     if status:
-        raise SystemExit(f"{' '.join(command)} failed with status {os.waitstatus_to_exitcode(status)}")
+        raise SystemExit(
+            f"{' '.join(command)} failed with status {os.waitstatus_to_exitcode(status)}"
+        )
     cpu = usage.ru_utime + usage.ru_stime
-    return {"cpu_s": cpu, "wall_s": time.perf_counter() - start, "peak_gb": usage.ru_maxrss * 1024 / 1e9}, text
+    return {
+        "cpu_s": cpu,
+        "wall_s": time.perf_counter() - start,
+        "peak_gb": usage.ru_maxrss * 1024 / 1e9,
+    }, text
 
 
 def run(case: Case, folder: Path | None) -> dict[str, Any]:
     """The row of a case; `folder`: of the public models."""
-    head = {"model": case.name, "source": case.source, "batch": case.batch, "cluster": case.cluster, "devices": case.devices}
+    head = {
+        "model": case.name,
+        "source": case.source,
+        "batch": case.batch,
+        "cluster": case.cluster,
+        "devices": case.devices,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "model.onnx"
         if case.source == "gpt2":
             measured([sys.executable, str(ROOT / "examples" / "gpt2_onnx.py"), str(path)])
         elif folder is not None:
             path = folder / FILES / case.model if case.source == "file" else folder
-        figures, text = measured([sys.executable, str(Path(__file__).resolve()), "--worker", case.name, str(path)])
+        figures, text = measured(
+            [sys.executable, str(Path(__file__).resolve()), "--worker", case.name, str(path)]
+        )
         row = {**head, **figures, **json.loads(text.splitlines()[-1])}
         if case.is_file and "note" not in row:
             row |= commanded(case, path, Path(scratch))
@@ -127,52 +174,101 @@ def commanded(case: Case, path: Path, scratch: Path) -> dict[str, float]:
     asked = f"--cluster {case.cluster} --devices {case.devices} --batch {case.batch}"
     asked += f" --dim sequence={SEQUENCE}" if case.source == "gpt2" else ""
     asked += f" --memory {case.memory:.0f}" if case.memory is not None else ""
-    command = [sys.executable, "-m", "autopar.cli", "plan", str(path), *asked.split(), "-o", str(scratch / "plan.json")]
-    return {**measured(command)[0], "uncompared_s": measured([*command, "--no-compare"])[0]["cpu_s"]}
+    command = [
+        sys.executable,
+        "-m",
+        "autopar",
+        "plan",
+        str(path),
+        *asked.split(),
+        "-o",
+        str(scratch / "plan.json"),
+    ]
+    return {
+        **measured(command)[0],
+        "uncompared_s": measured([*command, "--no-compare"])[0]["cpu_s"],
+    }
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every target of the rows that are there, and whether it is met; where no plan was found, no target is."""
+    """Every target of the rows that are there, and whether it is met.
+
+    Where no plan was found, no target is.
+    """
     steps = {row["model"]: row.get("step_s") for row in rows}
     told = []
     for row in rows:
         case = CASES_BY_NAME[row["model"]]
-        limits: dict[str, float | None] = {**case.targets, **({"step_s": steps[case.no_slower]} if case.no_slower in steps else {})}
+        limits: dict[str, float | None] = {
+            **case.targets,
+            **({"step_s": steps[case.no_slower]} if case.no_slower in steps else {}),
+        }
         for figure, most in limits.items():
             value = row.get(figure)
             met = "note" not in row and value is not None and (most is None or value <= most)
-            told.append({"model": case.name, "figure": figure, "value": value, "most": most, "met": met})
+            told.append(
+                {"model": case.name, "figure": figure, "value": value, "most": most, "met": met}
+            )
     return told
 
 
 def show_row(row: dict[str, Any]) -> None:
     """Print one line of figures, and one of the plan found."""
-    phases = " ".join(f"{row['phases'][phase]:7.2f}" if phase in row["phases"] else f"{'-':>7}" for phase in PHASES)
+    phases = " ".join(
+        f"{row['phases'][phase]:7.2f}" if phase in row["phases"] else f"{'-':>7}"
+        for phase in PHASES
+    )
     figures = f"{row['step_s']:9.4f} {row['gap']:7.2%}" if "step_s" in row else f"{'-':>9} {'-':>7}"
-    print(f"{row['model']:22} {row['devices']:7d} {row['cpu_s']:7.2f} {row['peak_gb']:8.2f} {phases} {figures}")
-    print(" " * 23 + (row.get("note") or ", ".join(f"{name} {value}" for name, value in row["found"].items())), flush=True)
+    print(
+        f"{row['model']:22} {row['devices']:7d} {row['cpu_s']:7.2f} {row['peak_gb']:8.2f} {phases} "
+        f"{figures}"
+    )
+    print(
+        " " * 23
+        + (row.get("note") or ", ".join(f"{name} {value}" for name, value in row["found"].items())),
+        flush=True,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="GPT-2, Llama-3-8B, and four exported layers of it: within a minute")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="GPT-2, Llama-3-8B, and four exported layers of it: within a minute",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--models", type=Path, metavar="DIR", help="a folder with public models")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=CASES_BY_NAME, help="only the cases of these names")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        choices=CASES_BY_NAME,
+        help="only the cases of these names",
+    )
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.worker:
         print(json.dumps(planned(CASES_BY_NAME[chosen.worker[0]], Path(chosen.worker[1]))))
         return
-    cases = [case for case in CASES if (case.name in chosen.only if chosen.only else case.quick or not chosen.quick)]
+    cases = [
+        case
+        for case in CASES
+        if (case.name in chosen.only if chosen.only else case.quick or not chosen.quick)
+    ]
     if chosen.models is None:
         if lacking := [case.name for case in cases if case.is_public and chosen.only]:
             raise SystemExit(f"--models DIR is needed for {', '.join(lacking)}")
         cases = [case for case in cases if not case.is_public]
     if not chosen.json:
         columns = " ".join(f"{phase:>7}" for phase in PHASES)
-        print(f"{'model':22} {'devices':>7} {'CPU s':>7} {'peak GB':>8} {columns} {'step s':>9} {'gap':>7}")
+        print(
+            f"{'model':22} {'devices':>7} {'CPU s':>7} {'peak GB':>8} {columns} {'step s':>9} "
+            f"{'gap':>7}"
+        )
     rows = []
     for case in cases:
         rows.append(run(case, chosen.models))
@@ -183,8 +279,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps({"rows": rows, "targets": targets}))
         return
     for told in targets:
-        words = " ".join("-" if value is None else f"{value:.2f}" for value in (told["value"], told["most"]))
-        print(f"{told['model']}: {told['figure']} {words.replace(' ', ', at most ')}: {'met' if told['met'] else 'missed'}")
+        words = " ".join(
+            "-" if value is None else f"{value:.2f}" for value in (told["value"], told["most"])
+        )
+        print(
+            f"{told['model']}: {told['figure']} {words.replace(' ', ', at most ')}: "
+            f"{'met' if told['met'] else 'missed'}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Errors of the constants of measured devices and links: predicted and measured seconds of rows that no fit saw.
+"""Errors of the constants of measured devices and links.
 
-Two tables: kernels (products, attention, layers of experts) on the shapes that `fit_devices.py` held back, and
-collectives on the points that `fit_collectives.py` held out. A row is priced for the library that ran it; "as planned"
-is the median error of prices that do not know the library. "inside" is the share of the rows in the stated 90 %
-intervals, which come from other rows. Rows of kernels that were not fitted are counted as not priced.
+Predicted and measured seconds of rows that no fit saw.
+
+Two tables: kernels (products, attention, layers of experts) on the shapes that `fit_devices.py`
+held back, and collectives on the points that `fit_collectives.py` held out. A row is priced for the
+library that ran it; "as planned" is the median error of prices that do not know the library.
+"inside" is the share of the rows in the stated 90 % intervals, which come from other rows. Rows of
+kernels that were not fitted are counted as not priced.
 """
 
 from __future__ import annotations
@@ -14,15 +17,16 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from fitting.collective_rows import devices
-from fitting.collective_scores import collective_scores
-from kernels.bounds import bounds, shown_bounds
-from kernels.judging import KINDS, kernel_scores
-from kernels.rows import devices_in
-from kernels.scores import held_in, shown
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from autopar.costmodel.device.kernels import measured
+from autopar.costmodel.device.measured_kernels import measured
 from autopar.errors import AutoparError, UsageError
+from benchmarks.fitting.collective_rows import devices
+from benchmarks.fitting.collective_scores import collective_scores
+from benchmarks.kernels.bounds import bounds, shown_bounds
+from benchmarks.kernels.judging import KINDS, kernel_scores
+from benchmarks.kernels.rows import devices_in
+from benchmarks.kernels.scores import held_in, shown
 
 QUICK = ("h100_sxm", "b200_sxm")
 """The devices that --quick looks at."""
@@ -33,15 +37,26 @@ def devices_of(folder: Path, *, quick: bool) -> tuple[list[str], list[str]]:
     kernels = {device for kind, _ in KINDS for device in devices_in(folder, kind)} & set(measured())
     collectives = set(devices(folder))
     if not kernels | collectives:
-        raise UsageError(f"{folder} has no tables gemm_*, attention_*, moe_* or collectives_* of {', '.join(measured())}")
+        raise UsageError(
+            f"{folder} has no tables gemm_*, attention_*, moe_* or collectives_* of "
+            f"{', '.join(measured())}"
+        )
     wanted = set(QUICK) if quick else kernels | collectives
     return sorted(kernels & wanted), sorted(collectives & wanted)
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of tables of kernels and collectives")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a folder of tables of kernels and collectives",
+    )
     parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
@@ -49,7 +64,9 @@ def main() -> None:
         kernels, collectives = devices_of(arguments.data, quick=arguments.quick)
         tables = {
             "kernels": [one for device in kernels for one in kernel_scores(arguments.data, device)],
-            "collectives": [one for device in collectives for one in collective_scores(arguments.data, device)],
+            "collectives": [
+                one for device in collectives for one in collective_scores(arguments.data, device)
+            ],
         }
     except AutoparError as error:
         print(f"silicon: {error}", file=sys.stderr)
@@ -58,7 +75,12 @@ def main() -> None:
     if arguments.json:
         rows = [{"table": name, **asdict(one)} for name, scores in tables.items() for one in scores]
         inside = {name: held_in(scores) for name, scores in tables.items()}
-        print(json.dumps({"rows": rows, "inside": inside, "bounds": [asdict(one) for one in best]}, allow_nan=False))
+        print(
+            json.dumps(
+                {"rows": rows, "inside": inside, "bounds": [asdict(one) for one in best]},
+                allow_nan=False,
+            )
+        )
         return
     for name, scores in tables.items():
         if scores:

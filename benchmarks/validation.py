@@ -1,7 +1,10 @@
-"""Accuracy of the cost model: its predictions beside published measurements and a null model that knows only a rate.
+"""Accuracy of the cost model.
 
-Reads every CSV file of a folder that has the columns of a known kind (`benchmarks/validating/rows.py`) and scores each
-group in it (formulas: `benchmarks/validating/scores.py`). Rows that do not say fully what was run are left out, and
+Its predictions beside published measurements and a null model that knows only a rate.
+
+Reads every CSV file of a folder that has the columns of a known kind
+(`benchmarks/validating/rows.py`) and scores each group in it (formulas:
+`benchmarks/validating/scores.py`). Rows that do not say fully what was run are left out, and
 counted by reason.
 """
 
@@ -18,13 +21,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from validating.groups import all_groups
-from validating.held_out import HeldOut, of_memory, of_steps
-from validating.pairs import LARGE, Pair, pairs, within
-from validating.plots import leaderboard, write_plots
-from validating.scores import Group, Score, score
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.errors import AutoparError, UsageError, unknown
+from benchmarks.validating.groups import all_groups
+from benchmarks.validating.held_out import HeldOut, of_memory, of_steps
+from benchmarks.validating.pairs import LARGE, Pair, pairs, within
+from benchmarks.validating.plots import leaderboard, write_plots
+from benchmarks.validating.scores import Group, Score, score
 
 QUICK = 40
 """Rows of a group that --quick prices."""
@@ -42,54 +47,99 @@ TARGETS = {
     "bloom": {"mean_error": 0.08},
     "collectives from 1 MiB": {"mean_error": 0.15},
     "collectives below 1 MiB": {"mean_error": 0.25},
-    "alephalpha 13B 2048": {"mean_error": 0.10, "worst_spearman": 0.9, "worst_regret": 0.05, "oom_accuracy": 0.95},
-    "alephalpha 13B 8192": {"mean_error": 0.10, "worst_spearman": 0.9, "worst_regret": 0.05, "oom_accuracy": 0.95},
+    "alephalpha 13B 2048": {
+        "mean_error": 0.10,
+        "worst_spearman": 0.9,
+        "worst_regret": 0.05,
+        "oom_accuracy": 0.95,
+    },
+    "alephalpha 13B 8192": {
+        "mean_error": 0.10,
+        "worst_spearman": 0.9,
+        "worst_regret": 0.05,
+        "oom_accuracy": 0.95,
+    },
 }
-"""Targets of a group's figures: lower bounds of `worst_spearman` and `oom_accuracy`, upper bounds of the others."""
+"""Targets of a group's figures.
+
+Lower bounds of `worst_spearman` and `oom_accuracy`, upper bounds of the others.
+"""
 FITTED = {
-    "bloom": "network", "mist_l4": "operators", "mist_aceso L4": "operators", "mist_aceso A10G": "operators", "sailor mixed": "links",
-    "sailor_layers OPT-30 whole": "float32", "simumax_b200": "its node", "mist_aceso stages L4": "operators",
+    "bloom": "network",
+    "mist_l4": "operators",
+    "mist_aceso L4": "operators",
+    "mist_aceso A10G": "operators",
+    "sailor mixed": "links",
+    "sailor_layers OPT-30 whole": "float32",
+    "simumax_b200": "its node",
+    "mist_aceso stages L4": "operators",
     "mist_aceso stages A10G": "operators",
-}  # fmt: skip
+}
 """Groups on machines whose measurements the cost model was fitted to, each with what was fitted.
 
 Kernels and links were fitted, not runs; bloom's network is the exception.
 """
 PEERS = {
-    "vtrain_single": ("vTrain", 0.0837), "korth_t5 dp 1": ("Calculon", 0.0365), "sc21_t1": ("Calculon", 0.103), "bloom": ("Calculon", 0.31),
-}  # fmt: skip
+    "vtrain_single": ("vTrain", 0.0837),
+    "korth_t5 dp 1": ("Calculon", 0.0365),
+    "sc21_t1": ("Calculon", 0.103),
+    "bloom": ("Calculon", 0.31),
+}
 """Mean errors that other authors state of their own models on a whole group.
 
-vTrain: on all of its 1,440 runs on a node, of which these are every fourth (VIA-Research/vTrain@f8dda847). Calculon: on
-the eight rows that it ships, and on rows that it does not.
+vTrain: on all of its 1,440 runs on a node, of which these are every fourth
+(VIA-Research/vTrain@f8dda847). Calculon: on the eight rows that it ships, and on rows that it does
+not.
 """
 AT_LEAST = ("worst_spearman", "oom_accuracy")
-OF_NULL, ENOUGH = 0.6, 0.05
+OF_NULL = 0.6
+ENOUGH = 0.05
 """Every mean error should be at most OF_NULL times the null model's, or at most ENOUGH."""
 HEADINGS = (
-    "n", "mean", "max", "bias", "null mean", "peer", "arithmetic", "fitted",
-    "sweeps", "Spearman", "worst", "regret", "worst", "OOM right", "memory", "left out",
-)  # fmt: skip
+    "n",
+    "mean",
+    "max",
+    "bias",
+    "null mean",
+    "peer",
+    "arithmetic",
+    "fitted",
+    "sweeps",
+    "Spearman",
+    "worst",
+    "regret",
+    "worst",
+    "OOM right",
+    "memory",
+    "left out",
+)
 
 
 def named(groups: Sequence[Group], name: str) -> Group:
     """The group named `name`."""
-    found = next((group for group in groups if group.name == name), None)
-    if found is None:
+    match = next((group for group in groups if group.name == name), None)
+    if match is None:
         raise UsageError(unknown("group", name, [group.name for group in groups]))
-    return found
+    return match
 
 
-def missed(name: str, found: Score) -> list[str]:
+def missed(name: str, score: Score) -> list[str]:
     """The targets that a group misses."""
     told = []
     for figure, limit in TARGETS.get(name, {}).items():
-        value = getattr(found, figure)
+        value = getattr(score, figure)
         if value is None or (value < limit if figure in AT_LEAST else value > limit):
             shown = "none" if value is None else f"{value:.3f}"
             told.append(f"{figure} {shown}, target {limit}")
-    if found.null_error is not None and found.mean_error is not None and found.mean_error > max(OF_NULL * found.null_error, ENOUGH):
-        told.append(f"mean_error {found.mean_error:.3f}, {OF_NULL} of the null model's is {OF_NULL * found.null_error:.3f}")
+    if (
+        score.null_error is not None
+        and score.mean_error is not None
+        and score.mean_error > max(OF_NULL * score.null_error, ENOUGH)
+    ):
+        told.append(
+            f"mean_error {score.mean_error:.3f}, {OF_NULL} of the null model's is "
+            f"{OF_NULL * score.null_error:.3f}"
+        )
     return told
 
 
@@ -98,10 +148,10 @@ def percent(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}.1%}"
 
 
-def peer(name: str, found: Score) -> str:
+def peer(name: str, score: Score) -> str:
     """The error of the source's own model on its rows, or the error that other authors state."""
-    if found.peer_error is not None:
-        return f"{'SimuMax' if name.startswith('simumax') else 'Aceso'} {found.peer_error:.1%}"
+    if score.peer_error is not None:
+        return f"{'SimuMax' if name.startswith('simumax') else 'Aceso'} {score.peer_error:.1%}"
     who, error = PEERS.get(name, ("", None))
     return f"{who} {error:.1%}" if error is not None else "-"
 
@@ -118,22 +168,38 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
     table.add_column("group", no_wrap=True)
     for heading in HEADINGS:
         table.add_column(heading, justify="right")
-    for group, found in zip(groups, scores, strict=True):
+    for group, scored in zip(groups, scores, strict=True):
         table.add_row(
-            escape(group.name), str(found.n), percent(found.mean_error), percent(found.max_error), percent(found.bias, "+"),
-            percent(found.null_error), peer(group.name, found), percent(found.arithmetic), FITTED.get(group.name, "no"),
-            str(found.sweeps or "-"), plain(found.spearman), plain(found.worst_spearman), percent(found.regret),
-            percent(found.worst_regret), percent(found.oom_accuracy), percent(found.memory_error), str(sum(found.left_out.values()) or "-"),
-        )  # fmt: skip
+            escape(group.name),
+            str(scored.n),
+            percent(scored.mean_error),
+            percent(scored.max_error),
+            percent(scored.bias, "+"),
+            percent(scored.null_error),
+            peer(group.name, scored),
+            percent(scored.arithmetic),
+            FITTED.get(group.name, "no"),
+            str(scored.sweeps or "-"),
+            plain(scored.spearman),
+            plain(scored.worst_spearman),
+            percent(scored.regret),
+            percent(scored.worst_regret),
+            percent(scored.oom_accuracy),
+            percent(scored.memory_error),
+            str(sum(scored.left_out.values()) or "-"),
+        )
     console.print(table)
-    for group, found in zip(groups, scores, strict=True):
-        if found.oom:
-            both, told, was, neither = found.oom
+    for group, scored in zip(groups, scores, strict=True):
+        if scored.oom:
+            both, told, was, neither = scored.oom
             text = f"told and found {both}, told only {told}, found only {was}, neither {neither}"
-            console.print(f"{escape(group.name)}: out of memory: {text}; chosen in {found.chosen_oom} of {found.sweeps} sweeps")
-        for reason, count in found.left_out.items():
+            console.print(
+                f"{escape(group.name)}: out of memory: {text}; chosen in {scored.chosen_oom} of "
+                f"{scored.sweeps} sweeps"
+            )
+        for reason, count in scored.left_out.items():
             console.print(f"{escape(group.name)}: {count} left out, {escape(reason)}")
-        for text in missed(group.name, found):
+        for text in missed(group.name, scored):
             console.print(f"{escape(group.name)}: missed: {escape(text)}")
     for what, held in intervals(groups).items():
         console.print(held_out_line(what, held))
@@ -142,35 +208,54 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
         console.print(f"not scored: {escape(', '.join(others))}")
 
 
-def shown_pairs(console: Console, found: Sequence[Pair]) -> None:
+def shown_pairs(console: Console, pairs: Sequence[Pair]) -> None:
     """Print the comparison of devices: one line for all pairs, then each pair of large models."""
-    if not found:
+    if not pairs:
         return
-    table = Table(title=f"Devices beside one another, models of {LARGE}: tokens a second and device, the second over the first")
+    table = Table(
+        title=(
+            f"Devices beside one another, models of {LARGE}: tokens a second and device, the "
+            "second over the first"
+        )
+    )
     for heading in ("runs of", "devices", "runs", "measured", "predicted", "error"):
         table.add_column(heading, justify="left" if heading in ("runs of", "devices") else "right")
-    for one in found:
+    for one in pairs:
         if LARGE in one.model.upper():
             names = f"{one.devices[1]} / {one.devices[0]}"
-            table.add_row(escape(one.what), names, str(one.runs), f"{one.measured:.2f}", f"{one.predicted:.2f}", percent(one.error, "+"))
+            table.add_row(
+                escape(one.what),
+                names,
+                str(one.runs),
+                f"{one.measured:.2f}",
+                f"{one.predicted:.2f}",
+                percent(one.error, "+"),
+            )
     console.print(table)
-    middle = sorted(abs(one.error) for one in found)[len(found) // 2]
-    console.print(f"{len(found)} pairs of devices: median error of the ratio {middle:.1%}, {within(found):.0%} within 15 %")
+    middle = sorted(abs(one.error) for one in pairs)[len(pairs) // 2]
+    console.print(
+        f"{len(pairs)} pairs of devices: median error of the ratio {middle:.1%}, "
+        f"{within(pairs):.0%} within 15 %"
+    )
 
 
 def intervals(groups: Sequence[Group]) -> dict[str, HeldOut]:
     """Intervals of measured over predicted, for step time and for memory."""
-    found = {"step": of_steps(groups), "memory": of_memory(groups)}
-    return {what: held for what, held in found.items() if held is not None}
+    held_out = {"step": of_steps(groups), "memory": of_memory(groups)}
+    return {what: held for what, held in held_out.items() if held is not None}
 
 
 def held_out_line(what: str, held: HeldOut) -> str:
     """A sentence for people."""
-    low, middle, high = (math.exp(x) for x in (held.residual.low, held.residual.middle, held.residual.high))
+    low, middle, high = (
+        math.exp(x) for x in (held.residual.low, held.residual.middle, held.residual.high)
+    )
     worst = min(held.inside, key=held.inside.__getitem__)
     return (
-        f"{what}: nine in ten of {held.residual.rows} rows lie between {low:.2f} and {high:.2f} times what is predicted, half below "
-        f"{middle:.2f}; of a group left out {held.coverage:.0%} (least: {escape(worst)}, {held.inside[worst]:.0%})"
+        f"{what}: nine in ten of {held.residual.rows} rows lie between {low:.2f} and {high:.2f} "
+        "times what is predicted, half below "
+        f"{middle:.2f}; of a group left out {held.coverage:.0%} (least: {escape(worst)}, "
+        f"{held.inside[worst]:.0%})"
     )
 
 
@@ -180,21 +265,37 @@ def shown_rows(group: Group) -> None:
     table = Table(title=f"Rows of {escape(group.name)}")
     for heading in ("row", f"measured ({group.unit})", f"predicted ({group.unit})", "error"):
         table.add_column(heading, justify="left" if heading == "row" else "right")
-    errors = [(s.predicted / s.measured - 1, s) for s in group.samples if s.predicted is not None and s.measured is not None]
+    errors = [
+        (s.predicted / s.measured - 1, s)
+        for s in group.samples
+        if s.predicted is not None and s.measured is not None
+    ]
     for error, s in sorted(errors, key=lambda pair: -abs(pair[0])):
-        table.add_row(escape(s.label), f"{s.measured:.4g}", f"{s.predicted:.4g}", percent(error, "+"))
+        table.add_row(
+            escape(s.label), f"{s.measured:.4g}", f"{s.predicted:.4g}", percent(error, "+")
+        )
     console.print(table)
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of CSV files")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="a folder of CSV files"
+    )
     parser.add_argument("--quick", action="store_true", help=f"at most {QUICK} rows of each group")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write a plot of each group there")
-    parser.add_argument("--leaderboard", type=Path, metavar="FILE", help="write a picture of all groups there")
-    parser.add_argument("--rows", metavar="GROUP", help="print every row of a group instead, the worst first")
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="write a plot of each group there"
+    )
+    parser.add_argument(
+        "--leaderboard", type=Path, metavar="FILE", help="write a picture of all groups there"
+    )
+    parser.add_argument(
+        "--rows", metavar="GROUP", help="print every row of a group instead, the worst first"
+    )
     arguments = parser.parse_args()
     try:
         groups, others = all_groups(arguments.data, most=QUICK if arguments.quick else None)
@@ -211,13 +312,25 @@ def main() -> None:
     if arguments.leaderboard:
         arguments.leaderboard.write_text(leaderboard(groups, scores), encoding="utf-8")
     if arguments.json:
-        found = {group.name: score.as_json() for group, score in zip(groups, scores, strict=True)}
+        results = {group.name: score.as_json() for group, score in zip(groups, scores, strict=True)}
         held = {
-            what: {**dataclasses.asdict(one.residual), "coverage": one.coverage, "inside": dict(one.inside)}
+            what: {
+                **dataclasses.asdict(one.residual),
+                "coverage": one.coverage,
+                "inside": dict(one.inside),
+            }
             for what, one in intervals(groups).items()
         }
-        found = {name: {**score, "fitted": FITTED.get(name, "no"), "stated": PEERS.get(name)} for name, score in found.items()}
-        told = {"groups": found, "intervals": held, "pairs": [dataclasses.asdict(one) for one in pairs(groups)], "not_scored": others}
+        results = {
+            name: {**score, "fitted": FITTED.get(name, "no"), "stated": PEERS.get(name)}
+            for name, score in results.items()
+        }
+        told = {
+            "groups": results,
+            "intervals": held,
+            "pairs": [dataclasses.asdict(one) for one in pairs(groups)],
+            "not_scored": others,
+        }
         print(json.dumps({**told, "targets": TARGETS}, allow_nan=False))
     else:
         shown(groups, scores, others)

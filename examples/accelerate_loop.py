@@ -1,8 +1,11 @@
-"""A plan inside a loop of Hugging Face Accelerate: `torchrun --nproc-per-node 2 examples/accelerate_loop.py`.
+"""A plan inside a loop of Hugging Face Accelerate.
 
-On GPUs `accelerate launch --multi_gpu` starts the ranks, too; on CPUs it starts one process. Accelerate makes the group, counts
-ranks and prints for one of them. It is not given the model to prepare: `parallelize` has split it, and each rank reads the whole batch, of
-which its plan takes what it needs. Without Accelerate the loop is the same.
+`torchrun --nproc-per-node 2 examples/accelerate_loop.py`.
+
+On GPUs `accelerate launch --multi_gpu` starts the ranks, too; on CPUs it starts one process.
+Accelerate makes the group, counts ranks and prints for one of them. It is not given the model to
+prepare: `parallelize` has split it, and each rank reads the whole batch, of which its plan takes
+what it needs. Without Accelerate the loop is the same.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autopar
 
-BATCH, EPOCHS = 16, 2
+BATCH = 16
+EPOCHS = 2
 
 
 class Net(nn.Module):
@@ -23,7 +27,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 4)
+        self.up = nn.Linear(8, 32)
+        self.down = nn.Linear(32, 4)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss."""
@@ -37,7 +42,7 @@ def dataset() -> TensorDataset:
 
 
 class _Alone:
-    """What the loop uses of an `Accelerator`, where there is none."""
+    """The part of an `Accelerator` that the loop uses, where there is none."""
 
     def __init__(self) -> None:
         from autopar.runtime.launch import init_from_environment
@@ -68,10 +73,13 @@ def accelerator() -> Any:
 
 def train() -> list[float]:
     """The losses."""
-    own, data = accelerator(), dataset()
+    own = accelerator()
+    data = dataset()
     torch.manual_seed(0)
     net = Net()
-    plan = autopar.plan(net, data[:BATCH], devices=own.num_processes, cluster="local-cpu", scheme="zero1")
+    plan = autopar.plan(
+        net, data[:BATCH], devices=own.num_processes, cluster="local-cpu", scheme="zero1"
+    )
     model = autopar.parallelize(net, plan, data[:BATCH])
     optimizer = autopar.local_optimizer(torch.optim.AdamW, model, lr=1e-2)
     loader = DataLoader(data, batch_sampler=autopar.sampler(data, plan, seed=0))

@@ -1,7 +1,10 @@
-"""MindSpore's two-product network under autopar: `python examples/from_mindspore.py`, or `torchrun --nproc-per-node 4 ...`.
+"""MindSpore's two-product network under autopar.
 
-The first product cuts its rows, as data parallelism does, the second its weight's columns, as model parallelism does. Between them every
-device needs all of the first one's result, so one all-gather stands there. The network is trained on 4 ranks and on one device.
+`python examples/from_mindspore.py`, or `torchrun --nproc-per-node 4 ...`.
+
+The first product cuts its rows, as data parallelism does, the second its weight's columns, as model
+parallelism does. Between them every device needs all of the first one's result, so one all-gather
+stands there. The network is trained on 4 ranks and on one device.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from torch import Tensor, nn
 import autopar
 from autopar import Plan
 
-RANKS, STEPS = 4, 5
+RANKS = 4
+STEPS = 5
 
 
 class DenseMatMulNet(nn.Module):
@@ -25,7 +29,8 @@ class DenseMatMulNet(nn.Module):
         super().__init__()
         self.matmul1 = autopar.shard(torch.matmul, ((4, 1), (1, 1)))
         self.matmul2 = autopar.shard(torch.matmul, ((1, 1), (1, 4)))
-        self.w, self.v = nn.Parameter(torch.randn(16, 32) * 0.2), nn.Parameter(torch.randn(32, 8) * 0.2)
+        self.w = nn.Parameter(torch.randn(16, 32) * 0.2)
+        self.v = nn.Parameter(torch.randn(32, 8) * 0.2)
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores."""
@@ -54,18 +59,21 @@ def alone() -> list[float]:
     """The losses of one device."""
     net = build()
     optimizer = autopar.Momentum(net.parameters(), 0.1, 0.9)
-    found = []
+    losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
         value = loss(net(batch(step)), batch(step))
         value.backward()
         optimizer.step()
-        found.append(float(value.detach()))
-    return found
+        losses.append(float(value.detach()))
+    return losses
 
 
 def planned(size: int) -> Plan:
-    """The plan for so many devices: the cuts are those of the network, the rest splits the batch."""
+    """The plan for so many devices.
+
+    The cuts are those of the network, the rest splits the batch.
+    """
     autopar.set_auto_parallel_context(parallel_mode="semi_auto_parallel", device_num=size)
     return autopar.plan(build(), (batch(0),), cluster="local-cpu", optimizer="momentum", loss=loss)
 
@@ -73,14 +81,15 @@ def planned(size: int) -> Plan:
 def train(plan: Plan) -> list[float]:
     """The losses of this rank; each is given its part of the batch."""
     autopar.communication.init()
-    rank, size = autopar.communication.get_rank(), autopar.communication.get_group_size()
+    rank = autopar.communication.get_rank()
+    size = autopar.communication.get_group_size()
     model = autopar.parallelize(build(), plan, loss=loss)
     optimizer = autopar.local_optimizer(autopar.Momentum, model, lr=0.1, momentum=0.9)
-    found = []
+    losses = []
     for step in range(STEPS):
         part = batch(step).chunk(size)[rank]
-        found.append(float(model.train_step(part, optimizer)))
-    return found
+        losses.append(float(model.train_step(part, optimizer)))
+    return losses
 
 
 def main() -> None:

@@ -1,6 +1,9 @@
-"""OneFlow's product of 4x5 by 5x8 under autopar, in data, model and pipeline form: `python examples/from_oneflow.py`, or by torchrun.
+"""OneFlow's product of 4x5 by 5x8 under autopar, in data, model and pipeline form.
 
-The program is that of OneFlow's documents, with `autopar` in place of `oneflow`; each result is compared with one device.
+`python examples/from_oneflow.py`, or by torchrun.
+
+The program is that of OneFlow's documents, with `autopar` in place of `oneflow`; each result is
+compared with one device.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def model_parallel() -> float:
 
 def pipeline() -> float:
     """Two stages, each on a device of its own; gradients come back by the same way."""
-    first, second = autopar.placement(type="cpu", ranks=[0]), autopar.placement(type="cpu", ranks=[1])
+    first = autopar.placement(type="cpu", ranks=[0])
+    second = autopar.placement(type="cpu", ranks=[1])
     broadcast = autopar.sbp.broadcast
     w0 = autopar.randn(5, 8, placement=first, sbp=broadcast, requires_grad=True)
     w1 = autopar.randn(8, 3, placement=second, sbp=broadcast, requires_grad=True)
@@ -48,13 +52,21 @@ def pipeline() -> float:
     out_stage1 = autopar.matmul(in_stage1, w1)
     assert tuple(out_stage0.shape) == (4, 8) and tuple(out_stage1.shape) == (4, 3)
     out_stage1.sum().backward()
-    given, a, b = in_stage0.full(), w0.full().requires_grad_(), w1.full().requires_grad_()
+    given = in_stage0.full()
+    a = w0.full().requires_grad_()
+    b = w1.full().requires_grad_()
     (given @ a @ b).sum().backward()
     assert a.grad is not None and b.grad is not None
-    return max(float((w0.grad.full() - a.grad).abs().max()), float((w1.grad.full() - b.grad).abs().max()))
+    return max(
+        float((w0.grad.full() - a.grad).abs().max()), float((w1.grad.full() - b.grad).abs().max())
+    )
 
 
-FORMS: dict[str, Callable[[], float]] = {"data": data_parallel, "model": model_parallel, "pipeline": pipeline}
+FORMS: dict[str, Callable[[], float]] = {
+    "data": data_parallel,
+    "model": model_parallel,
+    "pipeline": pipeline,
+}
 
 
 def run() -> dict[str, float]:
@@ -67,12 +79,12 @@ def run() -> dict[str, float]:
 def main() -> None:
     """Run on ranks, and say how far each form is from one device."""
     if "RANK" in os.environ:
-        found = run()
+        losses = run()
     else:
         from autopar.runtime.launch import run_ranks
 
-        found = run_ranks(run, RANKS)[0]
-    for name, error in found.items():
+        losses = run_ranks(run, RANKS)[0]
+    for name, error in losses.items():
         print(f"{name}: largest difference {error:.1e}")
 
 

@@ -1,6 +1,9 @@
-"""Batch inference: `python examples/infer.py --ranks 2`, or by torchrun. Outputs are whole on every rank, or stay split where made.
+"""Batch inference: `python examples/infer.py --ranks 2`, or by torchrun.
 
-The plan is for inference: no gradients, no state of an optimizer. What is left of the samples fills a last batch, and its rows are dropped.
+Outputs are whole on every rank, or stay split where made.
+
+The plan is for inference: no gradients, no state of an optimizer. What is left of the samples fills
+a last batch, and its rows are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from torch import Tensor, nn
 import autopar
 from autopar import Plan
 
-BATCH, SAMPLES, FEATURES, CLASSES = 8, 20, 32, 10
+BATCH = 8
+SAMPLES = 20
+FEATURES = 32
+CLASSES = 10
 
 
 def build() -> nn.Module:
@@ -26,7 +32,7 @@ def build() -> nn.Module:
 
 
 def samples() -> Tensor:
-    """What is to be classified."""
+    """The inputs to be classified."""
     return torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(1))
 
 
@@ -38,20 +44,30 @@ def batches(values: Tensor) -> Iterator[tuple[Tensor, int]]:
 
 def planned(devices: int, scheme: str | None) -> Plan:
     """The plan for so many ranks."""
-    return autopar.plan(build(), (samples()[:BATCH],), devices=devices, cluster="local-cpu", mode="infer", scheme=scheme)
+    return autopar.plan(
+        build(),
+        (samples()[:BATCH],),
+        devices=devices,
+        cluster="local-cpu",
+        mode="infer",
+        scheme=scheme,
+    )
 
 
 def classify(plan: Plan, outputs: Any = "whole") -> Tensor:
-    """The classes of all samples; with `outputs` "split" each rank looks at its part of the scores before they are put together."""
+    """The classes of all samples.
+
+    With `outputs` "split" each rank looks at its part of the scores before they are put together.
+    """
     model = autopar.parallelize(build(), plan, (samples()[:BATCH],), outputs=outputs)
-    found = []
+    chosen = []
     with torch.no_grad():
         for batch, count in batches(samples()):
             scores = model(batch)
             # A DTensor knows where its parts lie: what is asked of it is answered part by part.
             best = scores.argmax(-1)
-            found.append((best if outputs == "whole" else best.full_tensor())[:count])
-    return torch.cat(found)
+            chosen.append((best if outputs == "whole" else best.full_tensor())[:count])
+    return torch.cat(chosen)
 
 
 def main(arguments: Sequence[str] | None = None) -> Tensor:
@@ -62,15 +78,20 @@ def main(arguments: Sequence[str] | None = None) -> Tensor:
     parser.add_argument("--scheme", default="data", help="a scheme known by name")
     given = parser.parse_args(arguments)
     if "RANK" in os.environ:
-        found = classify(planned(int(os.environ["WORLD_SIZE"]), given.scheme), given.outputs)
+        classes = classify(planned(int(os.environ["WORLD_SIZE"]), given.scheme), given.outputs)
     else:
         from autopar.runtime.launch import run_ranks
 
-        found = run_ranks(classify, given.ranks, planned(given.ranks, given.scheme), given.outputs)[0]
+        classes = run_ranks(
+            classify, given.ranks, planned(given.ranks, given.scheme), given.outputs
+        )[0]
     wanted = build()(samples()).argmax(-1)
     if os.environ.get("RANK", "0") == "0":
-        print(f"{len(found)} samples classified, {int((found != wanted).sum())} otherwise than on one device")
-    return found
+        print(
+            f"{len(classes)} samples classified, {int((classes != wanted).sum())} otherwise than "
+            "on one device"
+        )
+    return classes
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""A plan in Ray Train: `python examples/ray_train.py --workers 2`. Ray starts ranks and process group, which autopar takes as they are.
+"""A plan in Ray Train: `python examples/ray_train.py --workers 2`.
 
-The network is so small that one worker would be faster alone, which the search would find: so the plan is asked to split the batch.
+Ray starts ranks and process group, which autopar takes as they are.
+
+The network is so small that one worker would be faster alone, which the search would find: so the
+plan is asked to split the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 8)
+        self.up = nn.Linear(16, 64)
+        self.down = nn.Linear(64, 8)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss."""
@@ -36,8 +40,13 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return x, x[:, :8].argmax(1)
 
 
-def train_loop(config: dict[str, Any], report: Callable[[dict[str, float]], None] | None = None) -> list[float]:
-    """What each worker runs, and its losses; `report` is Ray's, where it is not given."""
+def train_loop(
+    config: dict[str, Any], report: Callable[[dict[str, float]], None] | None = None
+) -> list[float]:
+    """Train on a worker and return its losses.
+
+    `report` is Ray's, where it is not given.
+    """
     if report is None:
         from ray import train
 
@@ -45,7 +54,9 @@ def train_loop(config: dict[str, Any], report: Callable[[dict[str, float]], None
     torch.manual_seed(0)
     net = Net()
     devices = torch.distributed.get_world_size()
-    plan = autopar.plan(net, batch(0), devices=devices, cluster=config["cluster"], optimizer="adamw", scheme="data")
+    plan = autopar.plan(
+        net, batch(0), devices=devices, cluster=config["cluster"], optimizer="adamw", scheme="data"
+    )
     model = autopar.parallelize(net, plan)
     optimizer = autopar.local_optimizer(torch.optim.AdamW, model, lr=1e-2)
     losses = []

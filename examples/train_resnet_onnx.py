@@ -1,7 +1,10 @@
-"""A small ResNet that is an ONNX file, trained: `python examples/train_resnet_onnx.py --ranks 2`, or by torchrun.
+"""A small ResNet that is an ONNX file, trained.
 
-The file holds no training: the loss is given beside it, and parameters are what the file stores as floating-point numbers. What was learnt
-is written back into the file's own initializers, so that any ONNX runtime runs it.
+`python examples/train_resnet_onnx.py --ranks 2`, or by torchrun.
+
+The file holds no training: the loss is given beside it, and parameters are what the file stores as
+floating-point numbers. What was learnt is written back into the file's own initializers, so that
+any ONNX runtime runs it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from torch import Tensor
 import autopar
 from autopar import Plan
 
-BATCH, SIZE, CHANNELS, CLASSES = 8, 8, 8, 4
+BATCH = 8
+SIZE = 8
+CHANNELS = 8
+CLASSES = 4
 
 
 class _Writer:
@@ -40,35 +46,54 @@ class _Writer:
 
     def op(self, kind: str, name: str, *inputs: str, **attributes: object) -> str:
         """A node, and its output."""
-        self.nodes.append(helper.make_node(kind, list(inputs), [f"{name}.out"], name=name, **attributes))
+        self.nodes.append(
+            helper.make_node(kind, list(inputs), [f"{name}.out"], name=name, **attributes)
+        )
         return f"{name}.out"
 
     def conv(self, name: str, x: str, channels: int, into: int) -> str:
         """A convolution of 3 x 3."""
-        return self.op("Conv", name, x, self.weight(f"{name}.weight", into, channels, 3, 3), pads=[1, 1, 1, 1])
+        return self.op(
+            "Conv", name, x, self.weight(f"{name}.weight", into, channels, 3, 3), pads=[1, 1, 1, 1]
+        )
 
 
 def write_resnet(path: Path, blocks: int = 2) -> Path:
-    """Write the network: a convolution, residual blocks, the mean over the picture, and a product."""
+    """Write a convolution, residual blocks, the mean over the picture, and a product."""
     w = _Writer()
     x = w.op("Relu", "stem.relu", w.conv("stem", "picture", 3, CHANNELS))
     for number in range(blocks):
         name = f"block{number}"
         inner = w.op("Relu", f"{name}.relu0", w.conv(f"{name}.conv0", x, CHANNELS, CHANNELS))
-        x = w.op("Relu", f"{name}.relu1", w.op("Add", f"{name}.add", x, w.conv(f"{name}.conv1", inner, CHANNELS, CHANNELS)))
+        x = w.op(
+            "Relu",
+            f"{name}.relu1",
+            w.op("Add", f"{name}.add", x, w.conv(f"{name}.conv1", inner, CHANNELS, CHANNELS)),
+        )
     flat = w.op("Flatten", "flatten", w.op("GlobalAveragePool", "pool", x))
-    w.nodes.append(helper.make_node("Gemm", [flat, w.weight("head.weight", CLASSES, CHANNELS)], ["scores"], name="head", transB=1))
+    w.nodes.append(
+        helper.make_node(
+            "Gemm",
+            [flat, w.weight("head.weight", CLASSES, CHANNELS)],
+            ["scores"],
+            name="head",
+            transB=1,
+        )
+    )
     picture = helper.make_tensor_value_info("picture", TensorProto.FLOAT, [BATCH, 3, SIZE, SIZE])
     scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [BATCH, CLASSES])
     graph = helper.make_graph(w.nodes, "resnet", [picture], [scores], w.weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path
+    )
     return path
 
 
 def pictures(step: int) -> tuple[Tensor, Tensor]:
     """A batch of pictures, brighter in one of four corners, and which."""
     generator = torch.Generator().manual_seed(step)
-    x, corner = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator), torch.randint(0, CLASSES, (BATCH,), generator=generator)
+    x = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
+    corner = torch.randint(0, CLASSES, (BATCH,), generator=generator)
     half = SIZE // 2
     for number, place in enumerate(corner.tolist()):
         x[number, :, place // 2 * half :, place % 2 * half :] += 1.0
@@ -98,7 +123,9 @@ def write_back(path: Path, learnt: dict[str, np.ndarray]) -> None:
     model = onnx.load(path)
     for place, tensor in enumerate(model.graph.initializer):
         if tensor.name in learnt:
-            model.graph.initializer[place].CopyFrom(numpy_helper.from_array(learnt[tensor.name], tensor.name))
+            model.graph.initializer[place].CopyFrom(
+                numpy_helper.from_array(learnt[tensor.name], tensor.name)
+            )
     onnx.save(model, path.with_name(f"{path.stem}-trained.onnx"))
 
 
@@ -112,7 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     ranks = int(os.environ.get("WORLD_SIZE", given.ranks))
     if os.environ.get("RANK", "0") == "0" and not given.file.exists():
         write_resnet(given.file)
-    plan = autopar.plan(str(given.file), devices=ranks, cluster="local-cpu", scheme="data", micro_batches=1)
+    plan = autopar.plan(
+        str(given.file), devices=ranks, cluster="local-cpu", scheme="data", micro_batches=1
+    )
     if "RANK" in os.environ:
         losses = train(given.file, plan, given.steps)
     else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from autopar.errors import RunError
 from autopar.model import LoadedModel
@@ -21,20 +21,19 @@ from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 
-from . import profiling
-from .check import CollectiveLog, Observation, Report, differences, observe, observe_model, one_device, optimizer_of
-from .collectives import DeviceGroups
-from .example_inputs import example_values
-from .held_shards import Values
-from .host_states import host_states
+from .checking.check import CollectiveLog, Observation, Report, differences, observe, optimizer_of
+from .checking.reference import exact, reference_observation
+from .files.module_weights import fill_module
 from .launch import in_steps, require_cuda, run_ranks
-from .local_forms.randomness import is_random
-from .masters import mastered
-from .module import ParallelModule
-from .onnx_module import OnnxModule
-from .parallelize import join_world, model_values
-from .weights import fill_module
-from .world import World
+from .models.example_inputs import example_values
+from .models.model_values import model_values
+from .module.held_shards import Values
+from .module.parallel_module import ModuleOptions, ParallelModule
+from .parallelize import join_world
+from .parameters.host_states import host_states
+from .profiling.profile import profile
+from .profiling.rows import together
+from .ranks.world import World
 
 TIMEOUT = 1800.0
 """Seconds that a run on forked ranks may take."""
@@ -42,7 +41,10 @@ TIMEOUT = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """The report of a run: `seconds` of a median step, the loss of every step, and the result of the check, if any."""
+    """The report of a run.
+
+    `seconds`: of a median step. `losses`: of every step. `check`: the result of the check, if any.
+    """
 
     ranks: int
     mesh: str
@@ -60,7 +62,8 @@ class RunReport:
 class _Job:
     """The job of every rank.
 
-    `profile`: the trace file of the first rank, for its steps after the first; other stages write next to it.
+    `profile`: the trace file of the first rank, for its steps after the first; other stages write
+    next to it.
     """
 
     model: LoadedModel
@@ -95,24 +98,29 @@ def run_plan(
     weights: str | Path | None = None,
     profile: str | Path | None = None,
 ) -> RunReport:
-    """Run a plan on ranks: those of `torchrun` if this process is one, else forked Gloo ranks on this machine.
+    """Run a plan on ranks: those of `torchrun` if this process is one, else forked Gloo ranks.
 
-    `check`: compare outputs, gradients and updated weights with one device, and each rank's collectives with the priced
-    ones. `weights`: files to read instead of a PyTorch model's own weights. `profile`: measure the steps of the first
-    rank of each stage, and write their traces there (`stage_trace`).
+    `check`: compare outputs, gradients and updated weights with one device, and each rank's
+    collectives with the priced ones. `weights`: files to read instead of a PyTorch model's own
+    weights. `profile`: measure the steps of the first rank of each stage, and write their traces
+    there (`stage_trace`).
     """
     if steps < 1:
         raise RunError(f"a run has at least 1 step, not {steps}")
-    plan.execution(analyse(model.graph, train=plan.model.mode == "train"))  # refuses what cannot be run before any rank starts
+    # Refuses what cannot be run before any rank starts.
+    plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
     inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph, seed)
     trace = Path(profile).absolute() if profile else None
-    job = _Job(model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed, profile=trace)
+    job = _Job(
+        model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed, profile=trace
+    )
     if "RANK" in os.environ:
         return _on_launched_ranks(job, backend, weights)
     if backend == "nccl":
         require_cuda()
         raise RunError(
-            f"nccl ranks are started by torchrun: torchrun --nproc-per-node {plan.devices} -m autopar run PLAN --model MODEL --backend nccl"
+            "nccl ranks are started by torchrun: torchrun --nproc-per-node "
+            f"{plan.devices} -m autopar run PLAN --model MODEL --backend nccl"
         )
     values = _values(job, weights)
     results = run_ranks(_run_rank, plan.devices, job, torch.device("cpu"), values, timeout=TIMEOUT)
@@ -120,7 +128,10 @@ def run_plan(
 
 
 def _values(job: _Job, weights: str | Path | None) -> Values:
-    """The values to run with; a check needs the model's own weights to be equal, before and after their cast."""
+    """The values to run with.
+
+    A check needs the model's own weights to be equal, before and after their cast.
+    """
     values = model_values(job.model, job.plan.schedule.types, weights=weights)
     if weights is not None and job.check:
         if job.model.given is not None:
@@ -134,8 +145,14 @@ def _on_launched_ranks(job: _Job, backend: str | None, weights: str | Path | Non
     device = join_world(job.plan, backend)
     mine = _run_rank(job, device, _values(job, weights))
     results: list[Any] = [None] * dist.get_world_size()
+    # Observations hold whole gradients and weights, which only rank 0 compares.
     dist.all_gather_object(results, replace(mine, observed=None))
-    outcome = [_report(job, results, dist.get_backend(), _compare(job, mine)) if dist.get_rank() == 0 else None]
+    outcome = [
+        _report(job, results, dist.get_backend(), _compare(job, mine))
+        if dist.get_rank() == 0
+        else None
+    ]
+    # Every rank returns the report, not only the one that made it.
     dist.broadcast_object_list(outcome, src=0)
     assert outcome[0] is not None
     return outcome[0]
@@ -144,35 +161,47 @@ def _on_launched_ranks(job: _Job, backend: str | None, weights: str | Path | Non
 def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     """One rank: with a check the observed steps, else timed ones."""
     program = job.plan.execution(analyse(job.model.graph, train=job.plan.model.mode == "train"))
-    module = ParallelModule(program, World.of(program), values, device=device, exact_random=job.check and exact(job.model, job.plan))
+    module = ParallelModule(
+        program,
+        World.of(program),
+        values,
+        options=ModuleOptions(device=device, exact_random=job.check and exact(job.model, job.plan)),
+    )
     module.engine.plan = job.plan
     inputs = [value.to(device) for value in job.inputs]
     if not job.check:
         losses, seconds, measured = _timed(module, inputs, job)
-        return _Result(seconds=seconds, losses=losses, issued=0, mismatch="", observed=None, profile=measured)
+        return _Result(
+            seconds=seconds, losses=losses, issued=0, mismatch="", observed=None, profile=measured
+        )
     mismatch, issued = _collectives(module, program, inputs)
     start = time.perf_counter()
-    observed = observe(module, inputs, optimizer=job.plan.model.optimizer, steps=job.steps, seed=job.seed)
+    observed = observe(
+        module, inputs, optimizer=job.plan.model.optimizer, steps=job.steps, seed=job.seed
+    )
     seconds = (time.perf_counter() - start) / job.steps
     kept = observed if dist.get_rank() == 0 else None
-    return _Result(seconds=seconds, losses=observed.losses, issued=issued, mismatch=mismatch, observed=kept)
+    return _Result(
+        seconds=seconds, losses=observed.losses, issued=issued, mismatch=mismatch, observed=kept
+    )
 
 
-def exact(model: LoadedModel, plan: Plan) -> bool:
-    """Whether a plan can draw like torch's own generator on one device: not if stages draw, each its own part."""
-    return not plan.stages or not is_random(model.graph)
-
-
-def _timed(module: ParallelModule, inputs: Sequence[Tensor], job: _Job) -> tuple[tuple[float, ...], float, dict[str, Any] | None]:
-    """Losses of the steps, the median seconds of one, and the first rank's measurements of a stage, if wanted."""
+def _timed(
+    module: ParallelModule, inputs: Sequence[Tensor], job: _Job
+) -> tuple[tuple[float, ...], float, dict[str, Any] | None]:
+    """Losses of the steps, the median seconds of one, and measurements of the stage, if wanted."""
     torch.manual_seed(job.seed)
-    stepper = optimizer_of(job.plan.model.optimizer, [p for p in module.parameters() if p.requires_grad])
+    stepper = optimizer_of(
+        job.plan.model.optimizer, [p for p in module.parameters() if p.requires_grad]
+    )
     stepper = stepper and host_states(stepper, module)
-    losses, times = [], []
+    losses = []
+    times = []
     world = module.engine.world
-    measured = profiling.profile(module) if job.profile is not None and world.rank in world.firsts else None
+    measured = profile(module) if job.profile is not None and world.rank in world.firsts else None
     with contextlib.ExitStack() as watched:
         for number in in_steps(job.steps):
+            # The first step compiles and allocates, so it is left out of the profile.
             if measured is not None and number == 1:
                 watched.enter_context(measured)
             start = time.perf_counter()
@@ -203,8 +232,10 @@ def stage_trace(path: Path, stage: int | None) -> Path:
     return path.with_name(f"{path.stem}-stage-{stage}{path.suffix}") if stage else path
 
 
-def _collectives(module: ParallelModule, program: Execution, inputs: Sequence[Tensor]) -> tuple[str, int]:
-    """Differences between the priced and the issued collectives of one step, in words, and how many were issued."""
+def _collectives(
+    module: ParallelModule, program: Execution, inputs: Sequence[Tensor]
+) -> tuple[str, int]:
+    """Differences between priced and issued collectives of a step, and how many were issued."""
     with CollectiveLog() as log:
         outputs = module(*inputs)
         if module.loss_index is not None:
@@ -217,51 +248,17 @@ def _compare(job: _Job, result: _Result) -> Report | None:
     """The same steps of the original model on one device, and the differences."""
     if result.observed is None:
         return None
-    reference = reference_observation(job.model, job.plan, job.inputs, steps=job.steps, seed=job.seed)
-    return differences(reference, result.observed, graph=job.model.graph, optimizer=job.plan.model.optimizer)
+    reference = reference_observation(
+        job.model, job.plan, job.inputs, steps=job.steps, seed=job.seed
+    )
+    return differences(
+        reference, result.observed, graph=job.model.graph, optimizer=job.plan.model.optimizer
+    )
 
 
-def reference_observation(model: LoadedModel, plan: Plan, inputs: Sequence[Tensor], *, steps: int, seed: int) -> Observation:
-    """Outputs, gradients and weights of the original module (an ONNX model: the converted one) on one device.
-
-    Where the plan stores parameters in another type, they are in that type here, too, and cast for every call.
-    """
-    if not exact(model, plan):
-        program = one_device(model.graph, analyse(model.graph, train=plan.model.mode == "train").gradients)
-        counting = ParallelModule(program, DeviceGroups.single(), model_values(model))
-        return observe(counting, inputs, optimizer=plan.model.optimizer, steps=steps, seed=seed)
-    if model.torch is not None:
-        alone: nn.Module = _Original(model)
-        names = dict(model.module.named_parameters())
-    else:
-        values = model_values(model)
-        alone = OnnxModule(model.source, ((n, v if isinstance(v, Tensor) else v()) for n, v in values.items()))
-        names = {name: value for name, value in alone.named_tensors().items() if isinstance(value, nn.Parameter)}
-    types = plan.schedule.types
-    stored = model_values(model, types) if types.master else {}
-    cast = [tensor.name for tensor in model.graph.parameters if types.casts(tensor)]
-    masters = {name: value if isinstance(value, Tensor) else value() for name in cast for value in (stored[name],)}
-    alone, names = mastered(alone, names, masters)
-    return observe_model(alone, model.graph, inputs, parameters=names, optimizer=plan.model.optimizer, steps=steps, seed=seed)
-
-
-class _Original(nn.Module):
-    """The original module called as in its example, its loss function's value behind its outputs."""
-
-    def __init__(self, model: LoadedModel) -> None:
-        super().__init__()
-        self.module: nn.Module = model.module
-        self._call = model.call
-        self._loss = model.loss
-
-    def forward(self, *inputs: Tensor) -> Any:
-        """The outputs; with a loss function, (outputs, loss)."""
-        args, kwargs = self._call if self._call is not None else (inputs, {})
-        outputs = self.module(*args, **kwargs)
-        return outputs if self._loss is None else (outputs, self._loss(outputs, *args, **kwargs))
-
-
-def _report(job: _Job, results: Sequence[_Result], backend: str, report: Report | None) -> RunReport:
+def _report(
+    job: _Job, results: Sequence[_Result], backend: str, report: Report | None
+) -> RunReport:
     mismatches = [f"rank {i}: {r.mismatch}" for i, r in enumerate(results) if r.mismatch]
     collectives = "; ".join(mismatches[:2]) or f"{results[0].issued} in a step, as priced"
     return RunReport(
@@ -274,5 +271,5 @@ def _report(job: _Job, results: Sequence[_Result], backend: str, report: Report 
         collectives=collectives if job.check else "not compared",
         check=str(report) if report else "not made",
         ok=not mismatches and (report is None or report.passed),
-        profile=profiling.together([result.profile for result in results if result.profile is not None]),
+        profile=together([result.profile for result in results if result.profile is not None]),
     )

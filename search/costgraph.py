@@ -1,4 +1,4 @@
-"""The cost graph: variables with a few choices each, unary and pairwise tables of costs; and its solutions."""
+"""The cost graph: variables with a few choices each, tables of costs, and solutions."""
 
 import math
 import sys
@@ -8,34 +8,45 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-Table = NDArray[np.float64]
-Indices = NDArray[np.int64]
+from .tables import SMALL, Interner, Table
+
 Edge = tuple[int, int]
 FLOAT = np.dtype(np.float64)
 
 
 class Infeasible(ValueError):
-    """No assignment of finite cost fits the memory limit; `minimum_memory` is the least memory of all of them."""
+    """No assignment of finite cost fits the memory limit.
+
+    `minimum_memory`: bytes of the assignment that needs least. `limit`: the limit in bytes.
+    """
 
     def __init__(self, minimum_memory: float, limit: float) -> None:
-        super().__init__(f"no assignment fits {limit:.6g} bytes: the smallest needs {minimum_memory:.6g}; raise the limit or add choices")
+        super().__init__(
+            f"no assignment fits {limit:.6g} bytes: the smallest needs {minimum_memory:.6g}; raise "
+            "the limit or add choices"
+        )
         self.minimum_memory = minimum_memory
         self.limit = limit
 
 
 class NoAssignment(ValueError):
-    """Every assignment is forbidden: each contains an infinite entry."""
+    """Every assignment is forbidden, since each contains an infinite entry."""
 
     def __init__(self) -> None:
-        super().__init__("every assignment costs infinity: the forbidden (infinite) entries leave no choice")
+        super().__init__(
+            "every assignment costs infinity: the forbidden (infinite) entries leave no choice"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostGraph:
-    """Minimise `sum unary[v][x_v] + sum edges[u, v][x_u, x_v]`; an infinite entry forbids its choices.
+    """Variables with a cost for each choice and each pair of choices; their sum is minimised.
 
-    `memory`: bytes of each choice, added up over the variables. `digits`: each choice's component on each mesh axis
-    (0: not split).
+        sum over v of unary[v][x_v]  +  sum over edges (u, v) of edges[u, v][x_u, x_v]
+
+    An infinite entry forbids its choices. `memory`: bytes of each choice, added up over the
+    variables. `digits`: each choice's component on each mesh axis (0: not split). `interner`: the
+    numbers of its larger tables.
 
     >>> edges = {(0, 1): np.array([[3.0, 2.0], [0.0, 9.0]])}
     >>> graph = CostGraph(sizes=(2, 2), unary=(np.array([0.0, 1.0]), np.zeros(2)), edges=edges)
@@ -49,6 +60,7 @@ class CostGraph:
     memory: tuple[Table, ...] | None = None
     digits: tuple[NDArray[np.integer], ...] | None = None
     names: tuple[str, ...] = ()
+    interner: Interner = field(default_factory=Interner, init=False, repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.sizes)
@@ -56,25 +68,31 @@ class CostGraph:
             raise ValueError(f"every variable needs a choice, got sizes {self.sizes}")
         if self.names and len(self.names) != count:
             raise ValueError(f"{len(self.names)} names for {count} variables")
-        checked: dict[int, tuple[str, Table]] = {}
+        checked = _Checks(self.interner)
         self._check_rows("unary", self.unary, checked)
         for (u, v), table in self.edges.items():
             if not 0 <= u < v < count:
                 raise ValueError(f"edge ({u}, {v}) is not an ordered pair of the {count} variables")
-            _check_table(f"edge ({u}, {v})", table, (self.sizes[u], self.sizes[v]), checked)
-        _check_entries(checked, lambda entries: bool(entries.min() > -math.inf), "holds a NaN or minus infinity")
+            checked.add(f"edge ({u}, {v})", table, (self.sizes[u], self.sizes[v]))
+        # A NaN fails every comparison, and so this one: one test finds both.
+        checked.entries(
+            lambda entries: bool(entries.min() > -math.inf), "holds a NaN or minus infinity"
+        )
         if self.memory is not None:
-            bytes_of: dict[int, tuple[str, Table]] = {}
-            self._check_rows("memory", self.memory, bytes_of)
-            _check_entries(bytes_of, lambda held: bool(held.min() >= 0.0 and held.max() < math.inf), "must be finite and not negative")
+            held_bytes = _Checks(self.interner)
+            self._check_rows("memory", self.memory, held_bytes)
+            held_bytes.entries(
+                lambda held: bool(held.min() >= 0.0 and held.max() < math.inf),
+                "must be finite and not negative",
+            )
         if self.digits is not None:
             self._check_digits(self.digits)
 
-    def _check_rows(self, what: str, tables: tuple[Table, ...], checked: dict[int, tuple[str, Table]]) -> None:
+    def _check_rows(self, what: str, tables: tuple[Table, ...], checked: "_Checks") -> None:
         if len(tables) != len(self.sizes):
             raise ValueError(f"{len(tables)} {what} tables for {len(self.sizes)} variables")
         for v, table in enumerate(tables):
-            _check_table(f"{what} of variable {v}", table, (self.sizes[v],), checked)
+            checked.add(f"{what} of variable {v}", table, (self.sizes[v],))
 
     def _check_digits(self, digits: tuple[NDArray[np.integer], ...]) -> None:
         if len(digits) != len(self.sizes):
@@ -84,7 +102,10 @@ class CostGraph:
             raise ValueError("every digit table needs the shape [size, axes] with the same axes")
         for v, table in enumerate(digits):
             if len(table) != self.sizes[v] or table.dtype.kind not in "iu":
-                raise ValueError(f"digits of variable {v} must be {self.sizes[v]} rows of integers, got {table.dtype} {table.shape}")
+                raise ValueError(
+                    f"digits of variable {v} must be {self.sizes[v]} rows of integers, got "
+                    f"{table.dtype} {table.shape}"
+                )
 
     def cost(self, choices: Sequence[int]) -> float:
         """Seconds of an assignment (one choice index for each variable)."""
@@ -101,30 +122,48 @@ class CostGraph:
         return math.fsum(float(table[c]) for table, c in zip(self.memory, choices, strict=True))
 
     def _check_choices(self, choices: Sequence[int]) -> None:
-        if len(choices) != len(self.sizes) or any(not 0 <= c < size for c, size in zip(choices, self.sizes, strict=True)):
+        if len(choices) != len(self.sizes) or any(
+            not 0 <= c < size for c, size in zip(choices, self.sizes, strict=True)
+        ):
             raise ValueError(f"{len(choices)} choices do not index the {len(self.sizes)} variables")
 
 
-def _check_table(what: str, table: Table, shape: tuple[int, ...], checked: dict[int, tuple[str, Table]]) -> None:
-    """Check the form of a table, and note it for a check of its entries."""
-    if not isinstance(table, np.ndarray) or table.dtype != FLOAT or table.shape != shape:
-        got = f"{table.dtype} {table.shape}" if isinstance(table, np.ndarray) else type(table).__name__
-        raise ValueError(f"{what} must be a float64 array of shape {shape}, got {got}")
-    checked.setdefault(id(table), (what, table))
+class _Checks:
+    """Checks the form of tables one by one, and then the entries of all at once."""
 
+    def __init__(self, interner: Interner) -> None:
+        self.tables: list[tuple[str, Table]] = []
+        self.interner = interner
 
-def _check_entries(tables: Mapping[int, tuple[str, Table]], valid: Callable[[Table], bool], wrong: str) -> None:
-    """Check the entries of all tables at once; only where that fails, of each."""
-    if tables and not valid(np.concatenate([table.ravel() for _, table in tables.values()])):
-        raise ValueError(f"{next(what for what, table in tables.values() if not valid(table))} {wrong}")
+    def add(self, what: str, table: Table, shape: tuple[int, ...]) -> None:
+        """Check the form of a table, and note it for the check of the entries."""
+        if not isinstance(table, np.ndarray) or table.dtype != FLOAT or table.shape != shape:
+            got = type(table).__name__
+            if isinstance(table, np.ndarray):
+                got = f"{table.dtype} {table.shape}"
+            raise ValueError(f"{what} must be a float64 array of shape {shape}, got {got}")
+        # Equal layers share large tables: all of them would be far larger than the distinct ones.
+        if table.size > SMALL:
+            distinct = len(self.interner.arrays)
+            if self.interner.number(table) < distinct:
+                return
+        self.tables.append((what, table))
+
+    def entries(self, valid: Callable[[Table], bool], wrong: str) -> None:
+        """Check the entries of all tables at once; only where that fails, of each."""
+        tables = [table.ravel() for _, table in self.tables]
+        if tables and not valid(np.concatenate(tables)):
+            first = next(what for what, table in self.tables if not valid(table))
+            raise ValueError(f"{first} {wrong}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """The origin of a bound, sufficient to write a certificate of it (the tests write and check them).
+    """The origin of a bound, sufficient to write a certificate of it.
 
-    `kind`: "messages" (of an elimination), "messages+price" (the same, with a price of a byte), "minima" (the sum of
-    the least entries of all tables), or "enumeration" (a search found nothing better; its messages, if any, prove a
+    The tests write and check such certificates. `kind`: "messages" (of an elimination),
+    "messages+price" (the same, with a price of a byte), "minima" (the sum of the least entries of
+    all tables), or "enumeration" (a search found nothing better; its messages, if any, prove a
     lower bound).
     """
 
@@ -140,7 +179,11 @@ UNPROVEN = Proof(kind="enumeration")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """An assignment, its cost and memory; no assignment (within the limit) costs less than `lower_bound`."""
+    """An assignment with its cost and memory, and a bound that no other one undercuts.
+
+    The bound holds for the assignments within the limit, if there is one. `cost` and `lower_bound`
+    are in seconds, `memory` is in bytes.
+    """
 
     choices: tuple[int, ...]
     cost: float
@@ -159,13 +202,28 @@ class Solution:
         return (self.cost - self.lower_bound) / max(abs(self.cost), sys.float_info.min)
 
 
-def solution(graph: CostGraph, choices: Sequence[int], *, lower_bound: float, method: str, proof: Proof = UNPROVEN) -> Solution:
+def solution(
+    graph: CostGraph,
+    choices: Sequence[int],
+    *,
+    lower_bound: float,
+    method: str,
+    proof: Proof = UNPROVEN,
+) -> Solution:
     """Price `choices`; a bound that equals the cost but for rounding becomes the cost."""
+    # Bounds are summed in another order than costs, so an optimum's two differ in the last digits.
     cost = graph.cost(choices)
     if cost - lower_bound <= 1e-12 * abs(cost):
         lower_bound = cost
     plain = tuple(int(choice) for choice in choices)
-    return Solution(choices=plain, cost=cost, memory=graph.memory_of(plain), lower_bound=lower_bound, method=method, proof=proof)
+    return Solution(
+        choices=plain,
+        cost=cost,
+        memory=graph.memory_of(plain),
+        lower_bound=lower_bound,
+        method=method,
+        proof=proof,
+    )
 
 
 def memory_tables(graph: CostGraph) -> tuple[Table, ...]:
@@ -173,15 +231,3 @@ def memory_tables(graph: CostGraph) -> tuple[Table, ...]:
     if graph.memory is None:
         raise ValueError("a memory limit needs a cost graph with memory tables")
     return graph.memory
-
-
-def shared_map(function: Callable[[Table], Table]) -> Callable[[Table], Table]:
-    """`function` applied once to each distinct array object, so that shared tables stay shared."""
-    known: dict[int, tuple[Table, Table]] = {}
-
-    def apply(table: Table) -> Table:
-        if id(table) not in known:
-            known[id(table)] = (table, function(table))
-        return known[id(table)][1]
-
-    return apply

@@ -5,11 +5,11 @@ from types import MappingProxyType
 from typing import Protocol
 
 from .costgraph import CostGraph, Solution
-from .dynamic_programming import dynamic_programming
-from .exhaustive import exhaustive
-from .integer_program import integer_program
-from .recursive_programming import recursive_programming
-from .relaxation import lagrangian
+from .solvers.dynamic_programming import dynamic_programming
+from .solvers.exhaustive import exhaustive
+from .solvers.integer_program import integer_program
+from .solvers.recursive_programming import recursive_programming
+from .solvers.relaxation import lagrangian
 
 
 class Search(Protocol):
@@ -29,7 +29,9 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
 )
 
 
-def solve(graph: CostGraph, *, method: str = "dynamic_programming", memory_limit: float | None = None) -> Solution:
+def solve(
+    graph: CostGraph, *, method: str = "dynamic_programming", memory_limit: float | None = None
+) -> Solution:
     """Solve `graph` with the method of that name.
 
     >>> import numpy as np

@@ -2,11 +2,12 @@
 
     best[s][j] = min over i < j of  max(best[s - 1][i], cost_s[i, j])          best[0][0] = 0
 
-cost_s[i, j] is the time of stage s for the pieces i to j - 1, infinite if they do not fit its memory. Among cuts of
-equal bottleneck the least sum of squares wins, which balances the other stages, too. Source: PipeDream's partitioner
-(D. Narayanan et al., SOSP 2019).
+cost_s[i, j] is the time of stage s for the pieces i to j - 1, infinite if they do not fit its
+memory. Among cuts of equal bottleneck the least sum of squares wins, which balances the other
+stages, too. Source: PipeDream's partitioner (D. Narayanan et al., SOSP 2019).
 
-The tables hold only intervals of up to D pieces: row j, column c is the interval from piece j - D + c to piece j - 1.
+The tables hold only intervals of up to D pieces: row j, column c is the interval from piece j - D +
+c to piece j - 1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .costgraph import Indices, Table, shared_map
+from .tables import Indices, Table, shared_map
 
 MOVES = 4
 """The most moves of a cut, on average."""
@@ -41,9 +42,12 @@ def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
     worst = _bottleneck(costs)
     if worst == math.inf:
         return None
-    # The second pass minimises the sum of squares over cuts whose stages all stay within the bottleneck.
+    # The second pass minimises the sum of squares over cuts whose stages all stay within the
+    # bottleneck.
     padded, windows = _begin(rows, longest)
-    square = shared_map(lambda cost: np.ascontiguousarray(np.where(cost <= worst, cost * cost, math.inf).T))
+    square = shared_map(
+        lambda cost: np.ascontiguousarray(np.where(cost <= worst, cost * cost, math.inf).T)
+    )
     before: list[Table] = []
     for cost in costs:
         before.append(padded.copy())
@@ -52,24 +56,27 @@ def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
     cuts = [rows - 1]
     for values, cost in zip(reversed(before), reversed(costs), strict=True):
         stop = cuts[-1]
-        cuts.append(stop - longest + int((values[stop : stop + longest] + square(cost)[:, stop]).argmin()))
+        cuts.append(
+            stop - longest + int((values[stop : stop + longest] + square(cost)[:, stop]).argmin())
+        )
     return tuple(reversed(cuts))
 
 
-def least_worst(totals: Sequence[Table], reach: Sequence[Indices], *, exact: float = EXACT) -> float:
-    """The least time T within which the stages reach the end of the chain, by bisection; infinite if no T suffices.
+def least_worst(
+    totals: Sequence[Table], reach: Sequence[Indices], *, exact: float = EXACT
+) -> float:
+    """Return the least time T within which the stages reach the end of the chain.
 
-    `exact`: by how much of it the T that is found may be above it.
-
-    `totals[s]`: array [n + 1], the time of stage s for all pieces before each one. `reach[s]`: array [n + 1], the
-    furthest end of stage s from each piece on, which never decreases. So greedy stages, each as long as allowed, reach
-    the end if any stages do:
+    It is found by bisection, at most `exact` of it too large; infinite if no T suffices.
+    `totals[s]`: array [n + 1], the time of stage s for all pieces before each one. `reach[s]`:
+    array [n + 1], the furthest end of stage s from each piece on, which never decreases. So greedy
+    stages, each as long as allowed, reach the end if any stages do:
 
         from i:    min(reach_s[i], the last j with totals_s[j] <= totals_s[i] + T)
     """
-    plain = {id(array): array.tolist() for array in (*totals, *reach)}
-    bounds: list[list[float]] = [plain[id(total)] for total in totals]
-    far: list[list[int]] = [plain[id(row)] for row in reach]
+    # Plain lists are bisected faster than arrays.
+    bounds: list[list[float]] = [total.tolist() for total in totals]
+    far: list[list[int]] = [row.tolist() for row in reach]
     last = len(bounds[0]) - 1
 
     def ends(most: float) -> bool:
@@ -95,52 +102,70 @@ def _bottleneck(costs: Sequence[Table]) -> float:
     """The least possible cost of the most expensive stage."""
     rows, longest = costs[0].shape
     padded, windows = _begin(rows, longest)
-    best, turned = math.inf, shared_map(lambda cost: np.ascontiguousarray(cost.T))
+    best = math.inf
+    turned = shared_map(lambda cost: np.ascontiguousarray(cost.T))
     for cost in costs:
-        found = np.maximum(windows, turned(cost)).min(axis=0)
-        padded[longest:], best = found[:-1], float(found[-1])
+        slowest = np.maximum(windows, turned(cost)).min(axis=0)
+        padded[longest:] = slowest[:-1]
+        best = float(slowest[-1])
     return best
 
 
 def _begin(rows: int, longest: int) -> tuple[Table, Table]:
-    """The best value up to each cut except the last, behind infinities, and a view: column j holds those of the `longest` cuts before j."""
+    """Return the best value up to each cut except the last, behind infinities, and a view of it.
+
+    Column j of the view holds the values of the `longest` cuts before j.
+    """
     padded = np.full(longest + rows - 1, math.inf)
     padded[longest] = 0.0
     return padded, sliding_window_view(padded, longest).T
 
 
 def balance(cuts: Sequence[int], costs: Sequence[Table], devices: int) -> tuple[int, ...]:
-    """Move the cuts piece by piece while the load of the fullest device falls; stage k is on device k modulo `devices`.
+    """Move the cuts piece by piece while the load of the fullest device falls.
 
-    If each device has several stages, the most expensive stage alone says little about the fullest device.
+    Stage k is on device k modulo `devices`. If each device has several stages, the most expensive
+    stage alone says little about the fullest device.
     """
-    found, longest = list(cuts), costs[0].shape[1]
+    moved = list(cuts)
+    longest = costs[0].shape[1]
 
     def cost(stage: int, start: int, stop: int) -> float:
         return float(costs[stage][stop, start - stop]) if 0 < stop - start <= longest else math.inf
 
-    spent = np.array([cost(stage, *ends) for stage, ends in enumerate(itertools.pairwise(found))])
+    spent = np.array([cost(stage, *ends) for stage, ends in enumerate(itertools.pairwise(moved))])
     for _ in range(MOVES * len(costs)):
         loads = np.bincount(np.arange(len(costs)) % devices, spent, devices)
         fullest = int(loads.argmax())
+        # A move has to gain more than rounding, or moves that undo each other would use up all
+        # moves.
         best = float(loads[fullest]) * (1 - 1e-9), 0, (0.0, 0.0), 0
         for stage in range(fullest, len(costs), devices):
             # A piece goes to the stage before, or to the one behind.
             for cut, step in ((stage, 1), (stage + 1, -1)):
                 if 0 < cut < len(costs):
-                    after = cost(cut - 1, found[cut - 1], found[cut] + step), cost(cut, found[cut] + step, found[cut + 1])
-                    left, right = (float(loads[s % devices] - spent[s]) + a for s, a in zip((cut - 1, cut), after, strict=True))
+                    after = (
+                        cost(cut - 1, moved[cut - 1], moved[cut] + step),
+                        cost(cut, moved[cut] + step, moved[cut + 1]),
+                    )
+                    left, right = (
+                        float(loads[s % devices] - spent[s]) + a
+                        for s, a in zip((cut - 1, cut), after, strict=True)
+                    )
                     best = min(best, (max(left, right), cut, after, step))
         _, cut, after, step = best
         if not step:
             break
-        found[cut] += step
+        moved[cut] += step
         spent[cut - 1 : cut + 1] = after
-    return tuple(found)
+    return tuple(moved)
 
 
 def interval_sums(values: Table, longest: int | None = None, fill: float = math.inf) -> Table:
-    """The sums over all intervals of up to `longest` values (None: of any length); `fill` where no interval exists."""
+    """Return the sums over all intervals of up to `longest` values (None: of any length).
+
+    `fill` stands where no interval exists.
+    """
     width = longest or len(values)
     total = np.concatenate(([0.0], np.cumsum(values)))
     starts = np.arange(len(total))[:, None] - width + np.arange(width)
@@ -154,9 +179,11 @@ def least_bottleneck(values: Table, stages: int) -> float:
     3.0
     """
     total = np.concatenate(([0.0], np.cumsum(values)))
-    low, high = max(float(values.max()), float(total[-1]) / stages), float(total[-1])
+    low = max(float(values.max()), float(total[-1]) / stages)
+    high = float(total[-1])
     if _parts(total, low) <= stages:
         return low
+    # Predicted seconds are known less exactly than this, so a finer bisection would gain nothing.
     while high - low > 1e-4 * high:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if _parts(total, middle) <= stages else (middle, high)
@@ -165,7 +192,8 @@ def least_bottleneck(values: Table, stages: int) -> float:
 
 def _parts(total: Table, most: float) -> int:
     """The number of contiguous parts with sums of at most `most`, filled greedily."""
-    parts, at = 0, 0
+    parts = 0
+    at = 0
     while at < len(total) - 1:
         at = int(np.searchsorted(total, total[at] + most * (1 + 1e-12), side="right")) - 1
         parts += 1

@@ -1,4 +1,6 @@
-"""What all tests share: examples of property-based tests and the width of printed text are the same in every run."""
+"""Settings of all tests: examples of property-based tests and the width of printed text are the
+same in every run.
+"""
 
 import os
 

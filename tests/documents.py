@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from autopar.cli.parser import build_parser
 from autopar.errors import UsageError
-from autopar.report.arguments import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,7 +22,9 @@ _SPAN = re.compile(r"`((?:autopar|torchrun|python|make|pip)\s[^`]+)`")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command of a page; `mentioned`: inside a sentence or a table, else on a line of its own, to be copied."""
+    """A command of a page; `mentioned`: inside a sentence or a table, else on a line of its own, to
+    be copied.
+    """
 
     page: str
     text: str
@@ -48,8 +50,11 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page."""
-    found = _BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [Block(page=page.name, language=language, file=file, text=text) for language, file, text in found]
+    fences = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [
+        Block(page=page.name, language=language, file=file, text=text)
+        for language, file, text in fences
+    ]
 
 
 def commands(page: Path) -> Iterator[Command]:
@@ -57,16 +62,20 @@ def commands(page: Path) -> Iterator[Command]:
     text = page.read_text(encoding="utf-8")
     for block in blocks(page):
         if block.language in ("sh", "text"):
-            yield from (Command(page=page.name, text=line, mentioned=False) for line in block.text.splitlines() if _is_command(line))
+            yield from (
+                Command(page=page.name, text=line, mentioned=False)
+                for line in block.text.splitlines()
+                if _is_command(line)
+            )
     rest = _BLOCK.sub("", text)
     for line in rest.splitlines():
         if line.startswith("    ") and _is_command(line.strip()):
             yield Command(page=page.name, text=line.strip(), mentioned=False)
     lines = "\n".join(line for line in rest.splitlines() if not line.startswith("    "))
     for span in _SPAN.findall(lines):
-        found = Command(page=page.name, text=" ".join(span.split()), mentioned=True)
-        if found.words[0] != "autopar" or found.words[1] in subcommands():
-            yield found
+        command = Command(page=page.name, text=" ".join(span.split()), mentioned=True)
+        if command.words[0] != "autopar" or command.words[1] in subcommands():
+            yield command
 
 
 def _is_command(line: str) -> bool:
@@ -75,8 +84,12 @@ def _is_command(line: str) -> bool:
 
 def subcommands() -> set[str]:
     """The words behind `autopar`."""
-    (found,) = (action for action in build_parser()._actions if hasattr(action, "choices") and isinstance(action.choices, dict))
-    return set(found.choices or ())
+    (subparsers,) = (
+        action
+        for action in build_parser()._actions
+        if hasattr(action, "choices") and isinstance(action.choices, dict)
+    )
+    return set(subparsers.choices or ())
 
 
 INSTEAD: dict[str, str] = {
@@ -91,9 +104,11 @@ INSTEAD: dict[str, str] = {
     "--nproc-per-node 8": "--nproc-per-node 2",
     "train config.toml": "train gpt.toml --ranks 2",
     "gpt.toml --ranks 4": "gpt.toml --ranks 2",
-    "--cluster A --cluster B --price A=2.5": "--cluster dgx-h100 --cluster dgx-a100-80g --price dgx-h100=2.5",
+    "--cluster A --cluster B --price A=2.5": "--cluster dgx-h100 --cluster dgx-a100-80g "
+    "--price dgx-h100=2.5",
     "explain PLAN OP": "explain PLAN up/linear",
-    "autopar plan ... --discover": "autopar plan MODEL --cluster local-cpu --devices 2 --no-compare --quiet --discover",
+    "autopar plan ... --discover": "autopar plan MODEL --cluster local-cpu --devices 2 "
+    "--no-compare --quiet --discover",
     "compare M --devices N": "compare M --cluster local-cpu --devices 2",
     "what-if PLAN --model M ...": "what-if PLAN --model M --memory 1GiB",
     "run PLAN --model MODEL --steps 5": "run plan.json --model net:build --steps 2",
@@ -102,19 +117,23 @@ INSTEAD: dict[str, str] = {
     "cluster show NAME": "cluster show dgx-h100",
     "cluster show FILE": "cluster show mixed.yaml",
     "--diff PLAN2": "--diff zero1.json",
-    "plan hf:path/config.json --batch 64 --seq 4096": "plan hf:path/config.json --batch 8 --seq 16 --devices 2 --cluster local-cpu",
+    "plan hf:path/config.json --batch 64 --seq 4096": "plan hf:path/config.json --batch 8 --seq 16 "
+    "--devices 2 --cluster local-cpu",
     "python benchmarks/": f"python {ROOT}/benchmarks/",
     "python -m pytest -m gpu tests": f"python -m pytest -q -m gpu {ROOT}/tests/runtime/test_gpu.py",
 }
-"""What a test runs instead of a part of a command: where it would take long, or the page leaves a word open."""
+"""What a test runs instead of a part of a command: where it would take long, or the page leaves a
+word open.
+"""
 OPEN = {"PLAN": "plan.json", "MODEL": "net:build", "M": "net:build"}
 NOT_RUN: dict[str, str] = {
-    "make demo": "runs what tests/test_cli.py does with GPT-2, after an installation",
+    "make demo": "runs what tests/cli/test_cli.py does with GPT-2, after an installation",
     "make test": "is what runs these tests",
     "make check": "is beside these tests in .ci/run",
     "make slow": "runs these tests",
     "make prove": "takes an hour; its parts are tests of tests/sharding",
-    "make operators": "writes into the project; tests/sharding/test_operators_page.py holds what it writes",
+    "make operators": "writes into the project; tests/sharding/test_operators_page.py holds the "
+    "page",
     "pip install": "installs; tests/test_packaging.py holds the packages and extras",
     "git clone": "downloads",
     "torchrun --nnodes": "needs four machines; tests/examples/test_two_hosts.py runs two, emulated",
@@ -134,16 +153,28 @@ def to_run(command: Command) -> list[str] | None:
             text = text.replace(old, new)
             if old.startswith("autopar doctor"):
                 break
-    words = [OPEN.get(word, word) for word in Command(page=command.page, text=text, mentioned=command.mentioned).words]
+    words = [
+        OPEN.get(word, word)
+        for word in Command(page=command.page, text=text, mentioned=command.mentioned).words
+    ]
     if not command.mentioned:
         return words
-    # A command that a sentence mentions is run where it is whole; a page of nothing but options names them all.
-    return words if words[0] == "autopar" and command.page != "reference.md" and is_whole(words) else None
+    # A command that a sentence mentions is run where it is whole; a page of nothing but options
+    # names them all.
+    return (
+        words
+        if words[0] == "autopar" and command.page != "reference.md" and is_whole(words)
+        else None
+    )
 
 
 def is_whole(words: list[str]) -> bool:
     """Whether the parser takes an `autopar` command as it is."""
-    with contextlib.suppress(SystemExit, UsageError), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        contextlib.suppress(SystemExit, UsageError),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         build_parser().parse_args(words[1:])
         return True
     return False

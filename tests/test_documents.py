@@ -1,4 +1,6 @@
-"""The documents: every block of commands, files and Python in the tutorial and the how-tos is executed, every link leads somewhere."""
+"""The documents: every block of commands, files and Python in the tutorial and the how-tos is
+executed, every link leads somewhere.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def test_blocks_are_executed(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(tmp_path))
     blocks = _BLOCK.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))
     if name == "how-to.md":
-        blocks = [*_BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))[1:2], *blocks]
+        blocks = [
+            *_BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))[1:2],
+            *blocks,
+        ]
     scope: dict[str, Any] = {}
     executed = 0
     for language, file, text in blocks:
@@ -49,23 +54,30 @@ def test_blocks_are_executed(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert executed >= 3
 
 
-@pytest.mark.parametrize("path", [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name
+)
 def test_links_lead_somewhere(path: Path) -> None:
     for target, anchor in _LINK.findall(path.read_text(encoding="utf-8")):
         if "://" in target:
             continue
-        found = path.parent / target
-        assert found.exists(), f"{path.name} links to {target}"
+        actual = path.parent / target
+        assert actual.exists(), f"{path.name} links to {target}"
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}, f"{path.name}: #{anchor}"
+            headings = re.findall(r"^#+ (.*)$", actual.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {
+                re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings
+            }, f"{path.name}: #{anchor}"
 
 
 def test_the_readme_is_a_page() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150
     assert lines[2].strip().startswith("make demo") and lines[3].strip().startswith("make test")
-    assert any("docs/report.png" in line for line in lines[:15]) and os.path.getsize(ROOT / "docs" / "report.png") < 200_000
+    assert (
+        any("docs/report.png" in line for line in lines[:15])
+        and os.path.getsize(ROOT / "docs" / "report.png") < 200_000
+    )
 
 
 def test_limits_are_told() -> None:

@@ -1,4 +1,6 @@
-"""Mutants of every kind of file that is read: one message and an exit code, or an answer; never a traceback, a hang, or another file."""
+"""Mutants of every kind of file that is read: one message and an exit code, or an answer; never a
+traceback, a hang, or another file.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,29 @@ from benchmarks.fuzz.kinds import KINDS, Kind, seeds
 from benchmarks.fuzzing import fuzz
 from benchmarks.fuzzing_guided import Found, target
 
-COUNT, SLOW_COUNT = 8, 400
+COUNT = 8
+SLOW_COUNT = 400
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("fuzz") / "seeds"
-    seeds(found)
-    return found
+    path = tmp_path_factory.mktemp("fuzz") / "seeds"
+    seeds(path)
+    return path
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mutants(kind: str, folder: Path) -> None:
     tally = fuzz(kind, 0, COUNT, folder)
-    assert tally.found == [] and tally.codes.total() == COUNT
+    assert tally.faults == [] and tally.codes.total() == COUNT
 
 
-def test_bytes_that_are_led_by_coverage(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the reader takes or refuses in words is no finding; what it was not made for is one."""
+def test_bytes_that_are_led_by_coverage(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that the reader takes or refuses in words are no finding; an error that it was not made
+    for is one.
+    """
     held = tmp_path / "in"
     shutil.copytree(folder, held)
     one = target("cluster", "cluster.json", held)
@@ -47,7 +54,9 @@ def test_bytes_that_are_led_by_coverage(folder: Path, tmp_path: Path, monkeypatc
     def broken(*_: object) -> None:
         raise KeyError("nodes")
 
-    monkeypatch.setitem(cast(dict[str, Kind], KINDS), "cluster", Kind(files=("cluster.json",), read=broken))
+    monkeypatch.setitem(
+        cast(dict[str, Kind], KINDS), "cluster", Kind(files=("cluster.json",), read=broken)
+    )
     with pytest.raises(Found, match="KeyError: \"'nodes'\""):
         one(b"{}")
 
@@ -70,9 +79,13 @@ def test_a_staged_plan_with_an_unknown_strategy(folder: Path, tmp_path: Path) ->
     data = json.loads((folder / "staged.json").read_text())
     first = next(iter(data["operators"].values()))
     first["strategy"] = ["</script>"] * len(first["strategy"])
-    plan, model = tmp_path / "plan.json", str(folder / "model.onnx")
+    plan = tmp_path / "plan.json"
+    model = str(folder / "model.onnx")
     plan.write_text(json.dumps(data))
-    for command in (["explain", str(plan)], ["report", str(plan), "-o", str(tmp_path / "out.html"), "--no-compare"]):
+    for command in (
+        ["explain", str(plan)],
+        ["report", str(plan), "-o", str(tmp_path / "out.html"), "--no-compare"],
+    ):
         with pytest.raises(PlanError, match=r"strategy of '/layers\.0/MatMul'"):
             run([*command, "--model", model])
 
@@ -84,7 +97,18 @@ def test_a_plan_to_reuse_with_a_strategy_for_more_axes(folder: Path, tmp_path: P
     first["strategy"] = first["strategy"] * 2
     (tmp_path / "plan.json").write_text(json.dumps(data))
     with pytest.raises(PlanError, match="a strategy for 2 mesh axes, not 1"):
-        run(["plan", str(folder / "model.onnx"), "--cluster", "dgx-h100", "--devices", "2", "--reuse", str(tmp_path / "plan.json")])
+        run(
+            [
+                "plan",
+                str(folder / "model.onnx"),
+                "--cluster",
+                "dgx-h100",
+                "--devices",
+                "2",
+                "--reuse",
+                str(tmp_path / "plan.json"),
+            ]
+        )
 
 
 def test_a_batch_that_is_a_large_prime(folder: Path, tmp_path: Path) -> None:
@@ -93,17 +117,27 @@ def test_a_batch_that_is_a_large_prime(folder: Path, tmp_path: Path) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2**31 - 1
     onnx.save(model, str(tmp_path / "model.onnx"))
     with pytest.raises(NoPlanFits):
-        run(["plan", str(tmp_path / "model.onnx"), "--cluster", "dgx-h100", "--devices", "2", "--no-compare"])
+        run(
+            [
+                "plan",
+                str(tmp_path / "model.onnx"),
+                "--cluster",
+                "dgx-h100",
+                "--devices",
+                "2",
+                "--no-compare",
+            ]
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_mutants(kind: str, folder: Path) -> None:
-    assert fuzz(kind, COUNT, SLOW_COUNT, folder).found == []
+    assert fuzz(kind, COUNT, SLOW_COUNT, folder).faults == []
 
 
 def test_seeds_are_read_without_complaint(folder: Path) -> None:
-    """What is mutated is right before, so that mutants are judged by their change."""
+    """The seeds are right, so that mutants are judged by their change."""
     for kind in KINDS.values():
         for file in kind.files:
             if "trace" not in file:
@@ -119,19 +153,26 @@ def test_a_checkpoint_with_a_number_for_a_pair(folder: Path, tmp_path: Path) -> 
     manifest["groups"][0]["options"]["betas"] = 3
     path.write_text(json.dumps(manifest))
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
-    with pytest.raises(PlanError, match="option 'betas' of the optimizer is 3, which is of another form"):
+    with pytest.raises(
+        PlanError, match="option 'betas' of the optimizer is 3, which is of another form"
+    ):
         autopar.resume(module, torch.optim.AdamW(module.parameters()), saved)
 
 
 def test_operators_of_stages_are_told_by_the_mesh_of_their_stage(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Found by mutant 60274 of the plans: a ValueError where the mesh of the plan itself had no axes."""
+    """Found by mutant 60274 of the plans: a ValueError where the mesh of the plan itself had no
+    axes.
+    """
     data = json.loads((folder / "staged.json").read_text())
-    plan, first = tmp_path / "plan.json", next(iter(data["operators"].values()))
+    plan = tmp_path / "plan.json"
+    first = next(iter(data["operators"].values()))
     plan.write_text(json.dumps({**data, "mesh": []}))
     run(["explain", str(plan), "--json"])
-    assert json.loads(capsys.readouterr().out)["operators"][0]["strategy"] == {"gpu": first["strategy"][0]}
+    assert json.loads(capsys.readouterr().out)["operators"][0]["strategy"] == {
+        "gpu": first["strategy"][0]
+    }
     first["strategy"] = []
     plan.write_text(json.dumps({**data, "mesh": []}))
     with pytest.raises(PlanError, match="its mesh has 1 axes"):

@@ -1,4 +1,6 @@
-"""Outputs go to regular files only: inputs, devices and pipes stay as they are, and links are followed."""
+"""Outputs go to regular files only: inputs, devices and pipes stay as they are, and links are
+followed.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from autopar.cli import run
+from autopar.cli.files import check_outputs
 from autopar.errors import UsageError
 from autopar.outputs import check_output, write_whole
-from autopar.report.files import check_outputs
 
 PLAN = ("--devices", "2", "--cluster", "local-cpu", "--quiet", "--no-compare", "--stages", "1")
 
@@ -22,12 +24,22 @@ PLAN = ("--devices", "2", "--cluster", "local-cpu", "--quiet", "--no-compare", "
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model whose weight lies in another file."""
-    stored = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8, 8], data_location=TensorProto.EXTERNAL)
+    stored = TensorProto(
+        name="w", data_type=TensorProto.FLOAT, dims=[8, 8], data_location=TensorProto.EXTERNAL
+    )
     stored.external_data.add(key="location", value="weights.bin")
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", ends[:1], ends[1:], initializer=[stored])
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        ends[:1],
+        ends[1:],
+        initializer=[stored],
+    )
     path = tmp_path / "m.onnx"
-    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString()
+    )
     (tmp_path / "weights.bin").write_bytes(bytes(256))
     return path
 
@@ -52,7 +64,9 @@ def _weights(folder: Path) -> Path:
 
 @pytest.mark.parametrize("output", [_itself, _link, _hard_link, _weights])
 @pytest.mark.parametrize("option", ["-o", "--trace"])
-def test_what_is_read_is_not_written(model: Path, output: Callable[[Path], Path], option: str) -> None:
+def test_what_is_read_is_not_written(
+    model: Path, output: Callable[[Path], Path], option: str
+) -> None:
     before = {path: path.read_bytes() for path in model.parent.iterdir()}
     with pytest.raises(UsageError, match="the command reads it"):
         run(["plan", str(model), *PLAN, option, str(output(model.parent))])
@@ -80,7 +94,17 @@ def test_modules_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_two_outputs_are_two_files(model: Path) -> None:
     with pytest.raises(UsageError, match="two outputs"):
-        run(["plan", str(model), *PLAN, "-o", str(model.parent / "a"), "--trace", str(model.parent / "." / "a")])
+        run(
+            [
+                "plan",
+                str(model),
+                *PLAN,
+                "-o",
+                str(model.parent / "a"),
+                "--trace",
+                str(model.parent / "." / "a"),
+            ]
+        )
 
 
 def test_no_device_and_no_pipe(tmp_path: Path) -> None:
@@ -95,7 +119,9 @@ def test_no_device_and_no_pipe(tmp_path: Path) -> None:
 
 def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    target, link, loop = tmp_path / "in" / "plan.json", tmp_path / "link.json", tmp_path / "loop"
+    target = tmp_path / "in" / "plan.json"
+    link = tmp_path / "link.json"
+    loop = tmp_path / "loop"
     link.symlink_to(target)
     loop.symlink_to(loop)
     for text in ("one", "two"):

@@ -1,4 +1,7 @@
-"""Finds out what a user's MODEL is (ONNX file, `torch.export` archive, module or function) and imports it."""
+"""Recognises a user's MODEL and imports it.
+
+A MODEL is an ONNX file, a `torch.export` archive, a module, or a function that makes one.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import AutoparError, ModelError, UsageError, unknown
-from ..ir import Graph, with_loss
-from ..ir.dtype import FLOATS, cast_graph
-from ..limits import TENSOR_BYTES
-from ..model import Check, LoadedModel
+from autopar.errors import AutoparError, ModelError, UsageError, unknown
+from autopar.file_limits import TENSOR_BYTES
+from autopar.ir import Graph, with_loss
+from autopar.ir.dtype import FLOATS, cast_graph
+from autopar.model import Check, LoadedModel
 
 ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
 
@@ -25,8 +28,8 @@ ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
 class ModelOptions:
     """Options for reading a model: sizes of symbolic dims, batch, floating-point type, and loss.
 
-    Parameters among the stored floats of an ONNX model: `frozen` ones are not, `trained` ones are; or exactly
-    `parameters`. `trust`: whether a `.pt2` file may execute code that it holds.
+    Parameters among the stored floats of an ONNX model: `frozen` ones are not, `trained` ones are;
+    or exactly `parameters`. `trust`: whether a `.pt2` file may execute code that it holds.
     """
 
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -48,7 +51,11 @@ class ModelOptions:
 
 
 def load_model(model: Any, options: ModelOptions, example_inputs: Any = None) -> LoadedModel:
-    """Import `model`: a path, a `package.module:function` text, an `onnx.ModelProto` or a `torch.nn.Module`."""
+    """Import `model`, in any form that a user may give.
+
+    The forms are a path, a `package.module:function` text, an `onnx.ModelProto` and a
+    `torch.nn.Module`.
+    """
     if isinstance(model, (str, Path)):
         text = str(model)
         if text.endswith(ONNX_ENDINGS):
@@ -58,40 +65,58 @@ def load_model(model: Any, options: ModelOptions, example_inputs: Any = None) ->
         if ":" in text:
             module, example_inputs = call_function(text)
             return _module(module, example_inputs, options)
-        raise UsageError(f"{text!r} is no model: give FILE.onnx, FILE.pt2 or package.module:function")
+        raise UsageError(
+            f"{text!r} is no model: give FILE.onnx, FILE.pt2 or package.module:function"
+        )
     if type(model).__name__ == "ModelProto":
         return _onnx(model, options)
     if hasattr(model, "named_parameters"):
         if example_inputs is None:
-            raise UsageError("a torch module needs example inputs: autopar.plan(module, (input, ...), ...)")
+            raise UsageError(
+                "a torch module needs example inputs: autopar.plan(module, (input, ...), ...)"
+            )
         return _module(model, example_inputs, options)
-    raise UsageError(f"a model is a path, an onnx.ModelProto or a torch.nn.Module, not {type(model).__name__}")
+    raise UsageError(
+        f"a model is a path, an onnx.ModelProto or a torch.nn.Module, not {type(model).__name__}"
+    )
 
 
 def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
-    from .onnx import import_onnx
+    from .onnx import Roles, import_onnx, missing_weights
 
     if options.loss is not None:
-        raise UsageError("--loss applies to PyTorch models; an ONNX model's loss is its scalar output, or the mean square of its outputs")
-    from .onnx_untrained import Roles
-    from .onnx_weights import missing_weights
-
-    roles = Roles(frozen=tuple(options.frozen), trained=tuple(options.trained), exactly=options.parameters)
+        raise UsageError(
+            "--loss applies to PyTorch models; an ONNX model's loss is its scalar output, or the "
+            "mean square of its outputs"
+        )
+    roles = Roles(
+        frozen=tuple(options.frozen), trained=tuple(options.trained), exactly=options.parameters
+    )
     lost: list[str] = []
 
     def seen(proto: Any, folder: Path | None) -> None:
         lost.append(missing_weights(proto, folder))
 
-    graph = import_onnx(model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles, seen=seen)
+    graph = import_onnx(
+        model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles, seen=seen
+    )
     graph = cast_graph(graph, options.dtype) if options.dtype else graph
     notes = tuple(f"{text}; planning needs no weights, running does" for text in lost if text)
-    return LoadedModel(graph=_finish(graph, options), source=graph, weights=lambda: _onnx_weights(model), notes=notes, dtype=options.dtype)
+    return LoadedModel(
+        graph=_finish(graph, options),
+        source=graph,
+        weights=lambda: _onnx_weights(model),
+        notes=notes,
+        dtype=options.dtype,
+    )
 
 
 def _onnx_weights(model: Any) -> Iterator[tuple[str, Any]]:
-    """The stored tensors, one at a time; none where the file has no data. Files that it names must be there."""
-    from .onnx_model import read_model
-    from .onnx_weights import has_weights, load_weights, missing_weights
+    """The stored tensors, one at a time; none where the file has no data.
+
+    Files that it names must be there.
+    """
+    from .onnx import has_weights, load_weights, missing_weights, read_model
 
     if lost := missing_weights(*read_model(model)):
         raise ModelError(f"{lost}; put it beside the model")
@@ -101,7 +126,10 @@ def _onnx_weights(model: Any) -> Iterator[tuple[str, Any]]:
 def _finish(graph: Graph, options: ModelOptions) -> Graph:
     if (total := sum(tensor.bytes for tensor in graph.tensors.values())) >= TENSOR_BYTES:
         largest = max(graph.tensors.values(), key=lambda tensor: tensor.bytes)
-        raise ModelError(f"the tensors of {graph.name} have {total} bytes, {largest.name!r} alone {largest.bytes}: too many to be counted")
+        raise ModelError(
+            f"the tensors of {graph.name} have {total} bytes, {largest.name!r} alone "
+            f"{largest.bytes}: too many to be counted"
+        )
     return with_loss(graph, _trained_outputs(graph)) if options.train else graph
 
 
@@ -119,12 +147,12 @@ def _function(text: str) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found: Any = importlib.import_module(name)
+        target: Any = importlib.import_module(name)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ModelError(f"{text!r} cannot be imported: {error}") from error
-    return found
+    return target
 
 
 def call_function(text: str) -> tuple[Any, Any]:
@@ -135,17 +163,22 @@ def call_function(text: str) -> tuple[Any, Any]:
         inspect.signature(function).bind()
     except TypeError as error:
         raise ModelError(f"{form}: {error}") from error
-    except ValueError:  # some functions written in C do not tell their arguments
+    except ValueError:
+        # `inspect` knows no arguments of some functions written in C. The call below tells whether
+        # they have any.
         pass
     try:
         result = function()
     except AutoparError:
         raise
     except Exception as error:
+        # The function is the user's, so any error of it is about the model, with its place.
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
         raise ModelError(f"{text!r} failed: {type(error).__name__}: {error}{where}") from error
-    if not (isinstance(result, tuple) and len(result) == 2 and hasattr(result[0], "named_parameters")):
+    if not (
+        isinstance(result, tuple) and len(result) == 2 and hasattr(result[0], "named_parameters")
+    ):
         raise ModelError(form)
     return result
 
@@ -161,15 +194,18 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedModel:
     import torch
 
-    from .torch import import_torch
-    from .torch_caches import NOTE, caching
-    from .torch_cast import recast
-    from .torch_marks import with_attributes
+    from .torch import NOTE, caching, import_torch, recast, with_attributes
 
     if options.dims or options.shapes:
-        raise UsageError("--dim and --shape apply to ONNX models; a PyTorch model takes its sizes from the example inputs (and --batch)")
+        raise UsageError(
+            "--dim and --shape apply to ONNX models; a PyTorch model takes its sizes from the "
+            "example inputs (and --batch)"
+        )
     if options.frozen or options.trained:
-        raise UsageError("--frozen and --trained apply to ONNX models; a PyTorch parameter says it by requires_grad")
+        raise UsageError(
+            "--frozen and --trained apply to ONNX models; a PyTorch parameter says it by "
+            "requires_grad"
+        )
     args, kwargs = _arguments(example_inputs)
     dtype = None
     if options.dtype:
@@ -182,34 +218,47 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
     if options.batch is not None:
         args, kwargs = _rebatch(args, kwargs, options.batch)
     loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
-    found = import_torch(module, args, kwargs, loss=loss if options.train else None, dtype=dtype)
-    found = replace(found, graph=with_attributes(found.graph, module))
-    inputs = tuple(leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    imported = import_torch(module, args, kwargs, loss=loss if options.train else None, dtype=dtype)
+    imported = replace(imported, graph=with_attributes(imported.graph, module))
+    inputs = tuple(
+        leaf
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    )
     return LoadedModel(
-        graph=_finish(found.graph, options),
-        source=found.graph,
+        graph=_finish(imported.graph, options),
+        source=imported.graph,
         build=functools.cache(lambda: recast(module, dtype)),
-        torch=found,
+        torch=imported,
         inputs=inputs,
         call=(args, kwargs),
         loss=loss if options.train else None,
-        notes=(*((NOTE,) if caching(module) else ()), *map(_said, found.checks)),
+        notes=(*((NOTE,) if caching(module) else ()), *map(_said, imported.checks)),
         dtype=options.dtype,
         given=module,
     )
 
 
 def _said(check: Check) -> str:
-    """What becomes of an assertion."""
-    what = "every call's batch is checked" if check.checkable else "it is not checked, as it needs more than the inputs"
+    """Tell what is done about an assertion of the model's code."""
+    if check.checkable:
+        what = "every call's batch is checked"
+    else:
+        what = "it is not checked, as it needs more than the inputs"
     return f"the model's code asserts something of its data at {check.place}: {what}"
 
 
-def _rebatch(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _rebatch(
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Repeat or cut the example inputs along dim 0, the global batch, where they share its size."""
     import torch
 
-    tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
+    tensors = [
+        t
+        for t in torch.utils._pytree.tree_leaves((args, kwargs))
+        if isinstance(t, torch.Tensor) and t.dim()
+    ]
     if not tensors:
         raise UsageError("--batch: the example inputs have no batch dim")
     old = tensors[0].shape[0]
@@ -217,18 +266,33 @@ def _rebatch(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> tuple
     def fit(value: torch.Tensor) -> torch.Tensor:
         if value.dim() == 0 or value.shape[0] != old or old == batch:
             return value
-        return torch.cat([value] * -(-batch // old))[:batch].clone() if old else value.new_zeros((batch, *value.shape[1:]))
+        if old:
+            return torch.cat([value] * -(-batch // old))[:batch].clone()
+        return value.new_zeros((batch, *value.shape[1:]))
 
-    return torch.utils._pytree.tree_map_only(torch.Tensor, fit, (args, kwargs))  # type: ignore[no-any-return]
+    return torch.utils._pytree.tree_map_only(  # type: ignore[no-any-return]
+        torch.Tensor, fit, (args, kwargs)
+    )
 
 
 def _archive(text: str, options: ModelOptions) -> LoadedModel:
-    from .torch_archive import read_archive
+    from .torch import read_archive
 
     if options.batch is not None or options.dims or options.shapes:
-        raise UsageError(f"{text}: an exported archive has fixed sizes; export it again with the batch you want")
+        raise UsageError(
+            f"{text}: an exported archive has fixed sizes; export it again with the batch you want"
+        )
     if options.frozen or options.trained:
-        raise UsageError("--frozen and --trained apply to ONNX models; an exported archive tells its parameters from its buffers")
-    module, found = read_archive(text, trust=options.trust)
-    notes = tuple(map(_said, found.checks))
-    return LoadedModel(graph=_finish(found.graph, options), source=found.graph, build=lambda: module, torch=found, notes=notes)
+        raise UsageError(
+            "--frozen and --trained apply to ONNX models; an exported archive tells its parameters "
+            "from its buffers"
+        )
+    module, imported = read_archive(text, trust=options.trust)
+    notes = tuple(map(_said, imported.checks))
+    return LoadedModel(
+        graph=_finish(imported.graph, options),
+        source=imported.graph,
+        build=lambda: module,
+        torch=imported,
+        notes=notes,
+    )

@@ -15,7 +15,10 @@ def cast_graph(graph: Graph, dtype: str) -> Graph:
     """The graph with every real floating-point tensor, constant and cast in `dtype`."""
     if dtype not in FLOATS:
         raise ValueError(f"dtype {dtype!r} is none of {', '.join(FLOATS)}")
-    tensors = {name: replace(t, dtype=dtype) if t.dtype in FLOATS else t for name, t in graph.tensors.items()}
+    tensors = {
+        name: replace(t, dtype=dtype) if t.dtype in FLOATS else t
+        for name, t in graph.tensors.items()
+    }
     operators = tuple(_cast_operator(op, dtype) for op in graph.operators)
     return replace(graph, tensors=tensors, operators=operators)
 
@@ -25,6 +28,10 @@ def _cast_operator(op: Operator, dtype: str) -> Operator:
     for name, value in op.attributes.items():
         if name == "dtype" and value in FLOATS:
             changed[name] = dtype
-        elif op.kind.startswith("onnx.") and name in ("to", "dtype", "stash_type") and value in _ONNX_TYPES.values():
+        elif (
+            op.kind.startswith("onnx.")
+            and name in ("to", "dtype", "stash_type")
+            and value in _ONNX_TYPES.values()
+        ):
             changed[name] = _ONNX_TYPES[dtype]
     return replace(op, attributes={**op.attributes, **changed}) if changed else op

@@ -1,19 +1,21 @@
-"""Actions: the words of a step's order, from `torch.distributed.pipelining`, extended for units of parameters.
+"""Actions: the words of a step's order, those of `torch.distributed.pipelining` and more.
 
-    word           action                                                          of
-    F              forward pass                                                    chunk, segment, micro-batch
-    B              backward pass: of inputs and weights at once                    chunk, segment, micro-batch
-    I, W           backward pass of the inputs; of the weights, later              chunk, segment, micro-batch
-    UNSHARD        gather the parameters of a unit                                 chunk, unit
-    RESHARD        free the gathered parameters                                    chunk, unit
-    REDUCE_GRAD    redistribute the unit's gradients to storage and sum them       chunk, unit
-    SEND_F, RECV_F hand values on to a later chunk                                 chunk, micro-batch, peer chunk
-    SEND_B, RECV_B hand gradients back to an earlier chunk                         chunk, micro-batch, peer chunk
-    SUM_TIED       sum the gradients of parameters that several stages hold        -
-    UPDATE         the optimizer's step                                            -
+The words of torch are extended for units of parameters.
 
-A *chunk* is a stretch of the model on one stage, counted from the model's start (torch calls it a stage). A *segment*
-is a stretch of a chunk between two actions on parameters.
+    word            action                                               of
+    F               forward pass                                         chunk, segment, micro-batch
+    B               backward pass: of inputs and weights at once         chunk, segment, micro-batch
+    I, W            backward pass of the inputs; of the weights, later   chunk, segment, micro-batch
+    UNSHARD         gather the parameters of a unit                      chunk, unit
+    RESHARD         free the gathered parameters                         chunk, unit
+    REDUCE_GRAD     bring a unit's gradients to storage and sum them     chunk, unit
+    SEND_F, RECV_F  hand values on to a later chunk                      chunk, micro-batch, peer
+    SEND_B, RECV_B  hand gradients back to an earlier chunk              chunk, micro-batch, peer
+    SUM_TIED        sum gradients of parameters that several stages hold -
+    UPDATE          the optimizer's step                                 -
+
+A *chunk* is a stretch of the model on one stage, counted from the model's start (torch calls it a
+stage). A *segment* is a stretch of a chunk between two actions on parameters.
 """
 
 from __future__ import annotations
@@ -52,10 +54,14 @@ class Action:
     peer: int | None = None
 
     def __str__(self) -> str:
-        """As torch writes it, with the segment or unit behind a dot and the other chunk behind an arrow.
+        """The action as torch writes it.
 
-        >>> str(Action(word=Word.FORWARD, chunk=2, micro_batch=5)), str(Action(word=Word.GATHER, chunk=1, unit=3))
-        ('2F5', '1UNSHARD.3')
+        The segment or unit stands behind a dot, the other chunk behind an arrow.
+
+        >>> str(Action(word=Word.FORWARD, chunk=2, micro_batch=5))
+        '2F5'
+        >>> str(Action(word=Word.GATHER, chunk=1, unit=3))
+        '1UNSHARD.3'
         """
         number = "" if self.micro_batch is None else str(self.micro_batch)
         part = self.segment if self.segment is not None else self.unit

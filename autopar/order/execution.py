@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..ir import Graph
-from ..sharding.analysis import Analysis
-from ..sharding.layout import Layout
-from ..sharding.mesh import Mesh
-from ..sharding.micro_batches import of_micro_batch, split_batch
-from ..sharding.program import Assignment, build_program
-from ..sharding.schedule import PLAIN, Schedule
-from ..sharding.time_split import TimeSplit, micro_batch_options
+from autopar.ir import Graph
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.layout import Layout
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.micro_batches import of_micro_batch, split_batch
+from autopar.sharding.program import Assignment, build_program
+from autopar.sharding.schedule import PLAIN, Schedule
+from autopar.sharding.time_split import TimeSplit, micro_batch_options
+
 from .scheduled import Scheduled, scheduled
 
 
@@ -20,8 +21,8 @@ from .scheduled import Scheduled, scheduled
 class Handed:
     """A value that one chunk hands to another.
 
-    `made`: its layout in the first chunk. `taken`: its layout in the second. `differentiable`: whether its gradient
-    comes back.
+    `made`: its layout in the first chunk. `taken`: its layout in the second. `differentiable`:
+    whether its gradient comes back.
     """
 
     name: str
@@ -34,9 +35,9 @@ class Handed:
 class Chunk:
     """A stretch of the model on one stage.
 
-    `whole`: the program of the whole batch, which the runtime cuts into micro-batches by `split`. `micro`: the program
-    of one micro-batch, which is priced. With one micro-batch both are equal and `split` is None. `first`: the first
-    rank of its mesh.
+    `whole`: the program of the whole batch, which the runtime cuts into micro-batches by `split`.
+    `micro`: the program of one micro-batch, which is priced. With one micro-batch both are equal
+    and `split` is None. `first`: the first rank of its mesh.
     """
 
     whole: Scheduled
@@ -52,7 +53,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """All chunks in the order of the model; chunk k runs on stage k modulo `stages`, in the order of `pipeline`.
+    """The chunks of a model in its order, and the schedule of the stages that run them.
+
+    Chunk k runs on stage k modulo `stages`, in the order of the schedule `pipeline`.
 
     `edges`: the values that a chunk hands to a later one, by the pair of chunks.
     """
@@ -76,11 +79,13 @@ class Execution:
     @property
     def devices(self) -> int:
         """Ranks that it runs on."""
+        # Further chunks run on the same ranks again.
         return sum(chunk.mesh.devices for chunk in self.chunks[: self.stages])
 
     @property
     def whole(self) -> Scheduled:
         """The only chunk's program of the whole batch."""
+        # Unpacked, so that several chunks are an error and the first is not taken for all.
         (chunk,) = self.chunks
         return chunk.whole
 
@@ -98,11 +103,13 @@ class Execution:
 
 
 def execution(assignment: Assignment, analysis: Analysis, schedule: Schedule = PLAIN) -> Execution:
-    """The decisions for a whole batch under a schedule; `UsageError` where the batch cannot be cut so."""
+    """The execution of decisions for a whole batch; `UsageError` if the batch cannot be cut so."""
     whole = scheduled(build_program(analysis.graph, assignment), schedule)
     m = schedule.micro_batches
     if m == 1:
         return Execution(chunks=(Chunk(whole=whole, micro=whole, split=None),))
     part = split_batch(analysis, m)
-    micro = scheduled(build_program(part.graph, of_micro_batch(assignment, analysis, part, m)), schedule)
+    micro = scheduled(
+        build_program(part.graph, of_micro_batch(assignment, analysis, part, m)), schedule
+    )
     return Execution(chunks=(Chunk(whole=whole, micro=micro, split=micro_batch_options(analysis)),))

@@ -1,8 +1,10 @@
-"""Messages of each action of a step: collectives on the axes of its stage, messages to other stages, sums over stages.
+"""Messages of each action of a step.
 
-Between stages of equal meshes every device sends its shard to the device with the same coordinates. Between unequal
-ones a value is gathered whole first, and each device that reads it gets it from a device that holds it. Its gradient
-comes back whole in the same way.
+They are collectives on the axes of a stage, messages to other stages, and sums over stages.
+
+Between stages of equal meshes every device sends its shard to the device with the same coordinates.
+Between unequal ones a value is gathered whole first, and each device that reads it gets it from a
+device that holds it. Its gradient comes back whole in the same way.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ir import DTYPE_BYTES
-from ..sharding.layout import Kind, Layout, Placement, R, local_shape
-from ..sharding.mesh import Axes
-from ..sharding.redistribution import change, local_bytes
+from autopar.ir import DTYPE_BYTES
+from autopar.sharding.layout import Kind, Layout, Placement, R, local_shape
+from autopar.sharding.mesh import Axes
+from autopar.sharding.redistribution import change, local_bytes
+
 from .actions import Action, Word
 from .execution import Execution, Handed
 from .ranks import tied_parameters
@@ -22,7 +25,10 @@ from .ranks import tied_parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One collective over mesh axes, or among `ranks` where `axes` is None; of a send these are sender and receiver."""
+    """One collective over mesh axes, or among `ranks` where `axes` is None.
+
+    The `ranks` of a send are its sender and its receiver.
+    """
 
     kind: str
     axes: Axes | None
@@ -59,16 +65,22 @@ def _in_time(execution: Execution, value: Handed, layout: Layout) -> tuple[int, 
     """The shape of a device's part of a micro-batch's value."""
     chunk = execution.chunks[0]
     shape = chunk.whole.program.graph.tensors[value.name].shape
-    time: tuple[Placement, ...] = () if chunk.split is None else (chunk.split.placements[value.name],)
+    time: tuple[Placement, ...] = (
+        () if chunk.split is None else (chunk.split.placements[value.name],)
+    )
     sizes = () if chunk.split is None else (chunk.whole.schedule.micro_batches,)
     return local_shape((*time, *layout), shape, (*sizes, *_mesh_of(execution, layout)))
 
 
 def _mesh_of(execution: Execution, layout: Layout) -> tuple[int, ...]:
-    return next(chunk.mesh.shape for chunk in execution.chunks if len(chunk.mesh.shape) == len(layout))
+    return next(
+        chunk.mesh.shape for chunk in execution.chunks if len(chunk.mesh.shape) == len(layout)
+    )
 
 
-def _sent(execution: Execution, edge: tuple[int, int], device: int, *, forward: bool) -> Iterator[Message]:
+def _sent(
+    execution: Execution, edge: tuple[int, int], device: int, *, forward: bool
+) -> Iterator[Message]:
     first, second = (execution.chunks[number] for number in edge)
     here, there = edge if forward else edge[::-1]
     direct = first.mesh.shape == second.mesh.shape
@@ -82,24 +94,38 @@ def _sent(execution: Execution, edge: tuple[int, int], device: int, *, forward: 
         elements = 1
         for size in _in_time(execution, value, layout if direct else (R,) * len(layout)):
             elements *= size
+        # All values of one type travel in one message.
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + elements * DTYPE_BYTES[tensor.dtype]
-    own, other = first_rank(execution, here), first_rank(execution, there)
+    own = first_rank(execution, here)
+    other = first_rank(execution, there)
     counts = execution.chunks[here].mesh.devices, execution.chunks[there].mesh.devices
-    to = [device] if direct else [number for number in range(counts[1]) if number % counts[0] == device]
+    to = (
+        [device]
+        if direct
+        # Every sender holds the whole value, so the receivers are dealt out evenly.
+        else [number for number in range(counts[1]) if number % counts[0] == device]
+    )
     for nbytes in sizes.values():
         for number in to:
-            yield Message(kind="send", axes=None, nbytes=nbytes, ranks=(own + device, other + number))
+            yield Message(
+                kind="send", axes=None, nbytes=nbytes, ranks=(own + device, other + number)
+            )
 
 
 def _gathered(execution: Execution, value: Handed, nbytes: int) -> Iterator[Message]:
     """The collectives that make a value whole before it is sent."""
     mesh = _mesh_of(execution, value.made)
+    # A value that is not cut into micro-batches is sent whole with each of them.
     share = execution.schedule.micro_batches if _is_cut(execution, value) else 1
     for before, after in itertools.pairwise(_home(value.made)):
         moved = change(before, after, mesh)
         ahead, _ = moved.transfers
         if ahead is not None:
-            yield Message(kind=ahead.collective, axes=moved.axes, nbytes=ahead.scale * local_bytes(before, nbytes // share, mesh))
+            yield Message(
+                kind=ahead.collective,
+                axes=moved.axes,
+                nbytes=ahead.scale * local_bytes(before, nbytes // share, mesh),
+            )
 
 
 def _is_cut(execution: Execution, value: Handed) -> bool:
@@ -109,6 +135,7 @@ def _is_cut(execution: Execution, value: Handed) -> bool:
 
 def _home(layout: Layout) -> Sequence[Layout]:
     chain = [layout]
+    # Splits of one dim nest, so the innermost one is undone first.
     for axis in reversed(range(len(layout))):
         if layout[axis].kind is not Kind.REPLICATED:
             chain.append((*chain[-1][:axis], R, *chain[-1][axis + 1 :]))
@@ -120,14 +147,27 @@ def _tied(execution: Execution, stage: int, device: int) -> Iterator[Message]:
         if stage not in stages:
             continue
         tensor = execution.chunks[0].whole.program.graph.tensors[name]
-        chunks = [next(c for c in execution.chunks[s :: execution.stages] if name in c.whole.program.assignment.storage) for s in stages]
+        chunks = [
+            next(
+                c
+                for c in execution.chunks[s :: execution.stages]
+                if name in c.whole.program.assignment.storage
+            )
+            for s in stages
+        ]
         layouts = [chunk.whole.program.assignment.storage[name] for chunk in chunks]
         firsts = [first_rank(execution, number) for number in stages]
         own = chunks[stages.index(stage)]
         size = execution.schedule.types.reduced_bytes(tensor)
+        # Equal shards on equal meshes are summed rank by rank, without gathering them.
         if len(set(layouts)) == 1 and len({chunk.mesh.shape for chunk in chunks}) == 1:
             nbytes = local_bytes(layouts[0], size, own.mesh.shape)
-            yield Message(kind="all_reduce", axes=None, nbytes=nbytes, ranks=tuple(first + device for first in firsts))
+            yield Message(
+                kind="all_reduce",
+                axes=None,
+                nbytes=nbytes,
+                ranks=tuple(first + device for first in firsts),
+            )
             continue
         layout = layouts[stages.index(stage)]
         for before, after in itertools.pairwise(_home(layout)):
@@ -136,5 +176,9 @@ def _tied(execution: Execution, stage: int, device: int) -> Iterator[Message]:
             if ahead is not None:
                 nbytes = ahead.scale * local_bytes(before, size, own.mesh.shape)
                 yield Message(kind=ahead.collective, axes=moved.axes, nbytes=nbytes)
-        members = sorted(first + i for first, chunk in zip(firsts, chunks, strict=True) for i in range(chunk.mesh.devices))
+        members = sorted(
+            first + i
+            for first, chunk in zip(firsts, chunks, strict=True)
+            for i in range(chunk.mesh.devices)
+        )
         yield Message(kind="all_reduce", axes=None, nbytes=size, ranks=tuple(members))

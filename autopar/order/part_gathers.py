@@ -1,7 +1,8 @@
-"""Gathers before a step whose batch comes in parts: device i of a stage holds part i of equal parts.
+"""Gathers before a step whose batch comes in equal parts, part i on device i of a stage.
 
-An input that every reader cuts into just these parts is read as it comes. Any other input is gathered on the stage,
-over the mesh axes from the innermost outwards, which keeps the parts in the order of the devices.
+An input that every reader cuts into just these parts is read as it comes. Any other input is
+gathered on the stage, over the mesh axes from the innermost outwards, which keeps the parts in the
+order of the devices.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ir import Graph
-from ..sharding.layout import Kind, Layout
-from ..sharding.mesh import Mesh
-from ..sharding.program import Redistribute
+from autopar.ir import Graph
+from autopar.sharding.layout import Kind, Layout
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.program import Redistribute
+
 from .execution import Chunk, Execution
 
 
@@ -44,7 +46,11 @@ def gathered_inputs(execution: Execution, stage: int) -> tuple[str, ...]:
     if chunks[0].mesh.devices == 1:
         return ()
     graph = execution.graph
-    return tuple(name for name in graph.inputs if comes_in_parts(graph, name) and not all(_as_it_comes(chunk, name) for chunk in chunks))
+    return tuple(
+        name
+        for name in graph.inputs
+        if comes_in_parts(graph, name) and not all(_as_it_comes(chunk, name) for chunk in chunks)
+    )
 
 
 def _as_it_comes(chunk: Chunk, name: str) -> bool:
@@ -57,10 +63,16 @@ def _as_it_comes(chunk: Chunk, name: str) -> bool:
         if isinstance(step, Redistribute):
             if step.tensor != name:
                 continue
-            if chunk.split is not None or not (step.chain[0] in reached or _cut_first(step.chain, chunk.mesh)):
+            # A micro-batch takes samples from all parts, so that no device holds just its own.
+            if chunk.split is not None or not (
+                step.chain[0] in reached or _cut_first(step.chain, chunk.mesh)
+            ):
                 return False
             reached.add(step.chain[-1])
-        elif any(read == name and layout not in reached for read, layout in zip(step.operator.inputs, step.decision.inputs, strict=False)):
+        elif any(
+            read == name and layout not in reached
+            for read, layout in zip(step.operator.inputs, step.decision.inputs, strict=False)
+        ):
             return False
     return True
 
@@ -69,7 +81,10 @@ def _cut_first(chain: Sequence[Layout], mesh: Mesh) -> bool:
     """Whether a chain first of all slices what is whole until every device has its part."""
     for before, after in itertools.pairwise(chain):
         pairs = zip(before, after, strict=True)
-        if not all(a == b or (a.kind in (Kind.REPLICATED, Kind.BROADCAST) and b.kind is Kind.SPLIT) for a, b in pairs):
+        if not all(
+            a == b or (a.kind in (Kind.REPLICATED, Kind.BROADCAST) and b.kind is Kind.SPLIT)
+            for a, b in pairs
+        ):
             return False
         if _is_cut(after, mesh):
             return True
@@ -79,7 +94,9 @@ def _cut_first(chain: Sequence[Layout], mesh: Mesh) -> bool:
 def _is_cut(layout: Layout, mesh: Mesh) -> bool:
     """Whether a layout gives every device its part of dim 0."""
     pairs = zip(layout, mesh.shape, strict=True)
-    return all(size == 1 or (p.kind is Kind.SPLIT and p.dim == 0 and p.parts == 1) for p, size in pairs)
+    return all(
+        size == 1 or (p.kind is Kind.SPLIT and p.dim == 0 and p.parts == 1) for p, size in pairs
+    )
 
 
 def part_gathers(execution: Execution, stage: int) -> Iterator[PartGather]:
@@ -88,4 +105,8 @@ def part_gathers(execution: Execution, stage: int) -> Iterator[PartGather]:
     for name in gathered_inputs(execution, stage):
         for axis in reversed(range(len(mesh.shape))):
             if mesh.shape[axis] > 1:
-                yield PartGather(name=name, axis=axis, nbytes=execution.graph.tensors[name].bytes // math.prod(mesh.shape[:axis]))
+                yield PartGather(
+                    name=name,
+                    axis=axis,
+                    nbytes=execution.graph.tensors[name].bytes // math.prod(mesh.shape[:axis]),
+                )

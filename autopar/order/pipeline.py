@@ -1,8 +1,9 @@
 """The order of every stage of a pipeline: its passes, with sends and receives in between.
 
-A message is sent right behind the pass that makes it. It is received before the pass that needs it, and behind all
-messages that the same stage sent before. So both ends list the messages between them in one order, as channels without
-tags require. This delays nothing: earlier messages have been sent by the time a later one arrives.
+A message is sent right behind the pass that makes it. It is received before the pass that needs it,
+and behind all messages that the same stage sent before. So both ends list the messages between them
+in one order, as channels without tags require. This delays nothing: earlier messages have been sent
+by the time a later one arrives.
 """
 
 from __future__ import annotations
@@ -11,12 +12,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .actions import Action, Word
-from .playing import BACKWARD, SENDS, Edges, Hands, Message, OrderError, Orders, message_of, stage_of_peer
+from .playing import (
+    BACKWARD,
+    SENDS,
+    Edges,
+    Hands,
+    Message,
+    OrderError,
+    Orders,
+    message_of,
+    stage_of_peer,
+)
 from .schedules import schedule_for
 
 
 def pipeline_order(
-    schedule: str, stages: int, micro_batches: int, interleave: int = 1, *, edges: Edges, train: bool = True
+    schedule: str,
+    stages: int,
+    micro_batches: int,
+    interleave: int = 1,
+    *,
+    edges: Edges,
+    train: bool = True,
 ) -> list[list[Action]]:
     """The actions of every stage in a step; without `train` forward passes only.
 
@@ -31,9 +48,14 @@ def pipeline_order(
     chunks = stages * interleave
     wrong = [edge for edge in edges if not 0 <= edge[0] < edge[1] < chunks]
     if wrong:
-        raise OrderError(f"no values pass from chunk {wrong[0][0]} to chunk {wrong[0][1]} of {chunks}")
+        raise OrderError(
+            f"no values pass from chunk {wrong[0][0]} to chunk {wrong[0][1]} of {chunks}"
+        )
     passes = [row.order(stage, stages, micro_batches, interleave) for stage in range(stages)]
-    return with_messages(passes if train else [[a for a in order if a.word is Word.FORWARD] for order in passes], edges)
+    return with_messages(
+        passes if train else [[a for a in order if a.word is Word.FORWARD] for order in passes],
+        edges,
+    )
 
 
 def neighbours(chunks: int) -> list[tuple[int, int]]:
@@ -44,23 +66,24 @@ def neighbours(chunks: int) -> list[tuple[int, int]]:
 def with_messages(passes: Orders, edges: Edges) -> list[list[Action]]:
     """The passes of every stage with sends and receives."""
     hands = Hands.of(passes, edges)
+    # All sends first: a receive can only be placed when the order of its sender is known.
     links: dict[tuple[int, int], _Link] = {}
     for stage, order in enumerate(passes):
         for send in (send for action in order for send in _sends(action, hands)):
             links.setdefault((stage, stage_of_peer(send, hands.stages)), _Link()).add(send)
-    found = []
+    orders = []
     for stage, order in enumerate(passes):
         actions: list[Action] = []
         for action in order:
             for receive in _receives(action, hands):
                 actions += links[stage_of_peer(receive, hands.stages), stage].upto(receive)
             actions += [action, *_sends(action, hands)]
-        found.append(actions)
-    return found
+        orders.append(actions)
+    return orders
 
 
 class _Link:
-    """The messages from one stage to another in the order of sending, and how many of them have been received."""
+    """Messages from one stage to another as they are sent, and how many have been received."""
 
     def __init__(self) -> None:
         self.receives: list[Action] = []
@@ -68,14 +91,23 @@ class _Link:
         self.taken = 0
 
     def add(self, send: Action) -> None:
-        """One more message is sent."""
+        """Note that one more message is sent."""
         assert send.peer is not None
         self.places[message_of(send)] = len(self.receives)
-        self.receives.append(Action(word=SENDS[send.word], chunk=send.peer, micro_batch=send.micro_batch, peer=send.chunk))
+        self.receives.append(
+            Action(
+                word=SENDS[send.word],
+                chunk=send.peer,
+                micro_batch=send.micro_batch,
+                peer=send.chunk,
+            )
+        )
 
     def upto(self, receive: Action) -> list[Action]:
         """The receives up to this one that are not there yet."""
-        start, stop = self.taken, self.places[message_of(receive)] + 1
+        start = self.taken
+        stop = self.places[message_of(receive)] + 1
+        # This one may have come already, along with a message that was sent behind it.
         self.taken = max(start, stop)
         return self.receives[start:stop]
 
@@ -84,20 +116,31 @@ def _sends(action: Action, hands: Hands) -> list[Action]:
     """Messages from a pass to chunks on other stages."""
     if action.word is Word.FORWARD:
         return _messages(action, Word.SEND_FORWARD, hands.later, hands)
-    return _messages(action, Word.SEND_BACKWARD, hands.earlier, hands) if action.word in BACKWARD else []
+    return (
+        _messages(action, Word.SEND_BACKWARD, hands.earlier, hands)
+        if action.word in BACKWARD
+        else []
+    )
 
 
 def _receives(action: Action, hands: Hands) -> list[Action]:
     """Messages that a pass needs from chunks on other stages."""
     if action.word is Word.FORWARD:
         return _messages(action, Word.RECEIVE_FORWARD, hands.earlier, hands)
-    return _messages(action, Word.RECEIVE_BACKWARD, hands.later, hands) if action.word in BACKWARD else []
+    return (
+        _messages(action, Word.RECEIVE_BACKWARD, hands.later, hands)
+        if action.word in BACKWARD
+        else []
+    )
 
 
-def _messages(action: Action, word: Word, others: Mapping[int, Sequence[int]], hands: Hands) -> list[Action]:
+def _messages(
+    action: Action, word: Word, others: Mapping[int, Sequence[int]], hands: Hands
+) -> list[Action]:
     return [
         Action(word=word, chunk=action.chunk, micro_batch=action.micro_batch, peer=other)
         for other in others.get(action.chunk, ())
+        # Chunks of one stage find each other's values in memory.
         if not hands.near(action.chunk, other)
     ]
 
@@ -105,9 +148,16 @@ def _messages(action: Action, word: Word, others: Mapping[int, Sequence[int]], h
 def as_csv(orders: Orders) -> str:
     """Orders as torch's pipelining reads them (`compute_comms`): a line for each stage.
 
-    Torch hands values on to the next chunk and gradients to the one before; other messages have no text there.
+    Torch hands values on to the next chunk and gradients to the one before; other messages have no
+    text there.
     """
-    far = [a for order in orders for a in order if a.peer is not None and abs(a.peer - a.chunk) != 1]
+    far = [
+        a for order in orders for a in order if a.peer is not None and abs(a.peer - a.chunk) != 1
+    ]
     if far:
-        raise OrderError(f"torch's pipelining hands values on to the next chunk only, not as {far[0]}")
-    return "".join(",".join(str(replace(action, peer=None)) for action in order) + "\n" for order in orders)
+        raise OrderError(
+            f"torch's pipelining hands values on to the next chunk only, not as {far[0]}"
+        )
+    return "".join(
+        ",".join(str(replace(action, peer=None)) for action in order) + "\n" for order in orders
+    )

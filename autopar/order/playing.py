@@ -1,7 +1,10 @@
-"""Plays the orders of all stages together: whether they run to the end, and in which sequence their actions may run.
+"""Plays the orders of all stages together.
 
-Sends never wait. A receive waits until its message is the next one from its peer's stage, because messages from one
-stage to another arrive in the order in which they were sent. Everything else follows the stage's own list.
+It finds out whether they run to the end, and in which sequence their actions may run.
+
+Sends never wait. A receive waits until its message is the next one from its peer's stage, because
+messages from one stage to another arrive in the order in which they were sent. Everything else
+follows the stage's own list.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ class OrderError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hands:
-    """The stage of every chunk, and the chunks that take values from it (`later`) or give it values (`earlier`)."""
+    """The stage of every chunk, and the chunks that it exchanges values with.
+
+    `later`: the chunks that take values from a chunk. `earlier`: those that give it values.
+    """
 
     stages: Mapping[int, int]
     later: Mapping[int, Sequence[int]]
@@ -40,6 +46,7 @@ class Hands:
         """The stages and neighbours of the chunks in the orders."""
         later: dict[int, list[int]] = {}
         earlier: dict[int, list[int]] = {}
+        # Sorted, so that a pass sends in one order, however the edges are listed.
         for a, b in sorted(set(edges)):
             later.setdefault(a, []).append(b)
             earlier.setdefault(b, []).append(a)
@@ -53,25 +60,33 @@ class Hands:
 def check_order(orders: Orders, edges: Edges) -> None:
     """Raise an `OrderError` unless the orders run to their end with all messages received.
 
-    Each action must stand behind those it needs. Messages from one stage to another, forward and backward, must be sent
-    in the order in which they are received.
+    Each action must stand behind those it needs. Messages from one stage to another, forward and
+    backward, must be sent in the order in which they are received.
     """
     _check_messages(orders)
-    hands, done = Hands.of(orders, edges), set[Action]()
+    hands = Hands.of(orders, edges)
+    done = set[Action]()
     for stage, action in play(orders):
         for needed in _needs(action, hands):
             if done.isdisjoint(needed):
-                raise OrderError(f"stage {stage} runs {action} before {' or '.join(map(str, needed))}")
+                raise OrderError(
+                    f"stage {stage} runs {action} before {' or '.join(map(str, needed))}"
+                )
+        # What an action needs is told by chunk and micro-batch, not by segment.
         done.add(replace(action, segment=None))
 
 
 def play(orders: Orders) -> Iterator[tuple[int, Action]]:
-    """Every action with its stage, none before the message that it waits for; `OrderError` if all stages wait."""
+    """Every action with its stage, none before the message that it waits for.
+
+    Raises `OrderError` if all stages wait.
+    """
     stages = stages_of_chunks(orders)
     under_way: dict[tuple[int, int], deque[Message]] = {}
     reached = [0] * len(orders)
     while True:
         before = sum(reached)
+        # Each stage runs as far as it can: sends never wait, so any fair sequence reaches the end.
         for stage, order in enumerate(orders):
             while reached[stage] < len(order):
                 action = order[reached[stage]]
@@ -81,24 +96,34 @@ def play(orders: Orders) -> Iterator[tuple[int, Action]]:
                         break
                     coming.popleft()
                 elif action.word in SENDS:
-                    under_way.setdefault((stage, stage_of_peer(action, stages)), deque()).append(message_of(action))
+                    under_way.setdefault((stage, stage_of_peer(action, stages)), deque()).append(
+                        message_of(action)
+                    )
                 reached[stage] += 1
                 yield stage, action
+        # A round in which no stage moved: all are done, or all wait for one another.
         if sum(reached) == before:
             break
-    waiting = [f"stage {s} at {order[at]}" for s, (order, at) in enumerate(zip(orders, reached, strict=True)) if at < len(order)]
+    waiting = [
+        f"stage {s} at {order[at]}"
+        for s, (order, at) in enumerate(zip(orders, reached, strict=True))
+        if at < len(order)
+    ]
     if waiting:
         raise OrderError(f"the order waits for itself: {', '.join(waiting)}")
 
 
 def stages_of_chunks(orders: Orders) -> dict[int, int]:
     """The stage of every chunk that some action is of."""
-    found: dict[int, int] = {}
+    stages: dict[int, int] = {}
     for stage, order in enumerate(orders):
         for action in order:
-            if action.word is not Word.UPDATE and found.setdefault(action.chunk, stage) != stage:
-                raise OrderError(f"chunk {action.chunk} is on stage {found[action.chunk]} and on stage {stage}")
-    return found
+            # The optimizer's step is one of the stage, not of a chunk.
+            if action.word is not Word.UPDATE and stages.setdefault(action.chunk, stage) != stage:
+                raise OrderError(
+                    f"chunk {action.chunk} is on stage {stages[action.chunk]} and on stage {stage}"
+                )
+    return stages
 
 
 def message_of(action: Action) -> Message:
@@ -130,17 +155,29 @@ def _check_messages(orders: Orders) -> None:
     for stage, order in enumerate(orders):
         for action in order:
             if action.word in SENDS:
-                sent.setdefault((stage, stage_of_peer(action, stages)), []).append(message_of(action))
+                sent.setdefault((stage, stage_of_peer(action, stages)), []).append(
+                    message_of(action)
+                )
             elif action.word in RECEIVES:
-                received.setdefault((stage_of_peer(action, stages), stage), []).append(message_of(action))
+                received.setdefault((stage_of_peer(action, stages), stage), []).append(
+                    message_of(action)
+                )
+    # Sorted, so that of several mistakes the same one is always told.
     for pair in sorted({*sent, *received}):
-        ahead, behind = Counter(sent.get(pair, [])), Counter(received.get(pair, []))
+        ahead = Counter(sent.get(pair, []))
+        behind = Counter(received.get(pair, []))
         between = f"from stage {pair[0]} to stage {pair[1]}"
         for message in (ahead - behind) or (behind - ahead):
-            raise OrderError(f"{between} {_text(message)} is {'not received' if message in ahead - behind else 'not sent'}")
+            raise OrderError(
+                f"{between} {_text(message)} is "
+                f"{'not received' if message in ahead - behind else 'not sent'}"
+            )
+        # Both lists hold the same messages by now, so the pair is in both.
         for first, second in zip(sent[pair], received[pair], strict=True):
             if first != second:
-                raise OrderError(f"{between} {_text(first)} is sent where {_text(second)} is received")
+                raise OrderError(
+                    f"{between} {_text(first)} is sent where {_text(second)} is received"
+                )
 
 
 def _text(message: Message) -> str:
@@ -148,7 +185,7 @@ def _text(message: Message) -> str:
 
 
 def _needs(action: Action, hands: Hands) -> Iterator[list[Action]]:
-    """Requirements of an action, as lists of alternatives: one action of each list must be done before it."""
+    """Requirements of an action, each a list of which one action must be done before it."""
 
     def of(word: Word, chunk: int = action.chunk, peer: int | None = None) -> Action:
         return Action(word=word, chunk=chunk, micro_batch=action.micro_batch, peer=peer)
@@ -156,11 +193,19 @@ def _needs(action: Action, hands: Hands) -> Iterator[list[Action]]:
     match action.word:
         case Word.FORWARD:
             for a in hands.earlier.get(action.chunk, ()):
-                yield [of(Word.FORWARD, a)] if hands.near(a, action.chunk) else [of(Word.RECEIVE_FORWARD, peer=a)]
+                yield (
+                    [of(Word.FORWARD, a)]
+                    if hands.near(a, action.chunk)
+                    else [of(Word.RECEIVE_FORWARD, peer=a)]
+                )
         case Word.BACKWARD | Word.BACKWARD_INPUT:
             yield [of(Word.FORWARD)]
             for b in hands.later.get(action.chunk, ()):
-                yield [of(word, b) for word in BACKWARD] if hands.near(b, action.chunk) else [of(Word.RECEIVE_BACKWARD, peer=b)]
+                yield (
+                    [of(word, b) for word in BACKWARD]
+                    if hands.near(b, action.chunk)
+                    else [of(Word.RECEIVE_BACKWARD, peer=b)]
+                )
         case Word.BACKWARD_WEIGHT:
             yield [of(Word.BACKWARD_INPUT)]
         case Word.SEND_FORWARD:

@@ -9,17 +9,36 @@ from .pipeline import pipeline_order
 
 
 def rank_order(execution: Execution, stage: int, *, train: bool) -> tuple[Action, ...]:
-    """All actions of the ranks of a stage in one step; without `train` in the forward passes alone."""
+    """All actions of a stage's ranks in one step; without `train` those of the forward passes."""
     schedule = execution.schedule
     trains = train and execution.chunks[0].whole.trains
     if execution.stages == 1:
-        return expand({0: execution.chunks[0].whole}, one_stage(schedule.micro_batches, train=trains), prefetch=schedule.prefetch)
+        return expand(
+            {0: execution.chunks[0].whole},
+            one_stage(schedule.micro_batches, train=trains),
+            prefetch=schedule.prefetch,
+        )
+    # Where a stage receives depends on when others send, so all orders are made for one.
     orders = pipeline_order(
-        execution.pipeline, execution.stages, schedule.micro_batches, execution.interleave, edges=tuple(execution.edges), train=trains
+        execution.pipeline,
+        execution.stages,
+        schedule.micro_batches,
+        execution.interleave,
+        edges=tuple(execution.edges),
+        train=trains,
     )
     own = range(stage, len(execution.chunks), execution.stages)
-    found = expand({number: execution.chunks[number].whole for number in own}, orders[stage], prefetch=schedule.prefetch)
-    return (*found, Action(word=Word.SUM_TIED, chunk=stage)) if trains and tied_parameters(execution) else found
+    actions = expand(
+        {number: execution.chunks[number].whole for number in own},
+        orders[stage],
+        prefetch=schedule.prefetch,
+    )
+    return (
+        # Behind all else, when every gradient of the stage is complete.
+        (*actions, Action(word=Word.SUM_TIED, chunk=stage))
+        if trains and tied_parameters(execution)
+        else actions
+    )
 
 
 def tied_parameters(execution: Execution) -> dict[str, tuple[int, ...]]:
@@ -29,4 +48,8 @@ def tied_parameters(execution: Execution) -> dict[str, tuple[int, ...]]:
         for name in chunk.whole.program.assignment.storage:
             holders.setdefault(name, {})[number % execution.stages] = None
     gradients = execution.chunks[0].whole.program.assignment.gradients
-    return {name: tuple(sorted(stages)) for name, stages in holders.items() if len(stages) > 1 and name in gradients}
+    return {
+        name: tuple(sorted(stages))
+        for name, stages in holders.items()
+        if len(stages) > 1 and name in gradients
+    }

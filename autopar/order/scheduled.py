@@ -1,8 +1,8 @@
 """A program under a schedule: its segments, the units of its parameters, and the actions of a step.
 
-The steps of a program, apart from redistributions of parameters, are cut into *segments*: before the first reader of
-each unit, and around recomputed stretches. A segment runs as one; between segments parameters are gathered, released
-and reduced.
+The steps of a program, apart from redistributions of parameters, are cut into *segments*: before
+the first reader of each unit, and around recomputed stretches. A segment runs as one; between
+segments parameters are gathered, released and reduced.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from ..ir import Role
-from ..sharding.program import (
+from autopar.ir import Role
+from autopar.sharding.program import (
     Bucket,
     Collective,
     Program,
@@ -20,11 +20,13 @@ from ..sharding.program import (
     chain_collectives,
     operator_collectives,
 )
-from ..sharding.schedule import PLAIN, Schedule
+from autopar.sharding.schedule import PLAIN, Schedule
+
 from .actions import Action, Word
 from .passes import Need, expand, one_stage, phases
 from .segments import Segment, segments_of, units_before
-from .units import Mode, Unit, gather_collectives, modes_of, reduce_collectives, units_of
+from .unit_collectives import gather_collectives, reduce_collectives
+from .units import Mode, Unit, modes_of, units_of
 from .value_flow import makes, moves_value, reads, with_casts
 
 __all__ = ["Mode", "Scheduled", "Segment", "makes", "reads", "scheduled"]
@@ -34,7 +36,8 @@ __all__ = ["Mode", "Scheduled", "Segment", "makes", "reads", "scheduled"]
 class Scheduled:
     """The program of one micro-batch with its segments, units and actions.
 
-    `modes`: the mode of each redistribution of a parameter, by its step. `segments`: in the order in which they run.
+    `modes`: the mode of each redistribution of a parameter, by its step. `segments`: in the order
+    in which they run.
     """
 
     program: Program
@@ -55,56 +58,76 @@ class Scheduled:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All steps in the order of the forward pass, each unit's before the first segment that reads it."""
+        """All steps in the order of the forward pass, each unit's before the first segment that
+        reads it.
+        """
         seen: set[int] = set()
-        found: list[int] = []
+        steps: list[int] = []
         for segment in self.segments:
             new = [unit for unit in segment.units if unit not in seen]
             seen.update(new)
-            found += [index for unit in new for index in sorted(self.units[unit].members)]
-            found += segment.steps
-        return tuple(found)
+            steps += [index for unit in new for index in sorted(self.units[unit].members)]
+            steps += segment.steps
+        return tuple(steps)
 
     def needs(self) -> tuple[Need, ...]:
         """The units that each segment needs or completes."""
-        first, followers = self.reduced_at(), self.followers()
-        found = []
+        first = self.reduced_at()
+        followers = self.followers()
+        needs = []
         for number, segment in enumerate(self.segments):
             reduced = [unit for unit in reversed(range(len(self.units))) if first[unit] == number]
-            # A reduction that begins waits for what was begun before it, but for sums in place: these come first, unless they need another.
-            sums = [unit for unit in reduced if self.units[unit].mode is Mode.ONCE and followers.get(unit, set()).isdisjoint(reduced)]
+            # A reduction that begins waits for what was begun before it, but for sums in place:
+            # these come first, unless they need another.
+            sums = [
+                unit
+                for unit in reduced
+                if self.units[unit].mode is Mode.ONCE
+                and followers.get(unit, set()).isdisjoint(reduced)
+            ]
             reduced = [*sums, *(unit for unit in reduced if unit not in sums)]
-            found.append(Need(forward=segment.units, backward=segment.wanted, reduced=tuple(reduced)))
-        return tuple(found)
+            needs.append(
+                Need(forward=segment.units, backward=segment.wanted, reduced=tuple(reduced))
+            )
+        return tuple(needs)
 
     def moves(self, unit: int) -> bool:
-        """Whether gathering a unit does anything: some parameter's used layout or type differs from its stored one."""
+        """Whether gathering a unit changes the layout or the type of any of its parameters."""
         steps = (self.program.steps[index] for index in self.units[unit].members)
         return any(isinstance(step, Redistribute) and moves_value(step) for step in steps)
 
     def reduced_at(self) -> list[int]:
-        """For every unit the first segment that reads it: after its backward pass the unit's gradients are complete."""
-        found = [0] * len(self.units)
+        """The first segment that reads each unit.
+
+        The unit's gradients are complete after the backward pass of that segment.
+        """
+        first = [0] * len(self.units)
         for number in reversed(range(len(self.segments))):
             for unit in self.segments[number].units:
-                found[unit] = number
-        return found
+                first[unit] = number
+        return first
 
     def followers(self) -> dict[int, set[int]]:
-        """The units that start from each unit's values: their gradients are reduced before its own."""
+        """Units that start from each unit's values; their gradients are reduced before its own."""
         unit_of = {index: unit.number for unit in self.units for index in unit.members}
-        found: dict[int, set[int]] = {}
+        followers: dict[int, set[int]] = {}
         for number, before in units_before(self.program, self.modes, unit_of).items():
             for unit in before - {number}:
-                found.setdefault(unit, set()).add(number)
-        return found
+                followers.setdefault(unit, set()).add(number)
+        return followers
 
     def actions(self) -> tuple[Action, ...]:
         """The order of a step without pipeline stages."""
-        return expand({0: self}, one_stage(self.schedule.micro_batches, train=self.trains), prefetch=self.schedule.prefetch)
+        return expand(
+            {0: self},
+            one_stage(self.schedule.micro_batches, train=self.trains),
+            prefetch=self.schedule.prefetch,
+        )
 
     def issued(self, action: Action) -> tuple[Collective, ...]:
-        """The collectives of an action other than a send; those of a segment's backward pass are unordered."""
+        """The collectives of an action other than a send; those of a segment's backward pass are
+        unordered.
+        """
         last = action.micro_batch == self.schedule.micro_batches - 1
         match action.word:
             case Word.GATHER:
@@ -112,51 +135,81 @@ class Scheduled:
                 return tuple(gather_collectives(self.program, self.units[action.unit]))
             case Word.REDUCE:
                 assert action.unit is not None
-                return tuple(reduce_collectives(self.program, self.units[action.unit], self.schedule.types, last=last))
+                return tuple(
+                    reduce_collectives(
+                        self.program, self.units[action.unit], self.schedule.types, last=last
+                    )
+                )
             case Word.FORWARD:
                 return self._segment(action)[0]
             case Word.BACKWARD | Word.BACKWARD_INPUT:
                 ahead, back = self._segment(action)
                 assert action.segment is not None
-                repeated = tuple(_back(c) for c in ahead) if self.segments[action.segment].again else ()
+                # What is computed again repeats its collectives before any gradient flows.
+                repeated = (
+                    tuple(_back(c) for c in ahead)
+                    if self.segments[action.segment].recomputed
+                    else ()
+                )
                 return (*repeated, *back)
         return ()
 
     def _segment(self, action: Action) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         assert action.segment is not None
         mesh = self.program.assignment.mesh.shape
-        each = [_collectives(self.program, self.program.steps[i], mesh) for i in self.segments[action.segment].steps]
+        each = [
+            _collectives(self.program, self.program.steps[i], mesh)
+            for i in self.segments[action.segment].steps
+        ]
         ahead = itertools.chain.from_iterable(pair[0] for pair in each)
-        return tuple(ahead), tuple(itertools.chain.from_iterable(pair[1] for pair in reversed(each)))
+        return tuple(ahead), tuple(
+            itertools.chain.from_iterable(pair[1] for pair in reversed(each))
+        )
 
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective of a training step (or an inference) without pipeline stages, in the actions' order."""
+        """Every collective of a step without pipeline stages, in the order of its actions."""
         known: dict[tuple[Word, int | None, int | None, bool], tuple[Collective, ...]] = {}
-        found: list[Collective] = []
+        issued: list[Collective] = []
         actions = self.actions()
         for action, phase in zip(actions, phases(actions), strict=True):
-            key = (action.word, action.segment, action.unit, action.micro_batch == self.schedule.micro_batches - 1)
+            # Micro-batches differ only in whether they are the last, so one serves the others.
+            key = (
+                action.word,
+                action.segment,
+                action.unit,
+                action.micro_batch == self.schedule.micro_batches - 1,
+            )
             if key not in known:
                 known[key] = self.issued(action)
-            found += known[key] if phase == "forward" else map(_back, known[key])
-        return tuple(found)
+            issued += known[key] if phase == "forward" else map(_back, known[key])
+        return tuple(issued)
 
 
 def scheduled(program: Program, schedule: Schedule = PLAIN) -> Scheduled:
-    """Put a program under a schedule; `PlanError` where that names operators which the program does not hold."""
+    """Put a program under a schedule; `PlanError` if that names operators it does not hold."""
+    # First, as casts are redistributions, which belong to units like all others.
     program = with_casts(program, schedule.types)
     modes = modes_of(program, schedule)
     units = units_of(program, schedule, modes)
-    return Scheduled(program=program, schedule=schedule, modes=modes, units=units, segments=segments_of(program, schedule, modes, units))
+    return Scheduled(
+        program=program,
+        schedule=schedule,
+        modes=modes,
+        units=units,
+        segments=segments_of(program, schedule, modes, units),
+    )
 
 
 def _back(c: Collective) -> Collective:
     return Collective(phase="backward", kind=c.kind, axes=c.axes, nbytes=c.nbytes, tensor=c.tensor)
 
 
-def _collectives(program: Program, step: Step, mesh: tuple[int, ...]) -> tuple[list[Collective], list[Collective]]:
+def _collectives(
+    program: Program, step: Step, mesh: tuple[int, ...]
+) -> tuple[list[Collective], list[Collective]]:
     """The collectives of a step forward, and of its backward pass, each in the order of issue."""
     if isinstance(step, Redistribute):
+        # These are issued by the actions of units, not by passes.
         if program.graph.tensors[step.tensor].role is Role.PARAMETER:
             return [], []
         ahead, back = chain_collectives(program.graph, step, mesh)

@@ -1,45 +1,39 @@
-"""From a plan with pipeline stages to the programs of its chunks, and the values that they hand to one another.
+"""The programs of the chunks of a plan with pipeline stages, and the values between them.
 
-A chunk holds the operators from its first one to the first one of the next chunk. Values without parameters (masks,
-tables of positions) are computed by each chunk for itself if its mesh is the same. Every other value comes from the
-chunk that makes it: between equal meshes in its layout there, rank by rank; between unequal ones whole.
+A chunk holds the operators from its first one to the first one of the next chunk. Values without
+parameters (masks, tables of positions) are computed by each chunk for itself if its mesh is the
+same. Every other value comes from the chunk that makes it: between equal meshes in its layout
+there, rank by rank; between unequal ones whole.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import PlanError
-from ..ir import Operator, Role
-from ..sharding.analysis import Analysis
-from ..sharding.layout import Layout, R, is_valid, replicated
-from ..sharding.mesh import Mesh
-from ..sharding.micro_batches import of_micro_batch, split_batch
-from ..sharding.program import Assignment, Decision, build_program
-from ..sharding.redistribution import cheapest_chain, without_gradient
-from ..sharding.rules import without_parameters
-from ..sharding.schedule import Schedule
-from ..sharding.time_split import TimeSplit, micro_batch_options
+from autopar.errors import PlanError
+from autopar.ir import Operator, Role
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.layout import Layout, replicated
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.micro_batches import of_micro_batch, split_batch
+from autopar.sharding.program import Assignment, build_program
+from autopar.sharding.rules import without_parameters
+from autopar.sharding.schedule import Schedule
+from autopar.sharding.time_split import TimeSplit, micro_batch_options
+
 from .execution import Chunk, Execution, Handed
+from .plan_on_mesh import Decided, PlanOnMesh
 from .scheduled import Scheduled, scheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """A plan's decisions: `decide` gives that of an operator on a mesh; layouts of parameters and outputs; chains."""
-
-    decide: Callable[[str, Mesh], Decision]
-    storage: Mapping[str, Layout]
-    outputs: Mapping[str, Layout]
-    chains: Mapping[str, tuple[tuple[Layout, ...], ...]]
-    host: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelined:
-    """The cut of a plan: first operators of its chunks (`firsts`), their `meshes`, and the pipeline's schedule."""
+    """The cut of a plan into chunks.
+
+    `firsts`: the first operators of the chunks. `meshes`: one for each chunk.
+    """
 
     firsts: Sequence[str]
     meshes: Sequence[Mesh]
@@ -49,7 +43,7 @@ class Pipelined:
 
 
 def staged_execution(analysis: Analysis, decided: Decided, cut: Pipelined) -> Execution:
-    """The execution of a plan with stages; a `PlanError` where its cuts do not follow one another."""
+    """The execution of a plan with stages; `PlanError` if its cuts do not follow one another."""
     return _Cutting(analysis, decided, cut).run()
 
 
@@ -57,16 +51,25 @@ class _Cutting:
     """Deals the operators out to the chunks."""
 
     def __init__(self, analysis: Analysis, decided: Decided, cut: Pipelined) -> None:
-        self.analysis, self.decided, self.cut, self.graph = analysis, decided, cut, analysis.graph
+        self.analysis = analysis
+        self.decided = decided
+        self.cut = cut
+        self.graph = analysis.graph
         place = {op.name: number for number, op in enumerate(self.graph.operators)}
+        # A plan from a file may be of another model, so its cuts are checked before they are used.
         missing = [name for name in cut.firsts if name not in place]
         if missing:
-            raise PlanError(f"the plan cuts the model at {missing[0]!r}, which is no operator of it")
+            raise PlanError(
+                f"the plan cuts the model at {missing[0]!r}, which is no operator of it"
+            )
         starts = [0, *(place[name] for name in cut.firsts[1:]), len(place)]
         if any(stop <= start for start, stop in itertools.pairwise(starts)):
             raise PlanError("the plan's stages do not follow one another in the model")
         if len(cut.firsts) % cut.interleave:
-            raise PlanError(f"the plan has {len(cut.firsts)} chunks of the model, which do not make stages of {cut.interleave} each")
+            raise PlanError(
+                f"the plan has {len(cut.firsts)} chunks of the model, which do not make stages of "
+                f"{cut.interleave} each"
+            )
         self.stages = len(cut.firsts) // cut.interleave
         self.chunk_of: dict[str, int] = {}
         for chunk, (start, stop) in enumerate(itertools.pairwise(starts)):
@@ -84,25 +87,42 @@ class _Cutting:
             for name, layout in arrived.items():
                 source = self.chunk_of[self.maker[name].name]
                 flows = name in self.on_the_way
-                edges.setdefault((source, chunk), []).append(Handed(name=name, made=self._made(name), taken=layout, differentiable=flows))
-        handed = [{value.name for (a, _), values in edges.items() if a == chunk for value in values} for chunk in range(len(operators))]
-        firsts = [sum(mesh.devices for mesh in self.cut.meshes[:stage]) for stage in range(self.stages)]
+                edges.setdefault((source, chunk), []).append(
+                    Handed(name=name, made=self._made(name), taken=layout, differentiable=flows)
+                )
+        handed = [
+            {value.name for (a, _), values in edges.items() if a == chunk for value in values}
+            for chunk in range(len(operators))
+        ]
+        # Chunks of one stage share its ranks, so the stages count, not the chunks.
+        firsts = [
+            sum(mesh.devices for mesh in self.cut.meshes[:stage]) for stage in range(self.stages)
+        ]
         chunks = tuple(
-            self._chunk(chunk, ops, arrivals[chunk], handed[chunk] & self.on_the_way, firsts[chunk % self.stages])
+            self._chunk(
+                chunk,
+                ops,
+                arrivals[chunk],
+                handed[chunk] & self.on_the_way,
+                firsts[chunk % self.stages],
+            )
             for chunk, ops in enumerate(operators)
         )
         return Execution(
-            chunks=chunks, stages=self.stages, pipeline=self.cut.pipeline, interleave=self.cut.interleave,
+            chunks=chunks,
+            stages=self.stages,
+            pipeline=self.cut.pipeline,
+            interleave=self.cut.interleave,
             edges={edge: tuple(values) for edge, values in sorted(edges.items())},
-        )  # fmt: skip
+        )
 
     def _on_the_way(self) -> set[str]:
         """The values through which the loss's gradient passes."""
-        found = {self.graph.loss} if self.graph.loss else set()
+        reached = {self.graph.loss} if self.graph.loss else set()
         for op in reversed(self.graph.operators):
-            if not found.isdisjoint(op.outputs):
-                found.update(name for name in op.inputs if name in self.analysis.gradients)
-        return {name for name in found if name is not None}
+            if not reached.isdisjoint(op.outputs):
+                reached.update(name for name in op.inputs if name in self.analysis.gradients)
+        return {name for name in reached if name is not None}
 
     # --- a chunk's contents ---
 
@@ -110,139 +130,163 @@ class _Cutting:
         return self.cut.meshes[self.chunk_of[operator]]
 
     def _remade(self, operator: Operator, chunk: int) -> bool:
-        """Whether a chunk recomputes the result of another chunk's operator instead of receiving it."""
+        """Whether a chunk recomputes the result of another chunk's operator, not receives it."""
         if operator.name in self.analysis.cold:
             return True
-        return operator.name in self.own and self._mesh(operator.name).shape == self.cut.meshes[chunk].shape
+        return (
+            operator.name in self.own
+            and self._mesh(operator.name).shape == self.cut.meshes[chunk].shape
+        )
 
     def _operators(self, chunk: int) -> list[Operator]:
         """The operators that a chunk runs, in the order of the model."""
         leaving = {*self.analysis.outputs}
         wanted: set[str] = set()
         for op in reversed(self.graph.operators):
+            # From the end, so that an operator's readers are decided before it.
             here = self.chunk_of[op.name] == chunk
-            if here and (op.name not in self.own or not leaving.isdisjoint(op.outputs) or self._handed_on(op)):
+            if here and (
+                op.name not in self.own or not leaving.isdisjoint(op.outputs) or self._handed_on(op)
+            ):
                 needed = True
             else:
                 needed = not wanted.isdisjoint(op.outputs) and (here or self._remade(op, chunk))
             if needed:
                 wanted.update(op.inputs)
+                # Tensors and operators share this set; the prefix keeps their names apart.
                 wanted.add(f"operator {op.name}")
         return [op for op in self.graph.operators if f"operator {op.name}" in wanted]
 
     def _handed_on(self, operator: Operator) -> bool:
         """Whether a value without parameters must be sent to some other chunk."""
-        others = {self.chunk_of[op.name] for op in self.graph.operators if not set(op.inputs).isdisjoint(operator.outputs)}
-        return any(not self._remade(operator, other) for other in others - {self.chunk_of[operator.name]})
+        others = {
+            self.chunk_of[op.name]
+            for op in self.graph.operators
+            if not set(op.inputs).isdisjoint(operator.outputs)
+        }
+        return any(
+            not self._remade(operator, other) for other in others - {self.chunk_of[operator.name]}
+        )
 
     def _arrivals(self, chunk: int, operators: Sequence[Operator]) -> Iterator[tuple[str, Layout]]:
         """Values from other chunks, and the layouts in which they arrive."""
         made = {name for op in operators for name in op.outputs}
         for name in dict.fromkeys(name for op in operators for name in op.inputs):
             if name not in made and self.graph.tensors[name].role is Role.ACTIVATION:
+                # Unequal meshes have no layout in common but that of the whole value.
                 same = self._mesh(self.maker[name].name).shape == self.cut.meshes[chunk].shape
-                yield name, self._made(name) if same else replicated(len(self.cut.meshes[chunk].axes))
+                yield (
+                    name,
+                    self._made(name) if same else replicated(len(self.cut.meshes[chunk].axes)),
+                )
 
     def _made(self, name: str) -> Layout:
         """A value's layout in the chunk that makes it."""
         op = self.maker[name]
         if op.name in self.analysis.cold:
+            # A plan decides nothing about cold operators, which work on whole values.
             return replicated(len(self._mesh(op.name).axes))
         return self.decided.decide(op.name, self._mesh(op.name)).outputs[op.outputs.index(name)]
 
     # --- its program ---
 
-    def _chunk(self, chunk: int, operators: list[Operator], arrivals: dict[str, Layout], ends: set[str], first: int) -> Chunk:
+    def _chunk(
+        self,
+        chunk: int,
+        operators: list[Operator],
+        arrivals: dict[str, Layout],
+        ends: set[str],
+        first: int,
+    ) -> Chunk:
         assignment = self._assignment(chunk, operators, arrivals)
         schedule = replace(self.cut.schedule, recompute=self._recompute(operators))
-        whole = scheduled(build_program(self.graph, assignment, operators=operators, arrivals=arrivals, ends=ends), schedule)
+        whole = scheduled(
+            build_program(
+                self.graph, assignment, operators=operators, arrivals=arrivals, ends=ends
+            ),
+            schedule,
+        )
         micro, split = self._micro(whole, operators, arrivals, ends)
         return Chunk(whole=whole, micro=micro, split=split, first=first)
 
     def _recompute(self, operators: Sequence[Operator]) -> tuple[tuple[str, ...], ...]:
         """The recomputed stretches, each restricted to a chunk's operators."""
         here = {op.name for op in operators}
-        stretches = (tuple(name for name in stretch if name in here) for stretch in self.cut.schedule.recompute)
+        stretches = (
+            tuple(name for name in stretch if name in here)
+            for stretch in self.cut.schedule.recompute
+        )
         return tuple(stretch for stretch in stretches if stretch)
 
     def _micro(
-        self, whole: Scheduled, operators: list[Operator], arrivals: dict[str, Layout], ends: set[str]
+        self,
+        whole: Scheduled,
+        operators: list[Operator],
+        arrivals: dict[str, Layout],
+        ends: set[str],
     ) -> tuple[Scheduled, TimeSplit | None]:
         """The program of one micro-batch."""
         count = self.cut.schedule.micro_batches
         if count == 1:
             return whole, None
         part = split_batch(self.analysis, count)
-        come = replace(whole.program.assignment, outputs={**whole.program.assignment.outputs, **arrivals})
+        # Arrivals pass for outputs here, so that they are brought to a micro-batch like these.
+        come = replace(
+            whole.program.assignment, outputs={**whole.program.assignment.outputs, **arrivals}
+        )
         local = of_micro_batch(come, self.analysis, part, count)
         here = {name: local.outputs[name] for name in arrivals}
-        kept = replace(local, outputs={name: layout for name, layout in local.outputs.items() if name not in arrivals})
+        kept = replace(
+            local,
+            outputs={
+                name: layout for name, layout in local.outputs.items() if name not in arrivals
+            },
+        )
         own = [op for op in part.graph.operators if op.name in {op.name for op in operators}]
         program = build_program(part.graph, kept, operators=own, arrivals=here, ends=ends)
         return scheduled(program, whole.schedule), micro_batch_options(self.analysis)
 
-    def _assignment(self, chunk: int, operators: Sequence[Operator], arrivals: Mapping[str, Layout]) -> Assignment:
-        mesh, graph = self.cut.meshes[chunk], self.graph
-        whole = replicated(len(mesh.axes))
-        decisions = {
-            op.name: Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
-            for op in graph.operators
-            if op.name in self.analysis.cold
-        }
-        decisions |= {op.name: self.decided.decide(op.name, mesh) for op in operators if op.name not in decisions}
+    def _assignment(
+        self, chunk: int, operators: Sequence[Operator], arrivals: Mapping[str, Layout]
+    ) -> Assignment:
+        graph = self.graph
+        plan = PlanOnMesh(analysis=self.analysis, decided=self.decided, mesh=self.cut.meshes[chunk])
+        decisions = plan.decisions(operators)
         read = {name for op in operators for name in op.inputs}
-        leaving = [name for name in self.decided.outputs if name in self.analysis.outputs and self._leaves(name, chunk)]
-        outputs = {name: self._fitting(name, self.decided.outputs[name], mesh) for name in leaving}
+        leaving = [
+            name
+            for name in self.decided.outputs
+            if name in self.analysis.outputs and self._leaves(name, chunk)
+        ]
+        outputs = {name: plan.fitting(name, self.decided.outputs[name]) for name in leaving}
         storage = {
-            tensor.name: self._fitting(tensor.name, self.decided.storage[tensor.name], mesh)
+            tensor.name: plan.fitting(tensor.name, self.decided.storage[tensor.name])
             for tensor in graph.parameters
-            if tensor.name in read or tensor.name in outputs or (chunk == 0 and tensor.name not in self.read)
+            if tensor.name in read
+            or tensor.name in outputs
+            # A parameter that nothing reads has to be stored somewhere all the same.
+            or (chunk == 0 and tensor.name not in self.read)
         }
-        available = dict.fromkeys(graph.tensors, whole) | storage | dict(arrivals)
+        available = dict.fromkeys(graph.tensors, plan.whole) | storage | dict(arrivals)
         for op in operators:
             available.update(zip(op.outputs, decisions[op.name].outputs, strict=True))
-        needed = [pair for op in operators for pair in zip(op.inputs, decisions[op.name].inputs, strict=True)]
-        chains = self._chains(mesh, available, [*needed, *outputs.items()])
+        needed = [
+            pair
+            for op in operators
+            for pair in zip(op.inputs, decisions[op.name].inputs, strict=True)
+        ]
+        chains = plan.chains(available, [*needed, *outputs.items()])
         return Assignment(
-            mesh=mesh, decisions=decisions, storage=storage, outputs=outputs, chains=chains,
-            gradients=self.analysis.gradients, host=frozenset(name for name in self.decided.host if name in storage),
-        )  # fmt: skip
+            mesh=plan.mesh,
+            decisions=decisions,
+            storage=storage,
+            outputs=outputs,
+            chains=chains,
+            gradients=self.analysis.gradients,
+            host=frozenset(name for name in self.decided.host if name in storage),
+        )
 
     def _leaves(self, name: str, chunk: int) -> bool:
         """Whether an output of the model leaves this chunk: the chunk of its maker, or the last."""
         last = len(self.cut.firsts) - 1
         return (self.chunk_of[self.maker[name].name] if name in self.maker else last) == chunk
-
-    def _fitting(self, name: str, layout: Layout, mesh: Mesh) -> Layout:
-        """The layout if it fits this mesh; a layout meant for another stage's mesh becomes replicated."""
-        return layout if self._fits(name, layout, mesh) else (R,) * len(mesh.axes)
-
-    def _fits(self, name: str, layout: Layout, mesh: Mesh) -> bool:
-        return len(layout) == len(mesh.axes) and is_valid(layout, self.graph.tensors[name].shape, mesh.shape)
-
-    def _chains(
-        self, mesh: Mesh, available: Mapping[str, Layout], needed: Sequence[tuple[str, Layout]]
-    ) -> dict[str, tuple[tuple[Layout, ...], ...]]:
-        """The plan's chains that start from available layouts, and new chains of fewest bytes to the rest."""
-        found: dict[str, list[tuple[Layout, ...]]] = {}
-        reached: dict[str, set[Layout]] = {}
-        for name, layout in dict.fromkeys(needed):
-            if name not in reached:
-                reached[name] = {available[name]}
-                for chain in self.decided.chains.get(name, ()):
-                    # One for the mesh of another stage may pass layouts that do not exist on this one.
-                    fits = all(self._fits(name, step, mesh) for step in chain)
-                    if fits and chain[0] in reached[name] and chain[-1] not in reached[name]:
-                        found.setdefault(name, []).append(chain)
-                        reached[name].add(chain[-1])
-            if layout not in reached[name]:
-                found.setdefault(name, []).append(self._shortest(name, available[name], layout, mesh))
-                reached[name].add(layout)
-        return {name: tuple(chains) for name, chains in found.items()}
-
-    def _shortest(self, name: str, source: Layout, target: Layout, mesh: Mesh) -> tuple[Layout, ...]:
-        tensor = self.graph.tensors[name]
-        gradient = name in self.analysis.gradients
-        itemsize = tensor.bytes // max(tensor.size, 1)
-        end = target if gradient else without_gradient(target)
-        return cheapest_chain(source, end, tensor.shape, itemsize, mesh.shape, lambda kind, axes, nbytes: 1.0 + nbytes, gradient=gradient)

@@ -17,10 +17,10 @@ Floats = NDArray[np.float64]
 class Times:
     """Seconds of one micro-batch through all chunks of a stage, as arrays [stages].
 
-    `forward`: the forward pass. `backward`: the whole backward pass; `weight`: the part of it that makes gradients of
-    weights. `send`: a message from each stage to the next one and back; the last stage sends to the first, for the next
-    chunk. `overlap`: whether a stage goes on computing while it sends; otherwise it waits until its message has
-    arrived.
+    `forward`: the forward pass. `backward`: the whole backward pass; `weight`: the part of it that
+    makes gradients of weights. `send`: a message from each stage to the next one and back; the last
+    stage sends to the first, for the next chunk. `overlap`: whether a stage goes on computing while
+    it sends; otherwise it waits until its message has arrived.
     """
 
     forward: Floats
@@ -41,17 +41,35 @@ class Times:
     ) -> Times:
         """Check the figures; one number for `weight` or `send` serves all stages."""
         stages = len(forward)
-        found = [
+        figures = [
             np.broadcast_to(np.asarray(x, dtype=np.float64), (stages,))
             for x in (forward, backward, weight, send)
+            # A figure of another size is left out, and missed in the check below.
             if np.size(x) in (1, stages)
         ]
-        if not stages or len(found) < 4 or min(float(x.min()) for x in found) < 0 or (found[2] > found[1]).any():
-            raise UsageError("a pipeline needs times of at least 0 for each stage, with a weight part no longer than the backward pass")
-        return cls(forward=found[0], backward=found[1], weight=found[2], send=found[3], overlap=overlap)
+        if (
+            not stages
+            or len(figures) < 4
+            or min(float(x.min()) for x in figures) < 0
+            or (figures[2] > figures[1]).any()
+        ):
+            raise UsageError(
+                "a pipeline needs times of at least 0 for each stage, with a weight part no longer "
+                "than the backward pass"
+            )
+        return cls(
+            forward=figures[0],
+            backward=figures[1],
+            weight=figures[2],
+            send=figures[3],
+            overlap=overlap,
+        )
 
     def held(self, interleave: int) -> Times:
-        """The same times; without `overlap`, sends are counted as work of the stage that waits for them."""
+        """Return equivalent times in which all sends overlap.
+
+        Without `overlap`, a send becomes work of the stage that waits for it.
+        """
         if self.overlap:
             return self
         # Every chunk sends forward but the model's last, and backward but the model's first.
@@ -59,6 +77,7 @@ class Times:
         often[-1] -= 1
         return Times(
             forward=self.forward + self.send * often,
+            # Stage s hands gradients back over the link on which stage s - 1 sends values.
             backward=self.backward + np.roll(self.send, 1) * often[::-1],
             weight=self.weight,
             send=np.zeros(len(self.send)),

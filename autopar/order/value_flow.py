@@ -1,14 +1,14 @@
-"""Places of values in a program: reads and results of a step, and casts of parameters that no redistribution makes."""
+"""Places of values in a program: reads and results of a step, and casts of parameters."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
 
-from ..sharding.layout import Kind, Layout
-from ..sharding.program import Compute, Program, Redistribute, Step
-from ..sharding.redistribution import changed_axes
-from ..sharding.schedule import Types
+from autopar.sharding.layout import Kind, Layout
+from autopar.sharding.program import Compute, Program, Redistribute, Step
+from autopar.sharding.redistribution import changed_axes
+from autopar.sharding.schedule import Types
 
 PlacedValue = tuple[str, Layout]
 
@@ -30,10 +30,12 @@ def makes(step: Step) -> tuple[PlacedValue, ...]:
 def boundaries(
     stretches: Sequence[Sequence[Step]], leaving: Iterable[PlacedValue]
 ) -> tuple[list[list[PlacedValue]], list[list[PlacedValue]]]:
-    """Values that enter each stretch of steps, and values that leave it (read elsewhere, or in `leaving`)."""
+    """Values that enter each stretch of steps, and values that leave it or are in `leaving`."""
     made = [dict.fromkeys(place for step in steps for place in makes(step)) for steps in stretches]
     read = [dict.fromkeys(place for step in steps for place in reads(step)) for steps in stretches]
-    entering = [[place for place in here if place not in own] for here, own in zip(read, made, strict=True)]
+    entering = [
+        [place for place in here if place not in own] for here, own in zip(read, made, strict=True)
+    ]
     wanted = {place for places in entering for place in places} | set(leaving)
     return entering, [[place for place in own if place in wanted] for own in made]
 
@@ -44,20 +46,39 @@ def only_casts(step: Redistribute) -> bool:
 
 
 def moves_value(step: Redistribute) -> bool:
-    """Whether a redistribution changes the value: it casts, or a step of its chain is neither R to B nor B to R."""
+    """Whether a redistribution changes the value.
+
+    It does if it casts, or if a step of its chain is neither R to B nor B to R.
+    """
     pairs = itertools.pairwise(step.chain[step.bucketed :])
-    moved = ((before[axis], after[axis]) for before, after in pairs for axis in changed_axes(before, after)[:1])
-    return only_casts(step) or any(Kind.SPLIT in (before.kind, after.kind) or after.kind is Kind.PARTIAL for before, after in moved)
+    moved = (
+        (before[axis], after[axis])
+        for before, after in pairs
+        # A step changes all its axes alike, so the first one stands for them.
+        for axis in changed_axes(before, after)[:1]
+    )
+    return only_casts(step) or any(
+        Kind.SPLIT in (before.kind, after.kind) or after.kind is Kind.PARTIAL
+        for before, after in moved
+    )
 
 
 def with_casts(program: Program, types: Types) -> Program:
-    """Add a cast before the first reader of each parameter that is used in its stored layout but in another type.
+    """Add a cast before the first reader of each parameter used as stored but in another type.
 
     Parameters that are gathered or cut are cast by that redistribution.
     """
-    storage, tensors = program.assignment.storage, program.graph.tensors
-    done = {step.tensor for step in program.steps if isinstance(step, Redistribute) and only_casts(step)}
-    left = {name: layout for name, layout in storage.items() if types.casts(tensors[name]) and name not in done}
+    storage = program.assignment.storage
+    tensors = program.graph.tensors
+    done = {
+        step.tensor for step in program.steps if isinstance(step, Redistribute) and only_casts(step)
+    }
+    left = {
+        name: layout
+        for name, layout in storage.items()
+        # A program that has its casts already gets no second ones.
+        if types.casts(tensors[name]) and name not in done
+    }
     steps: list[Step] = []
 
     def cast(places: tuple[PlacedValue, ...]) -> None:
@@ -65,12 +86,22 @@ def with_casts(program: Program, types: Types) -> Program:
             if left.get(name) == layout:
                 del left[name]
                 steps.append(
-                    Redistribute(tensor=name, chain=(layout,), gradient=False, differentiable=name in program.assignment.gradients)
+                    Redistribute(
+                        tensor=name,
+                        chain=(layout,),
+                        gradient=False,
+                        differentiable=name in program.assignment.gradients,
+                    )
                 )
 
     for step in program.steps if left else ():
         if isinstance(step, Compute) or not moves_value(step):
             cast(reads(step))
         steps.append(step)
+    # A parameter may leave the program without having been read.
     cast(tuple(program.assignment.outputs.items()))
-    return Program(graph=program.graph, assignment=program.assignment, steps=tuple(steps)) if steps else program
+    return (
+        Program(graph=program.graph, assignment=program.assignment, steps=tuple(steps))
+        if steps
+        else program
+    )

@@ -1,1 +1,1 @@
-"""The output for users: plans in words, tables and pages."""
+"""The output for users: values of analysis come in; texts, tables and pages go out."""

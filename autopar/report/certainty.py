@@ -1,26 +1,36 @@
-"""The certainty of a prediction: the intervals of nine measurements in ten, and the cluster's assumed constants."""
+"""The certainty of a prediction: its intervals, and the cluster's assumed constants.
+
+An interval holds nine measurements in ten.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.intervals import assumed_constants, memory_interval, step_interval
-
-from ..plan import Plan
-from .units import bytes_text, seconds_text
+from autopar.costmodel.calibration.intervals import (
+    assumed_constants,
+    memory_interval,
+    step_interval,
+)
+from autopar.plan import Plan
+from autopar.units import bytes_text, seconds_text
 
 SHOWN = 4
 """The most constants named in a line."""
 
 
 def certainty_lines(plan: Plan, cluster: Cluster) -> list[str]:
-    """One line with the intervals of the step and the memory, and one with the assumed constants."""
-    step, memory = step_interval(cluster), memory_interval()
+    """A line with the intervals of step and memory, and one with the assumed constants."""
+    step = step_interval(cluster)
+    memory = memory_interval()
     low, high = (seconds_text(plan.predicted.step * factor) for factor in (step.low, step.high))
-    least, most = (bytes_text(plan.predicted.memory * factor) for factor in (memory.low, memory.high))
+    least, most = (
+        bytes_text(plan.predicted.memory * factor) for factor in (memory.low, memory.high)
+    )
     return [
-        f"interval nine runs in ten take {low} to {high} and need {least} to {most} ({step.source.text})",
+        f"interval nine runs in ten take {low} to {high} and need {least} to {most} "
+        f"({step.source.text})",
         assumed_line(cluster),
     ]
 
@@ -29,14 +39,21 @@ def assumed_line(cluster: Cluster) -> str:
     """A line with the assumed constants."""
     names = assumed_constants(cluster)
     if not names:
-        return f"assumed nothing: every constant of {cluster.name} is measured, fitted to measurements, or of a data sheet"
+        return (
+            f"assumed nothing: every constant of {cluster.name} is measured, fitted to "
+            "measurements, or of a data sheet"
+        )
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"assumed {', '.join(names[:SHOWN])}{more} of {cluster.name}, which nothing measured (autopar cluster show {cluster.name})"
+    return (
+        f"assumed {', '.join(names[:SHOWN])}{more} of {cluster.name}, which nothing measured "
+        f"(autopar cluster show {cluster.name})"
+    )
 
 
 def certainty_json(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     """The intervals and assumed constants as plain values: seconds and bytes."""
-    step, memory = step_interval(cluster), memory_interval()
+    step = step_interval(cluster)
+    memory = memory_interval()
     return {
         "step_interval": [plan.predicted.step * factor for factor in (step.low, step.high)],
         "memory_interval": [plan.predicted.memory * factor for factor in (memory.low, memory.high)],

@@ -8,11 +8,11 @@ from typing import Any
 from autopar.costmodel import Cluster, Device, Level, collective_time
 from autopar.costmodel.cluster.source import Source
 from autopar.costmodel.collectives import fastest_way
-from autopar.costmodel.device.prices import large_product_rate
+from autopar.costmodel.device.kernel_seconds import large_product_rate
+from autopar.units import bytes_text, rate_text, seconds_text
 
 from .kernel_constants import kernel_tables
 from .tables import Table
-from .units import bytes_text, rate_text, seconds_text
 
 SIZES = (2**10, 2**20, 2**26, 2**30)
 """Bytes of the all-reduces to show."""
@@ -20,8 +20,13 @@ SIZES = (2**10, 2**20, 2**26, 2**30)
 
 def list_table(clusters: Iterable[Cluster]) -> Table:
     """One row a cluster."""
-    rows = tuple((c.name, c.device.name, str(c.devices), _levels(c), bytes_text(c.device.memory_capacity)) for c in clusters)
-    return Table(title="Clusters", columns=("name", "device", ">devices", "levels", ">memory"), rows=rows)
+    rows = tuple(
+        (c.name, c.device.name, str(c.devices), _levels(c), bytes_text(c.device.memory_capacity))
+        for c in clusters
+    )
+    return Table(
+        title="Clusters", columns=("name", "device", ">devices", "levels", ">memory"), rows=rows
+    )
 
 
 def _levels(cluster: Cluster) -> str:
@@ -30,8 +35,16 @@ def _levels(cluster: Cluster) -> str:
 
 def list_json(clusters: Iterable[Cluster]) -> dict[str, Any]:
     """The rows as an object."""
-    found = [{"name": c.name, "device": c.device.name, "devices": c.devices, "memory": c.device.memory_capacity} for c in clusters]
-    return {"clusters": found}
+    rows = [
+        {
+            "name": c.name,
+            "device": c.device.name,
+            "devices": c.devices,
+            "memory": c.device.memory_capacity,
+        }
+        for c in clusters
+    ]
+    return {"clusters": rows}
 
 
 def show_parts(cluster: Cluster) -> list[str | Table]:
@@ -40,11 +53,18 @@ def show_parts(cluster: Cluster) -> list[str | Table]:
         return _shown(cluster)
     columns = (">devices", "cluster", "device", "levels", ">memory")
     rows = tuple(
-        (f"{first} to {first + pool.devices - 1}", pool.name, pool.device.name, _levels(pool), bytes_text(pool.device.memory_capacity))
+        (
+            f"{first} to {first + pool.devices - 1}",
+            pool.name,
+            pool.device.name,
+            _levels(pool),
+            bytes_text(pool.device.memory_capacity),
+        )
         for first, pool in zip(cluster.starts, cluster.pools, strict=True)
     )
     return [
-        f"cluster {cluster.name}: {cluster.devices} devices in {len(cluster.pools)} pools, collectives by {cluster.backend}",
+        f"cluster {cluster.name}: {cluster.devices} devices in {len(cluster.pools)} pools, "
+        f"collectives by {cluster.backend}",
         Table(title="Pools", columns=columns, rows=rows),
         _links("Link between the pools", cluster.levels[-1:]),
         *(part for pool in cluster.pools for part in ("", *_shown(pool))),
@@ -52,7 +72,10 @@ def show_parts(cluster: Cluster) -> list[str | Table]:
 
 
 def _shown(cluster: Cluster) -> list[str | Table]:
-    rows = tuple((name, text, str(cluster.sources.get(f"device.{name}", ""))) for name, text in _figures(cluster.device))
+    rows = tuple(
+        (name, text, str(cluster.sources.get(f"device.{name}", "")))
+        for name, text in _figures(cluster.device)
+    )
     shared = ", ranks of one host that share it" if cluster.shared_host else ""
     return [
         f"cluster {cluster.name}: {cluster.inventory}, collectives by {cluster.backend}{shared}",
@@ -66,21 +89,39 @@ def _shown(cluster: Cluster) -> list[str | Table]:
 
 def _figures(device: Device) -> list[tuple[str, str]]:
     """Every figure of a device by its name in a cluster file."""
-    host = {"host_bandwidth": (device.host_bandwidth, "B/s"), "host_memory": (device.host_memory, "B")}
+    host = {
+        "host_bandwidth": (device.host_bandwidth, "B/s"),
+        "host_memory": (device.host_memory, "B"),
+    }
     return [
         *((f"peak.{family}", rate_text(value, "FLOP/s")) for family, value in device.peak.items()),
         *_products(device),
         *([("units", f"{device.units:g} processors")] if device.units else []),
-        ("ragged_fraction", f"{device.ragged_fraction:.0%} of the rate where rows of operands are no multiple of 16 bytes"),
-        *((f"attention.{name}", f"{value:.0%} of the peak") for name, value in device.attention.items()),
+        (
+            "ragged_fraction",
+            f"{device.ragged_fraction:.0%} of the rate where rows of operands are no multiple of "
+            "16 bytes",
+        ),
+        *(
+            (f"attention.{name}", f"{value:.0%} of the peak")
+            for name, value in device.attention.items()
+        ),
         ("memory_bandwidth", rate_text(device.memory_bandwidth, "B/s")),
         ("memory_fraction", f"{device.memory_fraction:.0%} of it reached"),
-        *([("update_fraction", f"{device.update_fraction:.0%} of it in an optimizer's step")] if device.update_fraction else []),
+        *(
+            [("update_fraction", f"{device.update_fraction:.0%} of it in an optimizer's step")]
+            if device.update_fraction
+            else []
+        ),
         ("memory_capacity", bytes_text(device.memory_capacity)),
         ("reserved", bytes_text(device.reserved)),
         ("launch", f"{seconds_text(device.launch)} per operator"),
         ("dispatch", f"{seconds_text(device.dispatch)} of the host per operator"),
-        *((name, rate_text(value, unit) if unit == "B/s" else bytes_text(value)) for name, (value, unit) in host.items() if value),
+        *(
+            (name, rate_text(value, unit) if unit == "B/s" else bytes_text(value))
+            for name, (value, unit) in host.items()
+            if value
+        ),
     ]
 
 
@@ -88,11 +129,17 @@ def _products(device: Device) -> list[tuple[str, str]]:
     """The rates of matrix products, measured or as a fraction of the peak."""
     if device.kernels is None:
         return [
-            ("matmul_fraction", f"{device.matmul_fraction:.0%} of the peak in large matrix products"),
+            (
+                "matmul_fraction",
+                f"{device.matmul_fraction:.0%} of the peak in large matrix products",
+            ),
             ("half_size", f"half of that with a smallest dimension of {device.half_size:g}"),
         ]
     dtype = next(iter(device.kernels.products))
-    reached = f"{rate_text(large_product_rate(device, dtype), 'FLOP/s')} in large products of {dtype} at the power limit"
+    reached = (
+        f"{rate_text(large_product_rate(device, dtype), 'FLOP/s')} in large products of {dtype} at "
+        "the power limit"
+    )
     return [("kernels", f"as measured on {device.kernels.name}: {reached}")]
 
 
@@ -109,7 +156,15 @@ def _links(title: str, levels: Iterable[Level]) -> Table:
         )
         for level in levels
     )
-    columns = ("level", ">joins", ">latency", ">bandwidth one way", ">reached", ">devices a port", "features")
+    columns = (
+        "level",
+        ">joins",
+        ">latency",
+        ">bandwidth one way",
+        ">reached",
+        ">devices a port",
+        "features",
+    )
     return Table(title=title, columns=columns, rows=rows)
 
 
@@ -129,7 +184,16 @@ def _protocols(cluster: Cluster) -> list[Table]:
         for level in cluster.levels
         for p in level.protocols
     )
-    columns = ("level", "protocol", "for", "algorithms", ">overhead", ">a step", ">reached", "known how")
+    columns = (
+        "level",
+        "protocol",
+        "for",
+        "algorithms",
+        ">overhead",
+        ">a step",
+        ">reached",
+        "known how",
+    )
     return [Table(title="Protocols", columns=columns, rows=rows)] if rows else []
 
 
@@ -137,18 +201,32 @@ def _known(source: Source | None) -> str:
     """The kind of a figure, and its error if known."""
     if source is None:
         return ""
-    return source.kind if source.error is None else f"{source.kind}, {source.error:.1%} off on {source.rows} rows"
+    return (
+        source.kind
+        if source.error is None
+        else f"{source.kind}, {source.error:.1%} off on {source.rows} rows"
+    )
 
 
 def _all_reduces(cluster: Cluster) -> list[Table]:
     """The method and the seconds of an all-reduce on each level, for several sizes."""
     if cluster.measured:
         return []
-    rows = tuple(_all_reduce(cluster, level, nbytes) for level in cluster.levels if level.size > 1 for nbytes in SIZES)
-    return [Table(title="All-reduce", columns=("level", ">ranks", ">of", "algorithm", ">takes"), rows=rows)] if rows else []
+    rows = tuple(
+        _all_reduce(cluster, level, nbytes)
+        for level in cluster.levels
+        if level.size > 1
+        for nbytes in SIZES
+    )
+    if not rows:
+        return []
+    columns = ("level", ">ranks", ">of", "algorithm", ">takes")
+    return [Table(title="All-reduce", columns=columns, rows=rows)]
 
 
 def _all_reduce(cluster: Cluster, level: Level, nbytes: int) -> tuple[str, ...]:
     way = fastest_way("all_reduce", nbytes, level.size, level=level.name, cluster=cluster)
-    seconds = float(collective_time("all_reduce", nbytes, level.size, level=level.name, cluster=cluster))
+    seconds = float(
+        collective_time("all_reduce", nbytes, level.size, level=level.name, cluster=cluster)
+    )
     return level.name, str(level.size), bytes_text(nbytes), way.name, seconds_text(seconds)

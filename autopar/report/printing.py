@@ -1,4 +1,7 @@
-"""Sentences and tables for terminals, pipes and files: columns are aligned, and wrapped if the width is known."""
+"""Sentences and tables for terminals, pipes and files.
+
+Columns are aligned, and wrapped if the width is known.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from ..printable import printable
+from autopar.printable import printable
 
 WIDEST = 60
 """The most characters of a line in a cell."""
@@ -24,7 +27,10 @@ _PIECES = re.compile(r"[^\s/,._-]*[/,._-]*\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of text under `columns`; a column with a name that starts with ">" is aligned on the right."""
+    """Rows of text under `columns`.
+
+    A column with a name that starts with ">" is aligned on the right.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -34,7 +40,8 @@ class Table:
 def plain(table: Table, width: int | None = None) -> str:
     """The table as plain text, within `width` characters unless its words are longer.
 
-    >>> print(plain(Table(title="clusters", columns=("name", ">devices"), rows=(("p5", "8"), ("dgx-h100", "128")))))
+    >>> rows = (("p5", "8"), ("dgx-h100", "128"))
+    >>> print(plain(Table(title="clusters", columns=("name", ">devices"), rows=rows)))
     clusters
       name      devices
       p5              8
@@ -46,8 +53,16 @@ def plain(table: Table, width: int | None = None) -> str:
     limits = _limits(rows, right, width)
     lines = [cells for row in rows for cells in _wrapped(row, limits)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
-    cells = [[cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)] for line in lines]
-    title = table.title if width is None else textwrap.fill(table.title, width, break_long_words=False)
+    cells = [
+        [
+            cell.rjust(w) if r else cell.ljust(w)
+            for cell, w, r in zip(line, widths, right, strict=True)
+        ]
+        for line in lines
+    ]
+    title = (
+        table.title if width is None else textwrap.fill(table.title, width, break_long_words=False)
+    )
     return "\n".join([title, *("  " + "  ".join(line).rstrip() for line in cells)])
 
 
@@ -59,14 +74,20 @@ def _spelled(table: Table) -> Table:
 
 
 def _limits(rows: Sequence[tuple[str, ...]], right: Sequence[bool], width: int | None) -> list[int]:
-    """The widths of the columns: the widest column of text loses one character at a time, until the row fits."""
+    """The widths of the columns.
+
+    The widest column of text loses one character at a time, until the row fits.
+    """
     natural = [max(len(row[i]) for row in rows) for i in range(len(right))]
     limits = [min(size, WIDEST) for size in natural]
     if width is None:
         return limits
     left = sum(limits) + GAP * len(limits) - width
     while left > 0:
-        widest = max((i for i in range(len(limits)) if not right[i]), key=lambda i: limits[i], default=None)
+        # Columns of numbers keep their width: a figure on two lines would be read wrongly.
+        widest = max(
+            (i for i in range(len(limits)) if not right[i]), key=lambda i: limits[i], default=None
+        )
         if widest is None or limits[widest] <= NARROWEST:
             break
         limits[widest] -= 1
@@ -112,11 +133,19 @@ def _line(line: str, width: int) -> str:
     if len(line) <= width:
         return line
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
 
 
 def width_of(out: TextIO) -> int | None:
     """The characters of a line from COLUMNS or the terminal; None if neither exists."""
+    # Pipes and files get whole lines, which other programs can search and split.
     if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]) > 0:
         return int(os.environ["COLUMNS"])
     return shutil.get_terminal_size().columns if out.isatty() else None
@@ -131,7 +160,10 @@ def show(parts: Iterable[str | Table], stream: TextIO | None = None) -> None:
             print(sentence(printable(part), width), file=out)
         else:
             text = plain(part, width)
-            print("\n" + (_bold(text) if out.isatty() and "NO_COLOR" not in os.environ else text), file=out)
+            print(
+                "\n" + (_bold(text) if out.isatty() and "NO_COLOR" not in os.environ else text),
+                file=out,
+            )
 
 
 def _bold(text: str) -> str:

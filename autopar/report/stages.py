@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from autopar.costmodel.cluster.local import local_gpus
+from autopar.costmodel.cluster.local_gpus import local_gpus
+from autopar.plan import Plan
+from autopar.plan_parts import StagePlan
+from autopar.units import bytes_text, seconds_text
 
-from ..plan import Plan
-from ..plan_parts import StagePlan
 from .tables import Table
-from .units import bytes_text, seconds_text
 
 
 def stages_table(plan: Plan) -> Table:
@@ -20,9 +20,19 @@ def stages_table(plan: Plan) -> Table:
     chunked = plan.schedule.interleave > 1
     stages = len(plan.stages) // plan.schedule.interleave
     rows = [_row(number, number % stages, stage, plan) for number, stage in enumerate(plan.stages)]
-    columns: tuple[str, ...] = (">stage", ">on devices of", "begins with", "mesh", ">compute", ">communication", ">memory", "hands on")
+    columns: tuple[str, ...] = (
+        ">stage",
+        ">on devices of",
+        "begins with",
+        "mesh",
+        ">compute",
+        ">communication",
+        ">memory",
+        "hands on",
+    )
     if not chunked:
-        rows, columns = [(row[0], *row[2:]) for row in rows], (columns[0], *columns[2:])
+        rows = [(row[0], *row[2:]) for row in rows]
+        columns = (columns[0], *columns[2:])
     title = "Stages: seconds of a step, bytes at the peak of a device"
     return Table(title=title, columns=columns, rows=tuple(rows))
 
@@ -30,18 +40,35 @@ def stages_table(plan: Plan) -> Table:
 def _row(number: int, device: int, stage: StagePlan, plan: Plan) -> tuple[str, ...]:
     count = plan.schedule.micro_batches
     mesh = " x ".join(f"{axis.name}={axis.size}" for axis in stage.mesh) or "1"
-    handed = f"{count} x {bytes_text(stage.handed)}, each {seconds_text(stage.send)}" if stage.handed else "-"
+    handed = (
+        f"{count} x {bytes_text(stage.handed)}, each {seconds_text(stage.send)}"
+        if stage.handed
+        else "-"
+    )
     compute = count * (stage.forward + stage.backward) - stage.moved
     communication = seconds_text(stage.moved + stage.once) if stage.moved + stage.once else "-"
-    return (str(number), str(device), stage.first, mesh, seconds_text(compute), communication, bytes_text(stage.memory), handed)
+    return (
+        str(number),
+        str(device),
+        stage.first,
+        mesh,
+        seconds_text(compute),
+        communication,
+        bytes_text(stage.memory),
+        handed,
+    )
 
 
 def where_line(plan: Plan) -> str:
-    """A line that says whether this machine has the devices of a plan, or how to try the plan without GPUs."""
+    """A line that says whether this machine can run the plan, or try it without GPUs."""
     gpus = len(local_gpus())
     if gpus >= plan.devices:
         return f"this machine can run it: its {gpus} GPUs are enough for {plan.devices} ranks"
-    needed, held = plan.devices * plan.predicted.memory, float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    needed = plan.devices * plan.predicted.memory
+    held = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     have = f"{gpus} GPUs are too few" if gpus else "no GPUs are here"
-    ranks = f"{plan.devices} ranks on the CPU need {bytes_text(needed)}, and there are {bytes_text(held)}"
+    ranks = (
+        f"{plan.devices} ranks on the CPU need {bytes_text(needed)}, and there are "
+        f"{bytes_text(held)}"
+    )
     return f"this machine {'can only try' if needed <= held else 'cannot run'} it: {have}; {ranks}"

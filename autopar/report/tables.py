@@ -4,44 +4,56 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from ..plan import Plan
-from ..plan_parts import Provenance
-from ..schemes import Named, stages_of
-from .account import Account
-from .grouping import Group
+from autopar.analysis.program.account import Account
+from autopar.analysis.program.equal_layers import Group
+from autopar.analysis.program.strategy_words import COLLECTIVES
+from autopar.plan import Plan
+from autopar.plan_parts import Provenance
+from autopar.schemes import Named, stages_of
+from autopar.units import bytes_text, seconds_text
+
 from .printing import Table as Table
 from .printing import show as show
-from .units import bytes_text, seconds_text
-from .words import COLLECTIVES
 
 
 def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list[str]:
     """The main figures of a plan: the cluster first, then mesh, time, memory and gap."""
-    found = plan.predicted
+    predicted = plan.predicted
     mesh = " x ".join(f"{axis.name}={axis.size} ({axis.level})" for axis in plan.mesh)
-    parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in found.memory_parts.items() if size)
+    parts = ", ".join(
+        f"{name} {bytes_text(size)}" for name, size in predicted.memory_parts.items() if size
+    )
     made = plan.provenance
     step = "step" if plan.model.mode == "train" else "inference"
     parts_of_time = ("forward", "backward", "update", "communication", "bubble")
-    times = [f"{name} {seconds_text(getattr(found, name))}" for name in parts_of_time if getattr(found, name)]
-    times += [f"of which {seconds_text(found.overlapped)} hidden under computation"] if found.overlapped else []
+    times = [
+        f"{name} {seconds_text(getattr(predicted, name))}"
+        for name in parts_of_time
+        if getattr(predicted, name)
+    ]
+    if predicted.overlapped:
+        times.append(f"of which {seconds_text(predicted.overlapped)} hidden under computation")
     lines = [
         sentence,
-        f"model {plan.model.name}, {plan.model.mode}" + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else ""),
+        f"model {plan.model.name}, {plan.model.mode}"
+        + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else ""),
         _mesh_line(plan, mesh),
-        f"{step} {seconds_text(found.step)}: " + ", ".join(times),
-        f"memory {bytes_text(found.memory)} per device: {parts}",
-        f"search {made.method}: {gap_text(made)}" + ("" if made.complete else "; interrupted, the best plan so far"),
+        f"{step} {seconds_text(predicted.step)}: " + ", ".join(times),
+        f"memory {bytes_text(predicted.memory)} per device: {parts}",
+        f"search {made.method}: {gap_text(made)}"
+        + ("" if made.complete else "; interrupted, the best plan so far"),
     ]
     lines += _types_lines(plan) + _schedule_lines(plan) + _host_lines(plan)
     if plan.replicated:
-        lines.append(f"computed whole on every device, having no rule: {', '.join(plan.replicated)}")
+        lines.append(
+            f"computed whole on every device, having no rule: {', '.join(plan.replicated)}"
+        )
     lines += [f"rule found by execution: {rule.kind}: {rule.rule}" for rule in plan.rules]
     if named is not None:
         lines.append(scheme_line(named))
-        lines += [f"axis {axis}: {name}" for axis, name in named.axes.items()] if len(named.axes) > 1 else []
+        if len(named.axes) > 1:
+            lines += [f"axis {axis}: {name}" for axis, name in named.axes.items()]
     return lines
 
 
@@ -49,11 +61,17 @@ def gap_text(made: Provenance) -> str:
     """The largest possible distance of the predicted step from the best."""
     if made.gap is None:
         return "not bounded"
-    return f"no plan takes less than {seconds_text(made.lower_bound)}, so that this one is at most {made.gap:.2%} above the best"
+    return (
+        f"no plan takes less than {seconds_text(made.lower_bound)}, so that this one is at most "
+        f"{made.gap:.2%} above the best"
+    )
 
 
 def scheme_line(named: Named) -> str:
-    """The name and the meaning of the plan; the name is called a scheme only if `--scheme` takes it."""
+    """The name and the meaning of the plan.
+
+    The name is called a scheme only if `--scheme` takes it.
+    """
     return (f"scheme {named.name}: " if named.scheme else f"{named.called}: ") + named.sentence
 
 
@@ -64,10 +82,14 @@ def _mesh_line(plan: Plan, mesh: str) -> str:
 
 
 def _types_lines(plan: Plan) -> list[str]:
-    """The types of stored parameters and of gradients; nothing if they are those of the computation."""
+    """A line with the types of stored parameters and gradients.
+
+    There is none if they are those of the computation.
+    """
     types = plan.schedule.types
     said = [f"trained parameters stored and updated in {types.master}"] if types.master else []
-    said += [f"gradients added up in {types.reduce}"] if types.reduce else []
+    if types.reduce:
+        said.append(f"gradients added up in {types.reduce}")
     return [f"precision {', '.join(said)}"] if said else []
 
 
@@ -80,22 +102,39 @@ def _schedule_lines(plan: Plan) -> list[str]:
         said.append(f"stages in the order {schedule.pipeline}{chunks}")
     if schedule.recompute:
         again = sum(map(len, schedule.recompute))
-        said.append(f"{again} operators in {len(schedule.recompute)} segments are recomputed in the backward pass")
+        said.append(
+            f"{again} operators in {len(schedule.recompute)} segments are recomputed in the "
+            "backward pass"
+        )
     return [f"schedule {', '.join(said)}"] if said else []
 
 
 def _host_lines(plan: Plan) -> list[str]:
-    """The number of parameters with optimizer state in host memory, and its cost; nothing if there are none."""
-    held, found = sum(parameter.state == "host" for parameter in plan.parameters.values()), plan.predicted
+    """A line with the number of parameters with state in host memory, and its cost.
+
+    There is none without such parameters.
+    """
+    held = sum(parameter.state == "host" for parameter in plan.parameters.values())
+    predicted = plan.predicted
     if not held:
         return []
-    cost = f"{bytes_text(found.host_memory)} beside each device, {seconds_text(found.streamed)} of the update for the way there and back"
-    return [f"optimizer state of {held} of {len(plan.parameters)} parameters in host memory: {cost}"]
+    cost = (
+        f"{bytes_text(predicted.host_memory)} beside each device, "
+        f"{seconds_text(predicted.streamed)} of the update for the way there and back"
+    )
+    return [
+        f"optimizer state of {held} of {len(plan.parameters)} parameters in host memory: {cost}"
+    ]
 
 
 def collective_text(counts: Counter[str]) -> str:
     """The number of collectives of each kind."""
-    return " + ".join(f"{count} {COLLECTIVES.get(kind, kind)}" for kind, count in sorted(counts.items())) or "-"
+    return (
+        " + ".join(
+            f"{count} {COLLECTIVES.get(kind, kind)}" for kind, count in sorted(counts.items())
+        )
+        or "-"
+    )
 
 
 def _amounts(nbytes: int, seconds: float) -> tuple[str, str]:
@@ -104,12 +143,29 @@ def _amounts(nbytes: int, seconds: float) -> tuple[str, str]:
 
 def operators_table(groups: Sequence[Group], whole: Account) -> Table:
     """Operators in rows of equal strategy, each with its collectives of one step."""
-    rows = [(g.name, str(len(g.operators)), g.strategy, collective_text(g.collectives), *_amounts(g.nbytes, g.seconds)) for g in groups]
+    rows = [
+        (
+            g.name,
+            str(len(g.operators)),
+            g.strategy,
+            collective_text(g.collectives),
+            *_amounts(g.nbytes, g.seconds),
+        )
+        for g in groups
+    ]
     issued = [pair for unit in whole.units for pair in unit.collectives]
     nbytes = sum(c.nbytes for c, _ in issued)
     if issued:
         kinds = Counter(c.kind for c, _ in issued)
-        rows.append(("(parameters)", "", _units_text(whole), collective_text(kinds), *_amounts(nbytes, sum(s for _, s in issued))))
+        rows.append(
+            (
+                "(parameters)",
+                "",
+                _units_text(whole),
+                collective_text(kinds),
+                *_amounts(nbytes, sum(s for _, s in issued)),
+            )
+        )
     total = sum(g.nbytes for g in groups) + nbytes
     name = "total of all stages" if whole.plan.stages else "total"
     rows.append((name, str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))
@@ -118,66 +174,19 @@ def operators_table(groups: Sequence[Group], whole: Account) -> Table:
 
 
 def _units_text(whole: Account) -> str:
-    """The axes of gathers and of gradient sums, and the numbers of parameters and units, in words."""
+    """The gathers and sums of gradients in words, with the numbers of parameters and units."""
     said = []
     units = [unit for unit in whole.units if unit.collectives]
     for words, gathers in (("gathered", True), ("gradients summed", False)):
-        found = [(u, c.axes) for u in units for c, _ in u.collectives if (c.kind == "all_gather") is gathers]
-        axes = [whole.over(axes) for axes in sorted({axes for _, axes in found})]
-        said += [f"{words} over {', '.join(axes)}"] if found else []
+        issued = [
+            (u, c.axes)
+            for u in units
+            for c, _ in u.collectives
+            if (c.kind == "all_gather") is gathers
+        ]
+        axes = [whole.over(axes) for axes in sorted({axes for _, axes in issued})]
+        if issued:
+            said.append(f"{words} over {', '.join(axes)}")
     names = len({name for unit in units for name in unit.parameters})
     several = "s" if len(units) > 1 else ""
     return f"{names} parameters in {len(units)} unit{several}: {', '.join(said)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rival:
-    """The best plan of a known scheme (empty: the plan found): its predicted seconds and bytes, and its name.
-
-    `fits`: whether it fits the memory. `host_memory`: bytes of optimizer state in host memory. `why`: the reason if
-    there is no such plan. `late`: it was not priced, because that takes long.
-    """
-
-    scheme: str
-    mesh: str = ""
-    named: str = ""
-    step: float | None = None
-    communication: float = 0.0
-    memory: float = 0.0
-    fits: bool = False
-    host_memory: float = 0.0
-    why: str = ""
-    late: bool = False
-
-    @property
-    def name(self) -> str:
-        """The name of the row."""
-        return self.scheme or "plan found"
-
-
-def rival_of(scheme: str, plan: Plan, named: str, *, fits: bool = True) -> Rival:
-    """The row of a plan."""
-    stages = f"{stages_of(plan)} stages of " if plan.stages else ""
-    found = plan.predicted
-    return Rival(
-        scheme=scheme, mesh=f"{stages}{plan.mesh_}", named=named, step=found.step, communication=found.communication,
-        memory=found.memory, fits=fits, host_memory=found.host_memory,
-    )  # fmt: skip
-
-
-def comparison_table(plan: Plan, named: str, rivals: Sequence[Rival]) -> Table:
-    """The plan found next to the known schemes."""
-    rows = tuple(_rival_row(rival, plan.predicted.step) for rival in (rival_of("", plan, named), *rivals))
-    columns = ("scheme", "mesh", ">step", ">ratio", ">communication", ">memory", "")
-    return Table(title="Beside known schemes", columns=columns, rows=rows)
-
-
-def _rival_row(rival: Rival, best: float) -> tuple[str, ...]:
-    if rival.step is None:
-        return (rival.name, "", "", "", "", "", "takes long: autopar compare prices it" if rival.late else f"impossible: {rival.why}")
-    remarks = [] if rival.fits else ["does not fit"]
-    remarks += [f"is {rival.named}"] if rival.named != rival.scheme else []
-    remarks += [f"and {bytes_text(rival.host_memory)} in host memory"] if rival.host_memory else []
-    ratio = f"{rival.step / best:.2f}x"
-    figures = (seconds_text(rival.step), ratio, seconds_text(rival.communication), bytes_text(rival.memory))
-    return (rival.name, rival.mesh, *figures, ", ".join(remarks))

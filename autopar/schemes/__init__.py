@@ -1,4 +1,7 @@
-"""Schemes known by name: each as a restriction of the search, and the scheme of a plan that was found."""
+"""Schemes known by name.
+
+A scheme restricts the search, and names a plan that was searched.
+"""
 
 from .axis import AxisScheme
 from .axis_schemes import AXIS_SCHEMES
@@ -6,4 +9,14 @@ from .known import SCHEMES, Scheme, scheme_named
 from .naming import Named, scheme_of, stages_of
 from .wording import Factor
 
-__all__ = ["AXIS_SCHEMES", "SCHEMES", "AxisScheme", "Factor", "Named", "Scheme", "scheme_named", "scheme_of", "stages_of"]
+__all__ = [
+    "AXIS_SCHEMES",
+    "SCHEMES",
+    "AxisScheme",
+    "Factor",
+    "Named",
+    "Scheme",
+    "scheme_named",
+    "scheme_of",
+    "stages_of",
+]

@@ -1,24 +1,27 @@
 """A known scheme on one mesh axis: for every part of a model, the allowed splits.
 
-A scheme is a table: for each part, sets of splits in the order of preference. An operator may choose from the first set
-of which it offers anything (given the choices on the other axes); if it offers nothing of any set, it is free.
+A scheme is a table: for each part, sets of splits in the order of preference. An operator may
+choose from the first set of which it offers anything (given the choices on the other axes); if it
+offers nothing of any set, it is free.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ir import Tensor
-from ..planning.limits import Limits
-from ..sharding.analysis import Analysis, Offer
-from ..sharding.candidates import Option, Strategies, strategies_of
-from ..sharding.layout import Kind, Layout, Placement
-from ..sharding.mesh import Mesh
+from autopar.ir import Tensor
+from autopar.planning.model.restrictions import Limits
+from autopar.sharding.analysis import Analysis, Offer
+from autopar.sharding.candidates import strategies_of
+from autopar.sharding.layout import Kind, Layout, Placement
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.strategies import Option, Strategies
+
 from .splits import Part, Profile, Profiles, Split, profiles_of
 
 Bools = NDArray[np.bool_]
@@ -27,17 +30,23 @@ ENOUGH = 0.6
 """Share of the work that must be split in a scheme's way for the scheme to bear its name."""
 
 
-_DIMS = {Split.INNER: "inner dims", Split.HIDDEN: "hidden dim", Split.EXPERT: "experts", Split.RING: "keys"}
+_DIMS = {
+    Split.INNER: "inner dims",
+    Split.HIDDEN: "hidden dim",
+    Split.EXPERT: "experts",
+    Split.RING: "keys",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisScheme:
     """A scheme on one axis.
 
-    `prefer`: for a part (`Part.OTHER` for the rest) sets of splits, the preferred first. `needs`: parts of which enough
-    must offer one of these splits, or the model cannot have the scheme. `has`: parts that must be in the model.
-    `columns`: weights are split where that leaves no partial sum. `storage` of parameters: "whole", "split" on any dim
-    that divides (norms and biases are free), or as they are "used".
+    `prefer`: for a part (`Part.OTHER` for the rest) sets of splits, the preferred first. `needs`:
+    parts of which enough must offer one of these splits, or the model cannot have the scheme.
+    `has`: parts that must be in the model. `columns`: weights are split where that leaves no
+    partial sum. `storage` of parameters: "whole", "split" on any dim that divides (norms and biases
+    are free), or as they are "used".
     """
 
     name: str
@@ -49,46 +58,77 @@ class AxisScheme:
     storage: str = "used"
 
     def good(self, profile: Profile) -> list[Bools]:
-        """For every set in the order of preference, which options of an operator it allows."""
+        """The options of an operator that each set allows, in the order of preference."""
         sets = self.prefer.get(profile.part, self.prefer[Part.OTHER])
         strict = self.columns and profile.part in (Part.PRODUCT, Part.EXPERTS)
         return [
-            np.array([s in wanted and not (strict and r) for s, r in zip(profile.splits, profile.reduces, strict=True)]) for wanted in sets
+            np.array(
+                [
+                    s in wanted and not (strict and r)
+                    for s, r in zip(profile.splits, profile.reduces, strict=True)
+                ]
+            )
+            for wanted in sets
         ]
+
+    def stores(self, tensor: Tensor, place: Placement, used: Collection[Placement]) -> bool:
+        """Whether the scheme may store a parameter at `place`.
+
+        `used`: the placements that operators read.
+        """
+        split = place.kind is Kind.SPLIT
+        if self.storage == "used":
+            return not split or place in used
+        if self.storage != "split":
+            return not split
+        # Norms and biases have few bytes: gathering them may cost more than it saves.
+        return split or len(tensor.shape) < 2
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         """The limits where every axis of the mesh has this scheme."""
         return axis_limits((self,) * len(mesh.axes), analysis, profiles_of(analysis), mesh)
 
 
-def offered(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> dict[str, bool]:
-    """For operators of which the schemes need an option: whether they offer one on this mesh."""
+def offered(
+    by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh
+) -> dict[str, bool]:
+    """Whether each operator of which the schemes need an option offers one on this mesh."""
     needs = {part: _needed(by_axis, part) for part in Part if any(_needed(by_axis, part))}
-    known: dict[int, bool] = {}
-    found = {}
+    known: dict[Profile, bool] = {}
+    offers = {}
     for name, profile in profiles.by_name.items():
         if profile.part in needs:
-            if id(profile) not in known:
-                known[id(profile)] = _offers(analysis.offers[name], profile, needs[profile.part], mesh)
-            found[name] = known[id(profile)]
-    return found
+            if profile not in known:
+                known[profile] = _offers(analysis.offers[name], profile, needs[profile.part], mesh)
+            offers[name] = known[profile]
+    return offers
 
 
-def lacking(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> str | None:
-    """The reason against these schemes on a mesh, or None: `ENOUGH` of each needed part must divide."""
-    found = offered(by_axis, analysis, profiles, mesh)
+def lacking(
+    by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh
+) -> str | None:
+    """The reason against these schemes on a mesh, or None.
+
+    `ENOUGH` of each needed part must divide.
+    """
+    offers = offered(by_axis, analysis, profiles, mesh)
     for part in Part:
         wanted = _needed(by_axis, part)
-        names = [name for name in found if profiles.by_name[name].part is part]
+        names = [name for name in offers if profiles.by_name[name].part is part]
         if not names and any(scheme is not None and part in scheme.has for scheme in by_axis):
             return f"the model has no {'attention' if part is Part.CORE else part}"
         work = {name: profiles.by_name[name].work for name in names}
-        if sum(work[name] for name in names if found[name]) < ENOUGH * sum(work.values()):
-            short = next(name for name in names if not found[name])
-            ways = {axis.name: _words(part, splits) for axis, splits in zip(mesh.axes, wanted, strict=True) if splits and axis.size > 1}
+        if sum(work[name] for name in names if offers[name]) < ENOUGH * sum(work.values()):
+            short = next(name for name in names if not offers[name])
+            ways = {
+                axis.name: _words(part, splits)
+                for axis, splits in zip(mesh.axes, wanted, strict=True)
+                if splits and axis.size > 1
+            }
             size = math.prod(axis.size for axis in mesh.axes if axis.name in ways)
             return (
-                f"{short!r} cannot be split along its {' and '.join(dict.fromkeys(ways.values()))} over {size} devices ({', '.join(ways)})"
+                f"{short!r} cannot be split along its {' and '.join(dict.fromkeys(ways.values()))} "
+                f"over {size} devices ({', '.join(ways)})"
             )
     return None
 
@@ -100,7 +140,9 @@ def _needed(by_axis: Sequence[AxisScheme | None], part: Part) -> list[Splits | N
 
 def _words(part: Part, splits: Splits) -> str:
     heads = {Split.INNER: "heads"} if part is Part.CORE else {}
-    return " or ".join(sorted(heads.get(split) or _DIMS.get(split, split.value) for split in splits))
+    return " or ".join(
+        sorted(heads.get(split) or _DIMS.get(split, split.value) for split in splits)
+    )
 
 
 def _offers(offer: Offer, profile: Profile, wanted: Sequence[Splits | None], mesh: Mesh) -> bool:
@@ -113,21 +155,23 @@ def _offers(offer: Offer, profile: Profile, wanted: Sequence[Splits | None], mes
     return bool(good.any())
 
 
-def axis_limits(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> Limits:
+def axis_limits(
+    by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh
+) -> Limits:
     """The limits of a scheme for each axis of the mesh (None: the axis is free)."""
+    schemes = [(axis, scheme) for axis, scheme in enumerate(by_axis) if scheme is not None]
     used = _used(by_axis, analysis, profiles, mesh)
-    good: dict[tuple[int, int], list[Bools]] = {}
+    good: dict[tuple[Profile, int], list[Bools]] = {}
 
-    def strategies(name: str, offer: Offer, found: Strategies) -> Bools:
-        allowed = np.ones(len(found.choices), dtype=bool)
-        for axis, scheme in enumerate(by_axis):
-            if scheme is None:
-                continue
-            key = (id(profiles.by_name[name]), axis)
-            if key not in good:
-                good[key] = scheme.good(profiles.by_name[name])
-            for options in good[key]:
-                here = allowed & options[found.choices[:, axis]]
+    def strategies(name: str, offer: Offer, candidates: Strategies) -> Bools:
+        profile = profiles.by_name[name]
+        allowed = np.ones(len(candidates.choices), dtype=bool)
+        for axis, scheme in schemes:
+            if (profile, axis) not in good:
+                good[profile, axis] = scheme.good(profile)
+            # The first set counts of which the axes before have left a strategy.
+            for options in good[profile, axis]:
+                here = allowed & options[candidates.choices[:, axis]]
                 if here.any():
                     allowed = here
                     break
@@ -135,41 +179,47 @@ def axis_limits(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profil
 
     def storage(tensor: Tensor, layouts: tuple[Layout, ...]) -> Bools:
         wanted = np.ones(len(layouts), dtype=bool)
-        for axis, scheme in enumerate(by_axis):
-            if scheme is None:
-                continue
-            if scheme.storage == "used":
-                here = np.array([layout[axis].kind is not Kind.SPLIT or layout[axis] in used[axis][tensor.name] for layout in layouts])
-            elif scheme.storage == "split" and len(tensor.shape) < 2:
-                continue  # norms and biases, of few bytes: gathering them may cost more than it saves
-            else:
-                here = np.array([(layout[axis].kind is Kind.SPLIT) == (scheme.storage == "split") for layout in layouts])
-            wanted = wanted & here if (wanted & here).any() else wanted
+        for axis, scheme in schemes:
+            stored = [
+                scheme.stores(tensor, layout[axis], used[axis][tensor.name]) for layout in layouts
+            ]
+            here = wanted & np.array(stored)
+            if here.any():
+                wanted = here
         return wanted
 
     return Limits(strategies=strategies, storage=storage)
 
 
-def _used(by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh) -> list[dict[str, set[Placement]]]:
-    """By axis, the placements in which the operators may use every parameter."""
-    found: list[dict[str, set[Placement]]] = [{tensor.name: set() for tensor in analysis.graph.parameters} for _ in by_axis]
-    known: dict[tuple[int, int, int], list[Option]] = {}
+def _used(
+    by_axis: Sequence[AxisScheme | None], analysis: Analysis, profiles: Profiles, mesh: Mesh
+) -> list[dict[str, set[Placement]]]:
+    """The placements, by axis, in which the operators may use every parameter."""
+    parameters = {tensor.name for tensor in analysis.graph.parameters}
+    uses: list[dict[str, set[Placement]]] = [{name: set() for name in parameters} for _ in by_axis]
+    known: dict[tuple[int, Profile, Offer], list[Option]] = {}
     for op in analysis.warm:
-        profile, offer = profiles.by_name[op.name], analysis.offers[op.name]
-        places = [(i, name) for i, name in enumerate(op.inputs) if name in found[0]] if found else []
-        for axis, scheme in enumerate(by_axis if places else ()):
+        places = [(place, name) for place, name in enumerate(op.inputs) if name in parameters]
+        if not places:
+            continue
+        profile = profiles.by_name[op.name]
+        offer = analysis.offers[op.name]
+        for axis, scheme in enumerate(by_axis):
             if scheme is None or scheme.storage != "used":
                 continue
-            key = (axis, id(profile), id(offer))
+            key = (axis, profile, offer)
             if key not in known:
-                known[key] = _left(scheme, profile, offer, mesh.shape[axis])
-            for i, name in places:
-                found[axis][name].update(option.inputs[i] for option in known[key])
-    return found
+                known[key] = _allowed(scheme, profile, offer, mesh.shape[axis])
+            for place, name in places:
+                uses[axis][name].update(option.inputs[place] for option in known[key])
+    return uses
 
 
-def _left(scheme: AxisScheme, profile: Profile, offer: Offer, size: int) -> list[Option]:
-    """The options that a scheme leaves an operator on an axis of that size, on its own."""
+def _allowed(scheme: AxisScheme, profile: Profile, offer: Offer, size: int) -> list[Option]:
+    """The options that a scheme allows an operator on an axis of that size, on its own."""
     choices = strategies_of(offer.rule, offer.options, (size,)).choices[:, 0]
-    sets = ([offer.options[choice] for choice in choices if mask[choice]] for mask in scheme.good(profile))
-    return next((options for options in sets if options), [offer.options[choice] for choice in choices])
+    for mask in scheme.good(profile):
+        options = [offer.options[choice] for choice in choices if mask[choice]]
+        if options:
+            return options
+    return [offer.options[choice] for choice in choices]

@@ -1,7 +1,8 @@
 """Meanings of the factors of a model's operators for a reader: batch, sequence, heads, features.
 
-Meanings start at the model's inputs (dim 0 is the batch, then the sequence, or channels, height and width) and follow
-the rules' factors through the graph. The outer part of a split feature dim is called heads.
+Meanings start at the model's inputs (dim 0 is the batch, then the sequence, or channels, height and
+width) and follow the rules' factors through the graph. The outer part of a split feature dim is
+called heads.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..ir import Role, Tensor
-from ..sharding.analysis import Analysis, Offer
+from autopar.ir import Role, Tensor
+from autopar.sharding.analysis import Analysis, Offer
 
 Dims = tuple[tuple[str, ...], ...]
 
@@ -19,8 +20,8 @@ Dims = tuple[tuple[str, ...], ...]
 class Meanings:
     """The words of all factors.
 
-    `factors`: for every operator the words of each factor of its rule, outermost first. `weights`: tensors made of
-    parameters alone.
+    `factors`: for every operator the words of each factor of its rule, outermost first. `weights`:
+    tensors made of parameters alone.
     """
 
     factors: Mapping[str, tuple[tuple[str, ...], ...]]
@@ -41,18 +42,21 @@ def read_meanings(analysis: Analysis) -> Meanings:
         if all(name in weights or name in constants for name in op.inputs):
             weights.update(op.outputs)
         offer = analysis.offers[op.name]
-        found = _factor_meanings(offer, op.inputs, dims)
+        of_factors = _factor_meanings(offer, op.inputs, dims)
         for name, spelled in zip(op.outputs, offer.rule.outputs, strict=True):
             if name not in weights:
-                dims[name] = tuple(_joined(dim, offer, found) for dim in spelled)
-        factors[op.name] = tuple(found)
+                dims[name] = tuple(_joined(dim, offer, of_factors) for dim in spelled)
+        factors[op.name] = tuple(of_factors)
     return Meanings(factors=factors, weights=frozenset(weights))
 
 
-def _joined(dim: tuple[int, ...], offer: Offer, found: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The words of a compound dim, without those of factors of size 1, such as the batch of one sample."""
+def _joined(dim: tuple[int, ...], offer: Offer, meanings: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """The words of a compound dim.
+
+    Factors of size 1, such as the batch of one sample, are left out.
+    """
     told = [factor for factor in dim if offer.rule.factors[factor].size > 1] or dim
-    return tuple(word for factor in told for word in found[factor])
+    return tuple(word for factor in told for word in meanings[factor])
 
 
 def _input_dims(tensor: Tensor) -> Dims:
@@ -64,7 +68,12 @@ def _input_dims(tensor: Tensor) -> Dims:
     return tuple((names[min(i, len(names) - 1)],) for i in range(len(tensor.shape)))
 
 
-def _same_shape(inputs: tuple[str, ...], outputs: tuple[str, ...], tensors: Mapping[str, Tensor], dims: dict[str, Dims]) -> None:
+def _same_shape(
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    tensors: Mapping[str, Tensor],
+    dims: dict[str, Dims],
+) -> None:
     """Operators without a rule (on the inputs alone) keep the meanings where the shape stays."""
     for name in outputs:
         for source in inputs:
@@ -72,19 +81,23 @@ def _same_shape(inputs: tuple[str, ...], outputs: tuple[str, ...], tensors: Mapp
                 dims[name] = dims[source]
 
 
-def _factor_meanings(offer: Offer, inputs: tuple[str, ...], dims: Mapping[str, Dims]) -> list[tuple[str, ...]]:
+def _factor_meanings(
+    offer: Offer, inputs: tuple[str, ...], dims: Mapping[str, Dims]
+) -> list[tuple[str, ...]]:
     """The words of each factor: from inputs with a meaning, else from the operator's kind."""
     rest = "channels" if "conv" in offer.call.operator.kind.lower() else "features"
-    found: list[tuple[str, ...]] = [() for _ in offer.rule.factors]
+    meanings: list[tuple[str, ...]] = [() for _ in offer.rule.factors]
     for name, spelled in zip(inputs, offer.rule.inputs, strict=True):
         for dim, words in zip(spelled, dims.get(name, ()), strict=False):
             for factor, part in zip(dim, _spread(words, len(dim), rest), strict=True):
-                found[factor] = found[factor] or part
+                meanings[factor] = meanings[factor] or part
     for index, split in enumerate(offer.rule.factors):
         for partner in split.partners:
-            found[index] = found[index] or found[partner]
-    named = [("vocabulary",) if factor.special == "masked" else (rest,) for factor in offer.rule.factors]
-    return [words or other for words, other in zip(found, named, strict=True)]
+            meanings[index] = meanings[index] or meanings[partner]
+    named = [
+        ("vocabulary",) if factor.special == "masked" else (rest,) for factor in offer.rule.factors
+    ]
+    return [words or other for words, other in zip(meanings, named, strict=True)]
 
 
 def _spread(words: tuple[str, ...], count: int, rest: str) -> list[tuple[str, ...]]:

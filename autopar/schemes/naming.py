@@ -1,11 +1,14 @@
-"""The known scheme of a plan: a name for every mesh axis, from the split of most of the work, and for the whole plan.
+"""The name of a plan's scheme: of each mesh axis by the split of most work, and of the whole plan.
 
-The products of weights vote, each with its multiply-adds. The split that `ENOUGH` of them have on an axis names it:
+The products of weights vote, each with its multiply-adds. The split that `ENOUGH` of them have on
+an axis names it:
 
     batch       data; zero1, zero2 or zero3 where most parameters are stored split and used whole
-    sequence    ulysses where attention splits heads, context where it splits the sequence, else sequence
+    sequence    ulysses where attention splits heads, context where it splits the sequence,
+                else sequence
     inner       megatron-sp where the rows between the products are split, else megatron
-    hidden      hidden (the dim that joins the layers); columns: inner and hidden, along the outputs alone
+    hidden      hidden (the dim that joins the layers)
+    columns     inner and hidden, along the outputs alone
     experts     expert where everything else splits the batch, else expert+ what the rest does
 """
 
@@ -17,25 +20,34 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ..errors import PlanError, UsageError, unknown
-from ..plan import Plan
-from ..plan_parts import AxisSpec
-from ..sharding.analysis import Analysis
-from ..sharding.candidates import Option
-from ..sharding.layout import Kind, parse_layout
-from ..sharding.schedule import zero_stage
+from autopar.errors import PlanError, UsageError, unknown
+from autopar.plan import Plan
+from autopar.plan_parts import AxisSpec
+from autopar.sharding.analysis import Analysis, Offer
+from autopar.sharding.layout import Kind, parse_layout
+from autopar.sharding.schedule import zero_stage
+from autopar.sharding.strategies import Option
+
 from .axis import ENOUGH
 from .known import PRODUCT, scheme_named
 from .splits import Part, Profiles, Split, profiles_of
 from .wording import UNUSED, Factor, sentence_of
 
-MIXED, ALONE = "mixed", "one device"
-GRIDS = {("zero", "columns"): "2d", ("data", "zero", "columns"): "2.5d", ("rows", "hidden", "weights"): "3d"}
+MIXED = "mixed"
+ALONE = "one device"
+GRIDS = {
+    ("zero", "columns"): "2d",
+    ("data", "zero", "columns"): "2.5d",
+    ("rows", "hidden", "weights"): "3d",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A plan's name: as a whole, by mesh axis, in a sentence. `factors`: parts of a product, a pipeline first."""
+    """A plan's name: as a whole, by mesh axis, in a sentence.
+
+    `factors`: parts of a product, a pipeline first.
+    """
 
     name: str
     axes: Mapping[str, str]
@@ -59,26 +71,47 @@ class Named:
     def has(self, scheme: str) -> bool:
         """Whether the plan is of this scheme, or has it as a factor.
 
-        >>> Named(name="", axes={}, sentence="", factors=(Factor(scheme="data", size=2, zero=3),)).has("zero3")
+        >>> sharded = Factor(scheme="data", size=2, zero=3)
+        >>> Named(name="", axes={}, sentence="", factors=(sharded,)).has("zero3")
         True
         """
-        return any(scheme in (factor.scheme, factor.alone) or (factor.zero and scheme == f"zero{factor.zero}") for factor in self.factors)
+        return any(
+            scheme in (factor.scheme, factor.alone)
+            or (factor.zero and scheme == f"zero{factor.zero}")
+            for factor in self.factors
+        )
 
 
 def scheme_of(plan: Plan, analysis: Analysis) -> Named:
     """Name a plan of the analysed model."""
     profiles = profiles_of(analysis)
-    found = [_factors(plan, analysis, profiles, names, mesh) for names, mesh in _parts(plan, analysis)]
-    axes = found[0][0]
-    inside = [factors for _, factors in found]
+    factors_of_parts = [
+        _factors(plan, analysis, profiles, names, mesh) for names, mesh in _parts(plan, analysis)
+    ]
+    axes = factors_of_parts[0][0]
+    inside = [factors for _, factors in factors_of_parts]
     stages = stages_of(plan)
-    pipeline = (Factor(scheme=f"pipeline-{plan.schedule.pipeline}", size=stages),) if stages > 1 else ()
+    pipeline: tuple[Factor, ...] = ()
+    if stages > 1:
+        pipeline = (Factor(scheme=f"pipeline-{plan.schedule.pipeline}", size=stages),)
     if len({tuple(map(str, factors)) for factors in inside}) > 1:
         parts = dict.fromkeys(PRODUCT.join(map(str, factors)) or ALONE for factors in inside)
-        name = f"{pipeline[0]}{PRODUCT}({' | '.join(parts)})" if pipeline else " | ".join(parts)
-        return Named(name=name, axes=axes, factors=(*pipeline, *(f for factors in inside for f in factors)), sentence=name)
+        name = " | ".join(parts)
+        if pipeline:
+            name = f"{pipeline[0]}{PRODUCT}({name})"
+        return Named(
+            name=name,
+            axes=axes,
+            factors=(*pipeline, *(f for factors in inside for f in factors)),
+            sentence=name,
+        )
     factors = (*pipeline, *inside[0])
-    return Named(name=_name(factors), axes=axes, factors=factors, sentence=sentence_of(factors, plan.schedule))
+    return Named(
+        name=_name(factors),
+        axes=axes,
+        factors=factors,
+        sentence=sentence_of(factors, plan.schedule),
+    )
 
 
 def stages_of(plan: Plan) -> int:
@@ -87,7 +120,10 @@ def stages_of(plan: Plan) -> int:
 
 
 def _parts(plan: Plan, analysis: Analysis) -> list[tuple[list[str], tuple[AxisSpec, ...]]]:
-    """The operators of the plan, by name, with the mesh that they run on: of each stage, where these differ."""
+    """The operators of the plan, by name, with the mesh that they run on.
+
+    They are those of each stage where the stages' meshes differ.
+    """
     names = [op.name for op in analysis.warm]
     meshes = [stage.mesh for stage in plan.stages] or [plan.mesh]
     if len(set(meshes)) == 1:
@@ -95,7 +131,10 @@ def _parts(plan: Plan, analysis: Analysis) -> list[tuple[list[str], tuple[AxisSp
     everything = [op.name for op in analysis.graph.operators]
     starts = [everything.index(stage.first) for stage in plan.stages] + [len(everything)]
     warm = set(names)
-    held = [[name for name in everything[first:last] if name in warm] for first, last in itertools.pairwise(starts)]
+    held = [
+        [name for name in everything[first:last] if name in warm]
+        for first, last in itertools.pairwise(starts)
+    ]
     return list(zip(held, meshes, strict=True))
 
 
@@ -104,17 +143,24 @@ def _factors(
 ) -> tuple[dict[str, str], tuple[Factor, ...]]:
     """The axes of a mesh by name, and the factors of the product that they make."""
     view = _View(plan, analysis, profiles, names)
-    by_axis = {axis.name: Factor(scheme=view.scheme(i), size=axis.size, zero=view.zero(i)) for i, axis in enumerate(mesh) if axis.size > 1}
+    by_axis = {
+        axis.name: Factor(scheme=view.scheme(i), size=axis.size, zero=view.zero(i))
+        for i, axis in enumerate(mesh)
+        if axis.size > 1
+    }
     merged: dict[tuple[str, int], int] = {}
     for factor in by_axis.values():
         key = (factor.scheme, factor.zero)
         merged[key] = merged.get(key, 1) * factor.size
-    factors = tuple(Factor(scheme=scheme, size=size, zero=zero) for (scheme, zero), size in merged.items())
+    factors = tuple(
+        Factor(scheme=scheme, size=size, zero=zero) for (scheme, zero), size in merged.items()
+    )
     return {name: factor.alone for name, factor in by_axis.items()}, _as_grid(factors)
 
 
 def _as_grid(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
     """One factor for the axes that together are a grid."""
+    # In 2d and 2.5d the axis of the rows stores parameters split, in 3d in any way.
     for rows in ("zero", "rows"):
         kinds = tuple(sorted(_kind(factor, rows) for factor in factors))
         for wanted, name in GRIDS.items():
@@ -132,22 +178,32 @@ def _kind(factor: Factor, rows: str) -> str:
 def _number(numbers: Mapping[str, int], operator: str, option: str) -> int:
     """The index of the option that a plan names; `PlanError` if a file names an unknown one."""
     if option not in numbers:
-        raise PlanError(f"the plan's strategy of {operator!r}: " + unknown("factor", option, numbers))
+        raise PlanError(
+            f"the plan's strategy of {operator!r}: " + unknown("factor", option, numbers)
+        )
     return numbers[option]
 
 
 class _View:
     """A plan's strategies as splits."""
 
-    def __init__(self, plan: Plan, analysis: Analysis, profiles: Profiles, names: Iterable[str]) -> None:
-        self.plan, self.analysis, self.profiles = plan, analysis, profiles
+    def __init__(
+        self, plan: Plan, analysis: Analysis, profiles: Profiles, names: Iterable[str]
+    ) -> None:
+        self.plan = plan
+        self.analysis = analysis
+        self.profiles = profiles
         self.names = [name for name in names if name in plan.operators]
         self.options: dict[str, tuple[int, ...]] = {}
-        index: dict[int, dict[str, int]] = {}
+        index: dict[Offer, dict[str, int]] = {}
         for name in self.names:
             offer = analysis.offers[name]
-            numbers = index.setdefault(id(offer), {option.name: i for i, option in enumerate(offer.options)})
-            self.options[name] = tuple(_number(numbers, name, option) for option in plan.operators[name].strategy)
+            numbers = index.setdefault(
+                offer, {option.name: i for i, option in enumerate(offer.options)}
+            )
+            self.options[name] = tuple(
+                _number(numbers, name, option) for option in plan.operators[name].strategy
+            )
 
     def option(self, name: str, axis: int) -> Option:
         """The option that an operator takes on an axis."""
@@ -155,13 +211,13 @@ class _View:
 
     def shares(self, axis: int, *parts: Part) -> dict[Split, float]:
         """Shares of the work of these parts by split; empty if the model has no such parts."""
-        found = dict.fromkeys(Split, 0.0)
+        shares = dict.fromkeys(Split, 0.0)
         for name in self.names:
             profile = self.profiles.by_name[name]
             if profile.part in parts:
-                found[profile.splits[self.options[name][axis]]] += profile.work
-        total = sum(found.values())
-        return {split: work / total for split, work in found.items()} if total else {}
+                shares[profile.splits[self.options[name][axis]]] += profile.work
+        total = sum(shares.values())
+        return {split: work / total for split, work in shares.items()} if total else {}
 
     def scheme(self, axis: int) -> str:
         """The name of an axis."""
@@ -169,7 +225,9 @@ class _View:
         if experts.get(Split.EXPERT, 0.0) >= ENOUGH:
             rest = self._of_products(axis, self.shares(axis, Part.PRODUCT))
             return "expert" if rest == "data" else f"expert+{rest}"
-        shares = self.shares(axis, Part.PRODUCT, Part.EXPERTS) or self.shares(axis, Part.CORE, Part.OTHER, Part.LOOKUP)
+        shares = self.shares(axis, Part.PRODUCT, Part.EXPERTS)
+        if not shares:
+            shares = self.shares(axis, Part.CORE, Part.OTHER, Part.LOOKUP)
         return self._of_products(axis, shares)
 
     def _of_products(self, axis: int, shares: dict[Split, float]) -> str:
@@ -178,9 +236,7 @@ class _View:
         if shares[Split.BATCH] >= ENOUGH:
             return "data"
         if shares[Split.SEQUENCE] >= ENOUGH:
-            core = self.shares(axis, Part.CORE) or dict.fromkeys(Split, 0.0)
-            inside = core[Split.RING] + core[Split.SEQUENCE]
-            return "ulysses" if core[Split.INNER] >= ENOUGH else "context" if inside >= ENOUGH else "sequence"
+            return self._of_sequences(axis)
         weights = shares[Split.INNER] + shares[Split.HIDDEN]
         if weights >= ENOUGH:
             return self._of_weights(axis, shares)
@@ -191,32 +247,58 @@ class _View:
         rows = shares[Split.BATCH] + shares[Split.SEQUENCE]
         return "rows" if rows >= ENOUGH else MIXED
 
+    def _of_sequences(self, axis: int) -> str:
+        """The name of an axis along which products split the sequence, by what attention does."""
+        core = self.shares(axis, Part.CORE) or dict.fromkeys(Split, 0.0)
+        if core[Split.INNER] >= ENOUGH:
+            return "ulysses"
+        if core[Split.RING] + core[Split.SEQUENCE] >= ENOUGH:
+            return "context"
+        return "sequence"
+
     def _of_weights(self, axis: int, shares: dict[Split, float]) -> str:
         if shares[Split.HIDDEN] >= ENOUGH:
             return "hidden"
         if shares[Split.INNER] >= ENOUGH and self._reduced(axis):
             return "megatron-sp" if self._rows_between(axis) else "megatron"
-        if not self._reduced(axis):
-            return "columns" if len([n for n in self.names if self.profiles.by_name[n].part is Part.PRODUCT]) > 1 else "megatron"
-        return "tensor"
+        if self._reduced(axis):
+            return "tensor"
+        products = [name for name in self.names if self.profiles.by_name[name].part is Part.PRODUCT]
+        # A single product has no pair of which the second could leave a partial sum.
+        return "columns" if len(products) > 1 else "megatron"
 
     def _reduced(self, axis: int) -> bool:
         """Whether some product leaves a partial sum."""
-        products = (name for name in self.names if self.profiles.by_name[name].part in (Part.PRODUCT, Part.EXPERTS))
-        return any(self.profiles.by_name[name].reduces[self.options[name][axis]] for name in products)
+        products = (
+            name
+            for name in self.names
+            if self.profiles.by_name[name].part in (Part.PRODUCT, Part.EXPERTS)
+        )
+        return any(
+            self.profiles.by_name[name].reduces[self.options[name][axis]] for name in products
+        )
 
     def _rows_between(self, axis: int) -> bool:
         """Whether most operators without an inner dim (norms, residuals) split their rows."""
-        found: Counter[bool] = Counter()
+        votes: Counter[bool] = Counter()
         for name in self.names:
             profile = self.profiles.by_name[name]
-            if profile.part is Part.OTHER and Split.INNER not in profile.splits and {Split.BATCH, Split.SEQUENCE} & {*profile.splits}:
-                found[profile.splits[self.options[name][axis]] in (Split.BATCH, Split.SEQUENCE)] += 1
-        return found[True] > found[False]
+            rows = {Split.BATCH, Split.SEQUENCE}
+            if profile.part is not Part.OTHER or Split.INNER in profile.splits:
+                continue
+            if rows.intersection(profile.splits):
+                votes[profile.splits[self.options[name][axis]] in rows] += 1
+        return votes[True] > votes[False]
 
     def zero(self, axis: int) -> int:
-        """The ZeRO stage of most parameters on an axis; 0 if their stored layout is the used one."""
-        stored = {name: parse_layout(parameter.storage) for name, parameter in self.plan.parameters.items()}
+        """The ZeRO stage of most parameters on an axis.
+
+        0 if their stored layout is the used one.
+        """
+        stored = {
+            name: parse_layout(parameter.storage)
+            for name, parameter in self.plan.parameters.items()
+        }
         gathered: set[str] = set()
         used: set[str] = set()
         for op in self.analysis.warm:
@@ -225,7 +307,9 @@ class _View:
             for name, placement in zip(op.inputs, self.option(op.name, axis).inputs, strict=True):
                 for root in self.profiles.roots.get(name, ()):
                     if axis >= len(stored[root]):
-                        continue  # tied: it is stored as an earlier stage, on a mesh of fewer axes, has it
+                        # A tied parameter is stored as an earlier stage has it, whose mesh may have
+                        # fewer axes.
+                        continue
                     used.add(root)
                     if stored[root][axis].kind is Kind.SPLIT and placement.kind is not Kind.SPLIT:
                         gathered.add(root)
@@ -237,8 +321,13 @@ class _View:
 
 def zero_of(plan: Plan, *, train: bool) -> int:
     """The ZeRO stage that a plan's schedule gives to parameters stored split and used whole."""
+    # An inference has one pass a step, for which it gathers them: as ZeRO 3 does.
     return zero_stage(plan.schedule.gathered, plan.schedule.accumulated) if train else 3
 
 
 def _name(factors: tuple[Factor, ...]) -> str:
-    return PRODUCT.join(map(str, factors)) if len(factors) > 1 else factors[0].alone if factors else ALONE
+    if not factors:
+        return ALONE
+    if len(factors) == 1:
+        return factors[0].alone
+    return PRODUCT.join(map(str, factors))

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.costmodel import Cluster, bind_axes
+from autopar.errors import UsageError
+from autopar.planning.model.pins import together
+from autopar.planning.model.request import Request
+from autopar.planning.model.restrictions import Limits
+from autopar.planning.space.candidates import meshes, name_axes
 from autopar.search import NoAssignment
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.micro_batches import split_batch
 
-from ..errors import UsageError
-from ..planning.candidates import meshes, name_axes
-from ..planning.limits import Limits
-from ..planning.pins import together
-from ..planning.request import Request
-from ..sharding.analysis import Analysis
-from ..sharding.mesh import Mesh
-from ..sharding.micro_batches import split_batch
 from .axis import axis_limits, offered
 from .known import Scheme
 from .splits import profiles_of
@@ -42,24 +42,35 @@ def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
         raise UsageError(str(reasons[0]))
     possible = _Possible(scheme=scheme, analysis=analysis)
     limits = together(request.limits, possible) if request.limits else possible
-    pipeline = request.pipeline or scheme.pipeline
-    return replace(request, limits=limits, mesh=mesh, stages=stages or 1, zero=zero, pipeline=pipeline, fewer=False)
+    return replace(
+        request,
+        limits=limits,
+        mesh=mesh,
+        stages=stages or 1,
+        zero=zero,
+        schedule=request.schedule or scheme.pipeline,
+        fewer=False,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Possible:
-    """A scheme's limits on meshes where the whole model can have it, and every part of model and batch as well."""
+    """A scheme's limits on meshes on which the model, and every part of it, can have the scheme."""
 
     scheme: Scheme
     analysis: Analysis
     whole: dict[Mesh, dict[str, bool]] = field(default_factory=dict)
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
-        """`NoAssignment` if an operator offers a needed split on the whole batch but not on this part of it."""
+        """Raise `NoAssignment` if a part of the batch lacks a split that the whole batch offers."""
         by_axis = self.scheme.by_axis(mesh)
         if mesh not in self.whole:
             impossible = self.scheme.lacks(self.analysis, mesh) is not None
-            self.whole[mesh] = {} if impossible else offered(by_axis, self.analysis, profiles_of(self.analysis), mesh)
+            self.whole[mesh] = (
+                {}
+                if impossible
+                else offered(by_axis, self.analysis, profiles_of(self.analysis), mesh)
+            )
         if not self.whole[mesh]:
             raise NoAssignment
         profiles = profiles_of(analysis)
@@ -76,7 +87,10 @@ def _wanted(scheme: Scheme, cluster: Cluster, stages: int) -> Mesh | None:
 
 
 def stage_mesh(cluster: Cluster, sizes: Sequence[int], stages: int = 1) -> Mesh:
-    """The mesh of these sizes for one of so many stages; the stages are the outermost axis of all."""
+    """The mesh of these sizes for one of so many stages.
+
+    The stages are the outermost axis of all.
+    """
     levels = bind_axes(cluster, (stages, *sizes))
     if levels is None:
         held = " x ".join(map(str, sizes)) or "1"

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ..ir import Operator
-from ..sharding.analysis import Analysis, Offer
-from ..sharding.candidates import Option
-from ..sharding.classes import FactorClass
-from ..sharding.layout import Kind
-from ..sharding.rules import RULES
-from ..sharding.rules.experts import EXPERTS, multiply_adds
+from autopar.ir import Operator
+from autopar.sharding.analysis import Analysis, Offer
+from autopar.sharding.classes import FactorClass
+from autopar.sharding.layout import Kind
+from autopar.sharding.rules import RULES
+from autopar.sharding.rules.experts import EXPERTS, multiply_adds
+from autopar.sharding.strategies import Option
+
 from .meanings import Meanings, read_meanings
 
 
@@ -35,9 +36,9 @@ class Split(StrEnum):
 class Part(StrEnum):
     """An operator's part in a model.
 
-    `PRODUCT`: a product of a value with a weight. `EXPERTS`: such a product with the weights of several experts.
-    `CORE`: a product of two values, as in attention. `LOOKUP`: a look-up of rows in a table. `WEIGHT`: an operator on
-    parameters alone.
+    `PRODUCT`: a product of a value with a weight. `EXPERTS`: such a product with the weights of
+    several experts. `CORE`: a product of two values, as in attention. `LOOKUP`: a look-up of rows
+    in a table. `WEIGHT`: an operator on parameters alone.
     """
 
     PRODUCT = "product"
@@ -50,12 +51,19 @@ class Part(StrEnum):
 
 EXPERT_WORDS = frozenset({"dispatch", "masked"})
 ROW_WORDS = frozenset({"batch", "sequence", "height", "width"})
-"""Meanings of factors over rows; such a factor is none of a weight, even where a view ties it to a weight's dim."""
+"""Meanings of factors over rows.
+
+Such a factor is none of a weight, even where a view ties it to a weight's dim.
+"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile:
-    """An operator as schemes see it: the split of each option, whether it leaves partial sums, multiply-adds."""
+    """An operator as schemes see it: the split of each option, and what the operator multiplies.
+
+    Operators that are alike share a profile. Profiles are compared as objects, so that they are
+    cheap keys. `reduces`: whether an option leaves partial sums. `work`: multiply-adds.
+    """
 
     part: Part
     splits: tuple[Split, ...]
@@ -65,7 +73,10 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
-    """The profiles of the operators in the search, by name; `roots`: the parameters that a weight is made of."""
+    """The profiles of the operators in the search, by name.
+
+    `roots`: the parameters that a weight is made of.
+    """
 
     by_name: Mapping[str, Profile]
     roots: Mapping[str, tuple[str, ...]]
@@ -74,28 +85,50 @@ class Profiles:
 def profiles_of(analysis: Analysis) -> Profiles:
     """Read the parts and the splits of all operators."""
     meanings = read_meanings(analysis)
-    roots: dict[str, tuple[str, ...]] = {tensor.name: (tensor.name,) for tensor in analysis.graph.parameters}
+    roots: dict[str, tuple[str, ...]] = {
+        tensor.name: (tensor.name,) for tensor in analysis.graph.parameters
+    }
     known: dict[object, Profile] = {}
-    found = {}
+    profiles = {}
     for op in analysis.warm:
         offer = analysis.offers[op.name]
         held = tuple(name in meanings.weights for name in op.inputs)
-        key = (id(offer), held, analysis.classes[op.name], meanings.factors[op.name])
+        key = (offer, held, analysis.classes[op.name], meanings.factors[op.name])
         if key not in known:
             known[key] = _profile(op, offer, held, analysis.classes[op.name], meanings)
-        found[op.name] = known[key]
+        profiles[op.name] = known[key]
         if known[key].part is Part.WEIGHT:
             made = tuple(dict.fromkeys(root for name in op.inputs for root in roots.get(name, ())))
             roots.update(dict.fromkeys(op.outputs, made))
-    return Profiles(by_name=found, roots=roots)
+    return Profiles(by_name=profiles, roots=roots)
 
 
-def _profile(op: Operator, offer: Offer, held: tuple[bool, ...], classes: tuple[FactorClass, ...], meanings: Meanings) -> Profile:
+def _profile(
+    op: Operator,
+    offer: Offer,
+    held: tuple[bool, ...],
+    classes: tuple[FactorClass, ...],
+    meanings: Meanings,
+) -> Profile:
     words = meanings.factors[op.name]
-    weighed = {f for dims, weight in zip(offer.rule.inputs, held, strict=True) if weight for dim in dims for f in dim}
+    weighed = {
+        f
+        for dims, weight in zip(offer.rule.inputs, held, strict=True)
+        if weight
+        for dim in dims
+        for f in dim
+    }
     splits = tuple(_split(offer, option, classes, words, weighed) for option in offer.options)
-    reduces = tuple(option.factor >= 0 and any(p.kind is Kind.PARTIAL for p in option.outputs) for option in offer.options)
-    return Profile(part=_part(offer, held, classes, splits), splits=splits, reduces=reduces, work=_work(op, offer))
+    reduces = tuple(
+        option.factor >= 0 and any(p.kind is Kind.PARTIAL for p in option.outputs)
+        for option in offer.options
+    )
+    return Profile(
+        part=_part(offer, held, classes, splits),
+        splits=splits,
+        reduces=reduces,
+        work=_work(op, offer),
+    )
 
 
 def _work(op: Operator, offer: Offer) -> float:
@@ -103,10 +136,20 @@ def _work(op: Operator, offer: Offer) -> float:
     if op.kind == EXPERTS:
         return float(multiply_adds(offer.call))
     counted = RULES[op.kind].products or ("",)
-    return float(sum(math.prod(f.size for f in offer.rule.factors if not f.name.startswith(tuple(left))) for left in counted))
+    return float(
+        sum(
+            math.prod(f.size for f in offer.rule.factors if not f.name.startswith(tuple(left)))
+            for left in counted
+        )
+    )
 
 
-def _part(offer: Offer, held: tuple[bool, ...], classes: tuple[FactorClass, ...], splits: tuple[Split, ...]) -> Part:
+def _part(
+    offer: Offer,
+    held: tuple[bool, ...],
+    classes: tuple[FactorClass, ...],
+    splits: tuple[Split, ...],
+) -> Part:
     if held and all(held):
         return Part.WEIGHT
     if RULES[offer.call.operator.kind].products:
@@ -117,20 +160,38 @@ def _part(offer: Offer, held: tuple[bool, ...], classes: tuple[FactorClass, ...]
     return Part.LOOKUP if looks_up and any(held) else Part.OTHER
 
 
-def _split(offer: Offer, option: Option, classes: tuple[FactorClass, ...], words: tuple[tuple[str, ...], ...], weighed: set[int]) -> Split:
+def _split(
+    offer: Offer,
+    option: Option,
+    classes: tuple[FactorClass, ...],
+    words: tuple[tuple[str, ...], ...],
+    weighed: set[int],
+) -> Split:
     if option.factor < 0:
         if any(placement.kind is Kind.PARTIAL for placement in option.outputs):
             return Split.PARTIAL
         return Split.SHARE if option.name == "B" else Split.WHOLE
     if option.communication in ("ring", "halo"):
         return Split.RING if option.communication == "ring" else Split.SPACE
-    products = RULES[offer.call.operator.kind].products
-    if products and EXPERT_WORDS & {option.communication, offer.rule.factors[option.factor].special}:
+    special = {option.communication, offer.rule.factors[option.factor].special}
+    if RULES[offer.call.operator.kind].products and EXPERT_WORDS & special:
         return Split.EXPERT
-    found, meant = classes[option.factor], words[option.factor]
-    word = meant[0] if option.parts == 1 else meant[1] if len(meant) > 1 else "sequence"
-    if found is FactorClass.EXPERT and option.parts == 1:
+    split = classes[option.factor]
+    if split is FactorClass.EXPERT and option.parts == 1:
         return Split.EXPERT
-    if found in (FactorClass.INNER, FactorClass.HIDDEN) and (option.factor in weighed or word not in ROW_WORDS):
-        return Split.INNER if found is FactorClass.INNER else Split.HIDDEN
-    return Split.BATCH if word == "batch" else Split.SPACE if word in ("height", "width") else Split.SEQUENCE
+    word = _meaning(words[option.factor], option.parts)
+    if option.factor in weighed or word not in ROW_WORDS:
+        if split is FactorClass.INNER:
+            return Split.INNER
+        if split is FactorClass.HIDDEN:
+            return Split.HIDDEN
+    if word in ("height", "width"):
+        return Split.SPACE
+    return Split.BATCH if word == "batch" else Split.SEQUENCE
+
+
+def _meaning(words: tuple[str, ...], parts: int) -> str:
+    """The word of the dim that is split: of a compound dim in `parts` parts, the second one."""
+    if parts == 1:
+        return words[0]
+    return words[1] if len(words) > 1 else "sequence"

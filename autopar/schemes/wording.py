@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..plan_parts import SchedulePlan
+from autopar.plan_parts import SchedulePlan
 
 UNUSED = "replicated"
 _PARALLEL = "heads, feed-forward and vocabulary are split over {}"
@@ -35,7 +35,10 @@ STORED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """One factor of a plan's name: a scheme over `size` devices; `zero`: the ZeRO stage of its parameters (0: none)."""
+    """One factor of a plan's name: a scheme over `size` devices.
+
+    `zero`: the ZeRO stage of its parameters (0: none).
+    """
 
     scheme: str
     size: int
@@ -44,7 +47,11 @@ class Factor:
     @property
     def alone(self) -> str:
         """The name of a plan with this factor alone."""
-        return f"zero{self.zero}" if self.zero and self.scheme == "data" else self.scheme + (f" (zero{self.zero})" if self.zero else "")
+        return (
+            f"zero{self.zero}"
+            if self.zero and self.scheme == "data"
+            else self.scheme + (f" (zero{self.zero})" if self.zero else "")
+        )
 
     def __str__(self) -> str:
         return f"{self.scheme} {self.size}" + (f" (zero{self.zero})" if self.zero else "")
@@ -59,10 +66,17 @@ def sentence_of(factors: Sequence[Factor], schedule: SchedulePlan) -> str:
 def _words(factor: Factor, schedule: SchedulePlan) -> str:
     over = f"{factor.size} devices"
     if factor.scheme.startswith("pipeline-"):
-        parts = "the whole batch at once" if schedule.micro_batches == 1 else f"{schedule.micro_batches} micro-batches"
+        parts = (
+            "the whole batch at once"
+            if schedule.micro_batches == 1
+            else f"{schedule.micro_batches} micro-batches"
+        )
         return f"{factor.size} stages of consecutive operators run {parts} ({schedule.pipeline})"
     if factor.scheme.startswith("expert+"):
-        words = f"experts are split over {over}, the rest is {factor.scheme.removeprefix('expert+')} there"
+        words = (
+            f"experts are split over {over}, the rest is {factor.scheme.removeprefix('expert+')} "
+            "there"
+        )
     else:
         words = WORDS.get(factor.scheme, f"{factor.scheme} over {{}}").format(over)
     return words + (f" ({STORED[factor.zero]})" if factor.zero else "")

@@ -1,10 +1,11 @@
 """Sorts factors into four classes: rows, the hidden dim, inner dims and experts.
 
-Rows are batch and sequence; the hidden dim joins the layers; inner dims are heads, feed-forward and vocabulary. Two
-dims are of one class when some operator gives them the same factor, closed over the whole graph (union-find). A class
-without a dim of a weight matrix or look-up table is a class of rows. Of the other classes, the hidden dim is the one
-that a normalisation reduces; the rest are inner. A dim that a product shares with its weight and keeps in its output
-counts the experts: it numbers matrices and is no dim of a matrix.
+Rows are batch and sequence; the hidden dim joins the layers; inner dims are heads, feed-forward and
+vocabulary. Two dims are of one class when some operator gives them the same factor, closed over the
+whole graph (union-find). A class without a dim of a weight matrix or look-up table is a class of
+rows. Of the other classes, the hidden dim is the one that a normalisation reduces; the rest are
+inner. A dim that a product shares with its weight and keeps in its output counts the experts: it
+numbers matrices and is no dim of a matrix.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from ..ir import Graph, Operator
+from autopar.ir import Graph, Operator
+
 from .notation import Rule
 from .rules import RULES
 
+# A factor is (operator, -1, factor), a term of a dim (tensor, dim, its place in the dim).
 Node = tuple[str, int, int]
 
 
@@ -51,15 +54,21 @@ class _Sets:
 def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[FactorClass, ...]]:
     """For every operator the classes of its factors."""
     operators = [op for op in graph.operators if op.name in rules]
-    sets, weights, numbering = _Sets(), set[Node](), set[Node]()
+    sets = _Sets()
+    weights = set[Node]()
+    numbering = set[Node]()
     parameters = {tensor.name for tensor in graph.parameters}
     stored = {tensor.name for tensor in graph.parameters if len(tensor.shape) > 1}
     for op in operators:
+        # Results of weights alone (casts, transposes) are weights as well.
         for kept in (stored, parameters):
             if kept.issuperset(op.inputs):
                 kept.update(op.outputs)
         rule = rules[op.name]
-        for name, dims in [*zip(op.inputs, rule.inputs, strict=True), *zip(op.outputs, rule.outputs, strict=True)]:
+        for name, dims in [
+            *zip(op.inputs, rule.inputs, strict=True),
+            *zip(op.outputs, rule.outputs, strict=True),
+        ]:
             for index, dim in enumerate(dims):
                 for factor in dim:
                     sets.join((op.name, -1, factor), (name, index, dim.index(factor)))
@@ -68,31 +77,58 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
         numbering |= {(op.name, -1, factor) for factor in counted}
     owned = _with_parts_of_dims(set(map(sets.find, weights)), operators, rules, sets)
     experts = set(map(sets.find, numbering))
-    normalised = {sets.find((op.name, -1, factor)) for op in operators for factor in _normalised(op, rules[op.name])}
+    normalised = {
+        sets.find((op.name, -1, factor))
+        for op in operators
+        for factor in _normalised(op, rules[op.name])
+    }
 
     def class_of(node: Node) -> FactorClass:
         root = sets.find(node)
+        # Matrices have the last word: a dim of one matrix counts no experts elsewhere.
         if root not in owned:
             return FactorClass.EXPERT if root in experts else FactorClass.ROW
         return FactorClass.HIDDEN if root in normalised else FactorClass.INNER
 
-    return {name: tuple(class_of((name, -1, i)) for i in range(len(rule.factors))) for name, rule in rules.items()}
+    return {
+        name: tuple(class_of((name, -1, i)) for i in range(len(rule.factors)))
+        for name, rule in rules.items()
+    }
 
 
-def _of_weights(op: Operator, rule: Rule, stored: set[str], parameters: set[str]) -> tuple[set[int], set[int]]:
-    """The factors of an operator's weights: those of the matrices or tables, then those that number the matrices."""
-    if not RULES[op.kind].products and not any(factor.special == "masked" for factor in rule.factors):
+def _of_weights(
+    op: Operator, rule: Rule, stored: set[str], parameters: set[str]
+) -> tuple[set[int], set[int]]:
+    """The factors of an operator's weights: first those of the matrices or tables.
+
+    Those that number the matrices follow.
+    """
+    # Only products and look-ups count. A table of positions that is added to the rows has the
+    # sequence among its dims, which makes it no weight matrix.
+    if not RULES[op.kind].products and not any(
+        factor.special == "masked" for factor in rule.factors
+    ):
         return set(), set()
     pairs = list(zip(op.inputs, rule.inputs, strict=True))
     held = {factor for name, dims in pairs if name in stored for dim in dims for factor in dim}
-    rows = [dims for i, (name, dims) in enumerate(pairs) if name not in parameters and i not in rule.addends]
+    # A residual as an addend has the weight's output dim, and would pass it off as a number of
+    # experts.
+    rows = [
+        dims
+        for i, (name, dims) in enumerate(pairs)
+        if name not in parameters and i not in rule.addends
+    ]
     others = {factor for dims in rows for dim in dims for factor in dim}
     counted = held & others & {factor for dims in rule.outputs for dim in dims for factor in dim}
     return held - counted, counted
 
 
-def _with_parts_of_dims(owned: set[Node], operators: Sequence[Operator], rules: Mapping[str, Rule], sets: _Sets) -> set[Node]:
-    """Add the other parts of dims with a part of the weights: with the heads also the width of a head."""
+def _with_parts_of_dims(
+    owned: set[Node], operators: Sequence[Operator], rules: Mapping[str, Rule], sets: _Sets
+) -> set[Node]:
+    """Add the other parts of dims with a part of the weights: with the heads also the width of a
+    head.
+    """
     compounds = {
         frozenset(sets.find((op.name, -1, factor)) for factor in dim)
         for op in operators
@@ -109,5 +145,11 @@ def _normalised(op: Operator, rule: Rule) -> list[int]:
     """The factors that a normalisation reduces."""
     if RULES[op.kind].products:
         return []
+    # A softmax keeps its dim whole as norms do, so their names tell them apart. A norm that is
+    # spelled out in small operators shows as a mean.
     norm = "Norm" in op.kind or "_norm" in op.kind
-    return [i for i, factor in enumerate(rule.factors) if factor.reduction == "mean" or (factor.whole and norm)]
+    return [
+        i
+        for i, factor in enumerate(rule.factors)
+        if factor.reduction == "mean" or (factor.whole and norm)
+    ]

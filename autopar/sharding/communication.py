@@ -1,35 +1,38 @@
-"""Communication inside operators, when a split factor needs it: the words after `:` in a rule, as a table.
+"""Communication inside operators: the words after `:` in a rule, as a table.
 
-An option with such a word is taken on one mesh axis, or on several that are one group (unless it stacks, or does not
-join), and no other axis splits its factors. Each word says which collectives every rank issues, in order, as a function
-of the local sizes. `runtime/split_operators` holds the local form under the same word.
+An option with such a word is taken on one mesh axis, or on several that are one group (unless it
+stacks, or does not join), and no other axis splits its factors. Each word says which collectives
+every rank issues, in order, as a function of the local sizes. `runtime/split_operators` holds the
+local form under the same word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ir import DTYPE_BYTES
+from autopar.ir import DTYPE_BYTES
+
 from .mesh import Axes, axis_sets, degree_of
 from .notation import Rule, local_elements
 from .rules import Call
 from .rules.experts import EXPERTS
 from .rules.windows import window_index, windows_of
-
-if TYPE_CHECKING:
-    from .candidates import Strategies
+from .strategies import Strategies
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One collective of the group: `phase` forward or backward, `nbytes` [strategies] by the collective's convention."""
+    """One collective of the group.
+
+    `phase`: forward or backward. `nbytes` [strategies]: by the collective's convention.
+    """
 
     phase: str
     kind: str
@@ -38,7 +41,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """An operator with `factor` split in a group of `size` ranks; `local`: local factor sizes [strategies, factors]."""
+    """An operator with `factor` split in a group of `size` ranks.
+
+    `local`: local factor sizes [strategies, factors].
+    """
 
     call: Call
     rule: Rule
@@ -58,7 +64,10 @@ class Split:
 
     def input_bytes(self, index: int) -> Floats:
         """Bytes of the shard of an input."""
-        return local_elements(self.rule.inputs[index], self.local) * DTYPE_BYTES[self.call.inputs[index].dtype]
+        return (
+            local_elements(self.rule.inputs[index], self.local)
+            * DTYPE_BYTES[self.call.inputs[index].dtype]
+        )
 
     def output_elements(self, index: int = 0) -> Floats:
         """Elements of the shard of an output."""
@@ -81,10 +90,11 @@ def _unlimited(call: Call, rule: Rule, factor: int) -> int:
 class Communication:
     """A row of the table.
 
-    `moves`: the collectives that every rank issues, in order. `limit`: the largest number of shards (0: any number, 1:
-    no split). `beside`: whether the factors split alongside may be split on other axes too. `stacks`: whether the
-    option can be taken on several axes, one after the other; `joins`: on several axes as one group. `visits`: whether
-    every rank meets all shards of the factor in turn and does its local work once for each.
+    `moves`: the collectives that every rank issues, in order. `limit`: the largest number of shards
+    (0: any number, 1: no split). `beside`: whether the factors split alongside may be split on
+    other axes too. `stacks`: whether the option can be taken on several axes, one after the other;
+    `joins`: on several axes as one group. `visits`: whether every rank meets all shards of the
+    factor in turn and does its local work once for each.
     """
 
     moves: Callable[[Split], Sequence[Move]]
@@ -101,13 +111,20 @@ def _statistics_itemsize(split: Split) -> int:
 
 
 def _vocabulary(split: Split) -> list[Move]:
-    """All-reduces of each row's maximum, then of sums: exponentials, the target's score, its weight, mean score."""
+    """All-reduces of each row's maximum, then of sums: exponentials, the target's score, its
+    weight, mean score.
+    """
     classes = {f for f in range(len(split.rule.factors)) if f == split.factor}
     rows = sorted({f for dim in split.rule.inputs[0] for f in dim} - classes)
     nbytes = split.elements(*rows) * _statistics_itemsize(split)
+    # Backward nothing: from the sums each rank knows the gradient of its own columns.
     return [
         Move(phase="forward", kind="all_reduce", nbytes=nbytes),
-        Move(phase="forward", kind="all_reduce", nbytes=nbytes * class_loss_sums(split.call.operator.attributes, split.call)),
+        Move(
+            phase="forward",
+            kind="all_reduce",
+            nbytes=nbytes * class_loss_sums(split.call.operator.attributes, split.call),
+        ),
     ]
 
 
@@ -115,11 +132,14 @@ def class_loss_sums(attributes: Mapping[str, Any], call: Call) -> int:
     """The number of sums over the classes that a split cross entropy needs for each row."""
     weighted = call.position("weight") is not None
     smoothed = bool(attributes.get("label_smoothing"))
+    # Of exponentials, and the target's score; its weight; with smoothing the scores, and their
+    # weights if there are any.
     return 2 + weighted + smoothed * (1 + weighted)
 
 
 def _dispatch(split: Split) -> list[Move]:
-    """Exchanges of rows between ranks. Their number depends on data and is priced as if all ranks need equally many.
+    """Exchanges of rows between ranks. Their number depends on data and is priced as if all ranks
+    need equally many.
 
     - A look-up: the indices to all ranks, the rows to the ranks that asked, their gradients back.
     - A grouped product: the rows to the ranks of their experts, the results back.
@@ -130,35 +150,62 @@ def _dispatch(split: Split) -> list[Move]:
     if split.call.operator.kind in LOOK_UPS:
         rows = split.output_elements() * DTYPE_BYTES[split.call.outputs[0].dtype]
         asked = split.input_bytes(1) * split.size
-        forward = [Move(phase="forward", kind="all_gather", nbytes=asked), Move(phase="forward", kind="all_to_all", nbytes=rows)]
+        forward = [
+            Move(phase="forward", kind="all_gather", nbytes=asked),
+            Move(phase="forward", kind="all_to_all", nbytes=rows),
+        ]
+        # Every rank still knows who asked for which rows, so indices do not travel again.
         return forward + [Move(phase="backward", kind="all_to_all", nbytes=rows)] * split.train
-    there, back = split.input_bytes(0), split.output_elements() * DTYPE_BYTES[split.call.outputs[0].dtype]
+    there = split.input_bytes(0)
+    back = split.output_elements() * DTYPE_BYTES[split.call.outputs[0].dtype]
     phases = ("forward", "backward") if split.train else ("forward",)
+    # Gradients take the rows' way: those of the results to the experts, those of the rows home.
     order = {"forward": (there, back), "backward": (back, there)}
-    return [Move(phase=phase, kind="all_to_all", nbytes=nbytes) for phase in phases for nbytes in order[phase]]
+    return [
+        Move(phase=phase, kind="all_to_all", nbytes=nbytes)
+        for phase in phases
+        for nbytes in order[phase]
+    ]
 
 
 def _layer_of_experts(split: Split) -> list[Move]:
-    """Rows go to their experts, results come back once: tokens x k x width / p, if p ranks share the experts."""
+    """Rows go to their experts, results come back once: tokens x k x width / p, if p ranks share
+    the experts.
+    """
     call = split.call
+    # The width of the results is never split, so this gives the local rows.
     rows = split.output_elements() / call.outputs[0].shape[1]
     there = rows * call.inputs[0].shape[1] * DTYPE_BYTES[call.inputs[0].dtype]
     back = rows * call.outputs[0].shape[1] * DTYPE_BYTES[call.outputs[0].dtype]
+    # Eight bytes for each rank's number of rows for each expert.
     counts = np.full(len(split.local), 8.0 * split.size * split.rule.factors[split.factor].size)
     forward = [Move(phase="forward", kind="all_gather", nbytes=counts)]
     forward += [Move(phase="forward", kind="all_to_all", nbytes=nbytes) for nbytes in (there, back)]
     backward = [Move(phase="backward", kind="all_to_all", nbytes=back)] * split.train
-    return forward + backward + [Move(phase="backward", kind="all_to_all", nbytes=there)] * split.has_gradient(0)
+    # Whenever the layer is trained, the results' gradients go to the experts; those of the rows go
+    # home only where they are wanted.
+    return (
+        forward
+        + backward
+        + [Move(phase="backward", kind="all_to_all", nbytes=there)] * split.has_gradient(0)
+    )
 
 
 def _ring(split: Split) -> list[Move]:
-    """Keys and values travel around the axis as one message; backward they do so again, and their gradients come home.
+    """Keys and values travel around the axis as one message; backward they do so again, and their
+    gradients come home.
 
     Gradients of half precision are summed in single.
     """
-    places = [place for place, dims in enumerate(split.rule.inputs[:3]) if any(split.factor in dim for dim in dims)]
+    # Queries stay: they lack the keys' factor.
+    places = [
+        place
+        for place, dims in enumerate(split.rule.inputs[:3])
+        if any(split.factor in dim for dim in dims)
+    ]
     both = sum((split.input_bytes(place) for place in places), np.zeros(len(split.local)))
     itemsize = DTYPE_BYTES[split.call.inputs[0].dtype]
+    # Backward the gradients follow their block, so they make one move more, which brings them home.
     values = Move(phase="backward", kind="send", nbytes=both)
     summed = Move(phase="backward", kind="send", nbytes=both / itemsize * max(itemsize, 4))
     ahead = [replace(values, phase="forward")] * (split.size - 1)
@@ -176,20 +223,29 @@ def _prefix(split: Split) -> list[Move]:
 def _halo(split: Split) -> list[Move]:
     """Border rows go to the neighbours; backward, the gradients of the received rows return.
 
-    The spatial dims take turns in their order, so that the rows of a later dim hold the halo of the earlier dims.
+    The spatial dims take turns in their order, so that the rows of a later dim hold the halo of the
+    earlier dims.
     """
     windows = windows_of(split.call)
-    dims, space = split.rule.inputs[0], len(windows)
+    dims = split.rule.inputs[0]
+    space = len(windows)
     turn = window_index(split.rule.factors[split.factor].name)
     across = local_elements(dims[:-space], split.local) * DTYPE_BYTES[split.call.inputs[0].dtype]
     for index, (dim, window) in enumerate(zip(dims[-space:], windows, strict=True)):
         if index != turn:
             own = split.elements(*dim)
+            # A dim of an earlier turn, if it is split, has grown by its border rows, and these
+            # travel too.
             exchanged = (own < window.rows) & (index < turn and not window.apart)
             across = across * (own + np.where(exchanged, window.low + window.high, 0))
     phases = ("forward", "backward") if split.has_gradient(0) else ("forward",)
+    # A negative number of rows means that a shard skips some of its own: nothing is sent.
     sent = [amount for amount in (windows[turn].low, windows[turn].high) if amount > 0]
-    return [Move(phase=phase, kind="send", nbytes=across * amount) for phase in phases for amount in sent]
+    return [
+        Move(phase=phase, kind="send", nbytes=across * amount)
+        for phase in phases
+        for amount in sent
+    ]
 
 
 def _halo_limit(call: Call, rule: Rule, factor: int) -> int:
@@ -207,15 +263,26 @@ def _normalize(split: Split) -> list[Move]:
 def _statistics(split: Split) -> list[Move]:
     """The means and squared differences of all ranks; backward, two sums for each mean."""
     images, channels = split.rule.inputs[0][:2]
+    # In batch norm (`BatchNormalization`, `batch_norm`) the images share the statistics of a
+    # channel; in the others each image has its own.
     whole = "atch" in split.call.operator.kind
+    # The outer term of the channels counts the groups, but one group is not spelled.
     groups = () if split.call.get("num_groups") == 1 else channels[:1]
-    nbytes = 2 * split.elements(*(channels if whole else (*images, *groups))) * _statistics_itemsize(split)
+    nbytes = (
+        2
+        * split.elements(*(channels if whole else (*images, *groups)))
+        * _statistics_itemsize(split)
+    )
+    # An all-gather's size is what comes out of it, an all-reduce's its buffer.
     forward = [Move(phase="forward", kind="all_gather", nbytes=nbytes * split.size)]
-    return forward + [Move(phase="backward", kind="all_reduce", nbytes=nbytes)] * split.has_gradient(0)
+    return forward + [
+        Move(phase="backward", kind="all_reduce", nbytes=nbytes)
+    ] * split.has_gradient(0)
 
 
 COMMUNICATIONS: Mapping[str, Communication] = {
     "dispatch": Communication(moves=_dispatch, beside=lambda call: call.operator.kind == EXPERTS),
+    # Neighbours are those of one axis, so a halo does not join axes.
     "halo": Communication(moves=_halo, limit=_halo_limit, joins=False),
     "normalize": Communication(moves=_normalize),
     "prefix": Communication(moves=_prefix),
@@ -226,15 +293,22 @@ COMMUNICATIONS: Mapping[str, Communication] = {
 
 
 def visited(strategies: Strategies, mesh: Sequence[int]) -> Floats:
-    """Runs of each strategy's local work, one for every shard that passes by: array [strategies]."""
-    passing = np.array([o.communication is not None and COMMUNICATIONS[o.communication].visits for o in strategies.options])
-    return np.asarray(np.where(passing[strategies.choices], np.array(mesh, dtype=np.float64), 1.0).prod(axis=1))
+    """Runs of each strategy's local work, one for each shard that passes by: array [strategies]."""
+    passing = np.array(
+        [
+            o.communication is not None and COMMUNICATIONS[o.communication].visits
+            for o in strategies.options
+        ]
+    )
+    return np.asarray(
+        np.where(passing[strategies.choices], np.array(mesh, dtype=np.float64), 1.0).prod(axis=1)
+    )
 
 
 def operator_traffic(
     call: Call, strategies: Strategies, mesh: Sequence[int], gradients: frozenset[str]
 ) -> Iterator[tuple[NDArray[np.int64], Axes, Sequence[Move]]]:
-    """Traffic of the communicating options, as (indices of the strategies, axes of the group, moves).
+    """Traffic of the communicating options: indices of strategies, axes of the group, moves.
 
     Entries come in the order of the forward pass: by factor, then by axes.
     """
@@ -247,8 +321,17 @@ def operator_traffic(
         taken = (strategies.choices == index) & (np.array(mesh) > 1)
         for axes in axis_sets(mesh):
             group = taken[:, axes].all(axis=1)
+            # An option that stacks is priced axis by axis. For any other the group is all the axes
+            # on which it is taken, and no part of them.
             rows = np.nonzero(group if word.stacks else group & (taken.sum(axis=1) == len(axes)))[0]
             if len(rows) and not (word.stacks and len(axes) > 1):
                 size = degree_of(axes, mesh)
-                split = Split(call=call, rule=strategies.rule, factor=option.factor, size=size, local=local[rows], gradients=gradients)
+                split = Split(
+                    call=call,
+                    rule=strategies.rule,
+                    factor=option.factor,
+                    size=size,
+                    local=local[rows],
+                    gradients=gradients,
+                )
                 yield rows, axes, word.moves(split)

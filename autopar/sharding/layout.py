@@ -6,9 +6,10 @@
     B       replicated   partial sum
     P(op)   partial      replicated
 
-A split may address the inner part of a compound dim: `S2/3` reads dim 2 as 3 equal parts and splits each of them, as a
-column split of a fused query-key-value projection needs; with `parts = 1` it is the ordinary contiguous split.
-On one dim, splits with equal `parts` nest in the order of the mesh axes (the first is the outermost).
+A split may address the inner part of a compound dim: `S2/3` reads dim 2 as 3 equal parts and splits
+each of them, as a column split of a fused query-key-value projection needs; with `parts = 1` it is
+the ordinary contiguous split. On one dim, splits with equal `parts` nest in the order of the mesh
+axes (the first is the outermost).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from ..errors import RuleError
+from autopar.errors import RuleError
 
 
 class Kind(StrEnum):
@@ -78,7 +79,10 @@ def parse_layout(text: str) -> Layout:
     for token in text.split():
         match = _TOKEN.fullmatch(token)
         if match is None:
-            raise RuleError(f"layout {text!r}: {token!r} is none of S<dim>, S<dim>/<parts>, R, B, P, P(max), P(min)")
+            raise RuleError(
+                f"layout {text!r}: {token!r} is none of S<dim>, S<dim>/<parts>, R, B, P, P(max), "
+                "P(min)"
+            )
         if match["dim"] is not None:
             placements.append(S(int(match["dim"]), int(match["parts"] or 1)))
         elif match["whole"]:
@@ -86,7 +90,10 @@ def parse_layout(text: str) -> Layout:
         else:
             reduction = match["op"] or "sum"
             if reduction not in REDUCTIONS:
-                raise RuleError(f"layout {text!r}: unknown reduction {reduction!r}; valid are {', '.join(REDUCTIONS)}")
+                raise RuleError(
+                    f"layout {text!r}: unknown reduction {reduction!r}; valid are "
+                    f"{', '.join(REDUCTIONS)}"
+                )
             placements.append(Placement(Kind.PARTIAL, reduction=reduction))
     return tuple(placements)
 
@@ -101,9 +108,13 @@ def format_layout(layout: Layout) -> str:
 
 
 def split_levels(layout: Layout, dim: int, mesh: Sequence[int]) -> list[tuple[int, int]]:
-    """The splits of `dim` as (parts, degree), outermost level first; axes with equal parts are one level."""
+    """The splits of `dim` as (parts, degree), outermost level first.
+
+    Axes with equal parts are one level.
+    """
     degrees: dict[int, int] = {}
     for axis, placement in enumerate(layout):
+        # An axis of one device splits nothing, so it makes no level.
         if placement.kind is Kind.SPLIT and placement.dim == dim and mesh[axis] > 1:
             degrees[placement.parts] = degrees.get(placement.parts, 1) * mesh[axis]
     return sorted(degrees.items())
@@ -112,8 +123,10 @@ def split_levels(layout: Layout, dim: int, mesh: Sequence[int]) -> list[tuple[in
 def is_valid(layout: Layout, shape: Sequence[int], mesh: Sequence[int]) -> bool:
     """Whether every shard is equal in size: each level divides what the levels outside it leave.
 
-    >>> is_valid((S(0), S(0)), (8,), (2, 4)), is_valid((S(0),), (6,), (4,)), is_valid((S(0, 3),), (6,), (2,))
-    (True, False, True)
+    >>> is_valid((S(0), S(0)), (8,), (2, 4)), is_valid((S(0),), (6,), (4,))
+    (True, False)
+    >>> is_valid((S(0, 3),), (6,), (2,))
+    True
     """
     if len(layout) != len(mesh):
         return False
@@ -122,6 +135,8 @@ def is_valid(layout: Layout, shape: Sequence[int], mesh: Sequence[int]) -> bool:
             return False
         done = 1
         for parts, degree in split_levels(layout, dim, mesh):
+            # Each shard of the outer levels must hold a whole number of parts, or a part would lie
+            # on two ranks.
             if parts % done or shape[dim] % (parts * degree):
                 return False
             done = parts * degree
@@ -137,14 +152,22 @@ def local_shape(layout: Layout, shape: Sequence[int], mesh: Sequence[int]) -> tu
     out = list(shape)
     for axis, placement in enumerate(layout):
         if placement.kind is Kind.SPLIT:
+            # The layout is taken to be valid, so that the division leaves no rest.
             out[placement.dim] //= mesh[axis]
     return tuple(out)
 
 
 def local_parts(layout: Layout, axis: int, mesh: Sequence[int]) -> int:
-    """The number of equal parts in a shard's dim at the level of `axis`: `parts` divided by the splits outside it."""
+    """The number of equal parts in a shard's dim at the level of `axis`.
+
+    It is `parts` divided by the splits outside that level.
+    """
     own = layout[axis]
-    outside = math.prod(mesh[a] for a, p in enumerate(layout) if p.kind is Kind.SPLIT and p.dim == own.dim and p.parts < own.parts)
+    outside = math.prod(
+        mesh[a]
+        for a, p in enumerate(layout)
+        if p.kind is Kind.SPLIT and p.dim == own.dim and p.parts < own.parts
+    )
     return own.parts // outside
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import UsageError
+from autopar.errors import UsageError
 
 Axes = tuple[int, ...]
 """Positions of the mesh axes that a group of devices spans, in the order of the mesh."""
@@ -17,7 +17,10 @@ JOINED = " x "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis of a mesh: `size` devices that differ in this coordinate only, joined by the cluster's `level`."""
+    """One axis of a mesh: `size` devices, joined by the `level` of the cluster.
+
+    They differ in this coordinate only.
+    """
 
     name: str
     size: int
@@ -30,7 +33,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Axes from the outermost (slowest link) to the innermost; ranks are numbered in row-major order.
+    """Axes from the outermost (slowest link) to the innermost, with ranks in row-major order.
 
     >>> mesh = Mesh.of(node=2, gpu=4)
     >>> mesh.devices, mesh.groups((0,))[:2], mesh.groups((1,)), mesh.groups((0, 1))
@@ -64,7 +67,10 @@ class Mesh:
         for position, axis in enumerate(self.axes):
             if axis.name == name:
                 return position
-        raise UsageError(f"the mesh has no axis {name!r}; its axes are {', '.join(axis.name for axis in self.axes)}")
+        raise UsageError(
+            f"the mesh has no axis {name!r}; its axes are "
+            f"{', '.join(axis.name for axis in self.axes)}"
+        )
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Position of `rank` on every axis."""
@@ -75,12 +81,20 @@ class Mesh:
         return tuple(reversed(out))
 
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
-        """Groups of ranks that differ in the coordinates `axes` only, each in row-major order of these."""
+        """Groups of ranks that differ in the coordinates `axes` only, each in row-major order of
+        these.
+        """
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
         inside = [range(0, self.shape[axis] * strides[axis], strides[axis]) for axis in axes]
-        outside = [range(0, n * s, s) for axis, (n, s) in enumerate(zip(self.shape, strides, strict=True)) if axis not in axes]
+        outside = [
+            range(0, n * s, s)
+            for axis, (n, s) in enumerate(zip(self.shape, strides, strict=True))
+            if axis not in axes
+        ]
         steps = [sum(place) for place in itertools.product(*inside)]
-        return tuple(tuple(sum(start) + step for step in steps) for start in itertools.product(*outside))
+        return tuple(
+            tuple(sum(start) + step for step in steps) for start in itertools.product(*outside)
+        )
 
     def name(self, axes: Axes) -> str:
         """The names of these axes."""
@@ -107,11 +121,15 @@ def axis_sets(mesh: Sequence[int]) -> tuple[Axes, ...]:
     """
     several = [axis for axis, size in enumerate(mesh) if size > 1]
     sets = (itertools.combinations(several, count) for count in range(2, len(several) + 1))
+    # Axes of one device stay in as single ones: a tensor may have another kind on them before than
+    # after, and the change is a step like any other.
     return (*((axis,) for axis in range(len(mesh))), *itertools.chain.from_iterable(sets))
 
 
 def factorisations(devices: int, max_axes: int = 3) -> Iterator[tuple[int, ...]]:
-    """Every ordered way to write `devices` as a product of one to `max_axes` factors above 1 (`(1,)` for one device).
+    """Every ordered way to write `devices` as a product of one to `max_axes` factors above 1.
+
+    One device gives `(1,)`.
 
     >>> list(factorisations(8))
     [(8,), (2, 4), (4, 2), (2, 2, 2)]
@@ -122,6 +140,7 @@ def factorisations(devices: int, max_axes: int = 3) -> Iterator[tuple[int, ...]]
     small = [d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0]
     divisors = sorted({*small, *(devices // d for d in small)} - {1})
     for length in range(1, max_axes + 1):
+        # The last factor follows from the others.
         for head in itertools.product(divisors, repeat=length - 1):
             product = math.prod(head)
             if devices % product == 0 and devices // product > 1:

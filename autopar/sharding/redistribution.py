@@ -1,17 +1,19 @@
 """Redistribution between two layouts as the cheapest chain of steps, with its gradient.
 
-A step over a mesh axis, or over several at once as one group, from one kind to another, costs these collectives (n:
-local bytes before, p: devices of the group):
+A step over a mesh axis, or over several at once as one group, from one kind to another, costs these
+collectives (n: local bytes before, p: devices of the group):
 
     R → B   backward all-reduce n            S → R   forward all-gather n p
-    R → S   slice, backward all-gather n     S → B   forward all-gather n p, backward reduce-scatter n p
+    R → S   slice, backward all-gather n     S → B   forward all-gather n p, backward reduce-scatter
+            n p
     B → R, B → S   -                         S → S'  forward and backward all-to-all n
     P → R   forward all-reduce n             P → S   forward reduce-scatter n, backward all-gather n
     P → B   forward and backward all-reduce n        R, B, S → P   -
 
-The order of steps matters (slice first, gather last), so a chain is a shortest path over layouts (Dijkstra).
-On one dim, splits with equal parts nest in axis order: only the innermost can be undone or added. A step over several
-axes has one kind before and one behind on all of them, so its group, in row-major order, has the parts in their order.
+The order of steps matters (slice first, gather last), so a chain is a shortest path over layouts
+(Dijkstra). On one dim, splits with equal parts nest in axis order: only the innermost can be undone
+or added. A step over several axes has one kind before and one behind on all of them, so its group,
+in row-major order, has the parts in their order.
 """
 
 from __future__ import annotations
@@ -40,18 +42,24 @@ _NONE: tuple[Transfer | None, Transfer | None] = (None, None)
 
 
 @lru_cache(maxsize=1 << 12)
-def transfers(before: Placement, after: Placement, degree: int) -> tuple[Transfer | None, Transfer | None]:
+def transfers(
+    before: Placement, after: Placement, degree: int
+) -> tuple[Transfer | None, Transfer | None]:
     """The forward and backward collectives of a single-axis step.
 
-    Sizes follow each collective's convention: all-reduce and all-to-all the buffer, all-gather what comes out,
-    reduce-scatter what goes in.
+    Sizes follow each collective's convention: all-reduce and all-to-all the buffer, all-gather what
+    comes out, reduce-scatter what goes in.
 
     >>> from .layout import P, S
     >>> [str(t.collective) if t else None for t in transfers(P, S(0), 4)]
     ['reduce_scatter', 'all_gather']
     """
     kinds = before.kind, after.kind
-    split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
+    split = Kind.SPLIT
+    whole = Kind.REPLICATED
+    share = Kind.BROADCAST
+    partial = Kind.PARTIAL
+    # Nothing is sent: at most, one rank keeps its value or its gradient for the whole group.
     if before == after or kinds in ((share, whole), (share, split)) or after.kind is partial:
         return _NONE
     table: dict[tuple[Kind, Kind], tuple[Transfer | None, Transfer | None]] = {
@@ -68,7 +76,7 @@ def transfers(before: Placement, after: Placement, degree: int) -> tuple[Transfe
 
 
 class Change(NamedTuple):
-    """A step of a chain: the axes that it is over, the placement on them before and after it, and their devices."""
+    """A step of a chain: its axes, the placements before and after it, and its devices."""
 
     axes: Axes
     before: Placement
@@ -93,24 +101,36 @@ def change(before: Layout, after: Layout, mesh: Sequence[int]) -> Change:
 
 
 def may_change(before: Placement, after: Placement) -> bool:
-    """Whether any step leads from one kind to another; splits of one dim do not change into one another."""
+    """Whether any step leads from one kind to another.
+
+    Splits of one dim do not change into one another.
+    """
     same_dim = before.kind is Kind.SPLIT and after.kind is Kind.SPLIT and before.dim == after.dim
     return not same_dim and not (after.kind is Kind.PARTIAL and after.reduction != "sum")
 
 
 def is_step(before: Layout, after: Layout) -> bool:
-    """Whether the layouts differ on one axis, or alike on several, in a way that one collective (or none) can do."""
+    """Whether one collective, or none, leads from one layout to the other.
+
+    They then differ on one axis, or alike on several.
+    """
     axes = changed_axes(before, after)
     if not axes or len({(before[axis], after[axis]) for axis in axes}) > 1:
         return False
-    source, target = before[axes[0]], after[axes[0]]
+    source = before[axes[0]]
+    target = after[axes[0]]
     if not may_change(source, target):
         return False
+    # An axis further in that is split alike nests inside this one, and would have to go first.
     ends = [end for end in (source, target) if end.kind is Kind.SPLIT]
-    return not any(before[axis] in ends for axis in range(axes[0] + 1, len(before)) if axis not in axes)
+    return not any(
+        before[axis] in ends for axis in range(axes[0] + 1, len(before)) if axis not in axes
+    )
 
 
-def steps_from(layout: Layout, kinds: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]) -> tuple[tuple[Axes, Layout], ...]:
+def steps_from(
+    layout: Layout, kinds: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]
+) -> tuple[tuple[Axes, Layout], ...]:
     """Every layout one step away, with the axes of the step."""
     return _steps_from(layout, tuple(kinds), tuple(shape), tuple(mesh))
 
@@ -121,7 +141,11 @@ def _steps_from(
 ) -> tuple[tuple[Axes, Layout], ...]:
     """Searches of chains come by the same layouts again and again."""
     changed = ((axes, _with(layout, axes, kind)) for axes in _alike(layout, mesh) for kind in kinds)
-    return tuple((axes, after) for axes, after in changed if is_step(layout, after) and is_valid(after, shape, mesh))
+    return tuple(
+        (axes, after)
+        for axes, after in changed
+        if is_step(layout, after) and is_valid(after, shape, mesh)
+    )
 
 
 def _alike(layout: Layout, mesh: Sequence[int]) -> Iterator[Axes]:
@@ -145,9 +169,18 @@ def local_bytes(layout: Layout, nbytes: int, mesh: Sequence[int]) -> int:
     return nbytes // math.prod(mesh[a] for a, p in enumerate(layout) if p.kind is Kind.SPLIT)
 
 
-def step_price(before: Layout, after: Layout, nbytes: int, mesh: Sequence[int], price: StepPrice, gradient: bool) -> float:
+def step_price(
+    before: Layout,
+    after: Layout,
+    nbytes: int,
+    mesh: Sequence[int],
+    price: StepPrice,
+    gradient: bool,
+) -> float:
     """Seconds of one step, forward and (with a gradient) backward."""
-    return _change_price(change(before, after, mesh), local_bytes(before, nbytes, mesh), price, gradient)
+    return _change_price(
+        change(before, after, mesh), local_bytes(before, nbytes, mesh), price, gradient
+    )
 
 
 def _change_price(step: Change, size: int, price: StepPrice, gradient: bool) -> float:
@@ -175,36 +208,48 @@ def cheapest_chain(
     kinds: Sequence[Placement] = (),
     apart: bool = False,
 ) -> tuple[Layout, ...]:
-    """Layouts from `source` to `target` (both included), each one step from the last, at the least price.
+    """Layouts from `source` to `target`, both included, each one step from the last.
 
-    The layouts in between take their placements from both ends and from `kinds` (default: splits of any dim, R, B, P).
-    `apart`: no step is over several axes.
+    The chain has the least price.
+
+    The layouts in between take their placements from both ends and from `kinds` (default: splits of
+    any dim, R, B, P). `apart`: no step is over several axes.
 
     >>> from .layout import format_layout, parse_layout
     >>> flat = lambda kind, axis, nbytes: 1e-6 + nbytes * 1e-9
-    >>> chain = cheapest_chain(parse_layout("S0 S0"), parse_layout("R S0"), (8, 8), 4, (2, 2), flat, gradient=False)
+    >>> ends = parse_layout("S0 S0"), parse_layout("R S0")
+    >>> chain = cheapest_chain(*ends, (8, 8), 4, (2, 2), flat, gradient=False)
     >>> [format_layout(layout) for layout in chain]
     ['S0 S0', 'R R', 'R S0']
     """
     if not gradient:
-        source, target = without_gradient(source), without_gradient(target)
+        source = without_gradient(source)
+        target = without_gradient(target)
     nbytes = math.prod(shape) * itemsize
     between = kinds or (R, B, P, *(S(dim) for dim in range(len(shape))))
-    kinds = tuple(dict.fromkeys(p for p in (*between, *source, *target) if gradient or p.kind is not Kind.BROADCAST))
+    kinds = tuple(
+        dict.fromkeys(
+            p for p in (*between, *source, *target) if gradient or p.kind is not Kind.BROADCAST
+        )
+    )
     best: dict[Layout, float] = {source: 0.0}
     came: dict[Layout, Layout] = {}
+    # Layouts have no order. The counter breaks ties, the same way in every run.
     heap: list[tuple[float, int, Layout]] = [(0.0, 0, source)]
     counter = 1
     while heap:
         cost, _, layout = heapq.heappop(heap)
         if layout == target:
             break
+        # A cheaper way to this layout was found after the entry was pushed.
         if cost > best[layout]:
             continue
         size = local_bytes(layout, nbytes, mesh)
         for axes, after in steps_from(layout, kinds, shape, mesh):
             # No chain makes a whole value partial only to sum it again.
-            if layout[axes[0]].kind is Kind.PARTIAL and any(source[axis].kind is not Kind.PARTIAL for axis in axes):
+            if layout[axes[0]].kind is Kind.PARTIAL and any(
+                source[axis].kind is not Kind.PARTIAL for axis in axes
+            ):
                 continue
             if apart and len(axes) > 1:
                 continue
@@ -221,21 +266,33 @@ def cheapest_chain(
     return tuple(reversed(chain))
 
 
-def chain_price(chain: Sequence[Layout], nbytes: int, mesh: Sequence[int], price: StepPrice, *, gradient: bool) -> float:
+def chain_price(
+    chain: Sequence[Layout], nbytes: int, mesh: Sequence[int], price: StepPrice, *, gradient: bool
+) -> float:
     """Seconds of all steps of a chain, with their penalties."""
-    return sum(step_price(b, a, nbytes, mesh, price, gradient) + STEP_PENALTY for b, a in itertools.pairwise(chain))
+    return sum(
+        step_price(b, a, nbytes, mesh, price, gradient) + STEP_PENALTY
+        for b, a in itertools.pairwise(chain)
+    )
 
 
 def parameter_chain(
-    source: Layout, target: Layout, chain: ChainFinder, share: StepPrice, nbytes: int, mesh: Sequence[int]
+    source: Layout,
+    target: Layout,
+    chain: ChainFinder,
+    share: StepPrice,
+    nbytes: int,
+    mesh: Sequence[int],
 ) -> tuple[Layout, ...]:
     """The cheapest chain from a parameter's storage to `target`.
 
-    A leading R → B step costs only `share`, the price as part of a gradient bucket. `chain` finds the cheapest ordinary
-    chain between two layouts, and its price.
+    A leading R → B step costs only `share`, the price as part of a gradient bucket. `chain` finds
+    the cheapest ordinary chain between two layouts, and its price.
     """
     rest, cost = chain(source, target)
     best = cost, rest
+    # In a bucket R → B costs less than alone. Dijkstra's prices do not depend on what came before,
+    # so every such start is tried by itself.
     for lead in leading_shares(source, mesh):
         price = share("all_reduce", lead, local_bytes(source, nbytes, mesh)) + STEP_PENALTY
         rest, cost = chain(_with(source, lead, B), target)
@@ -245,8 +302,12 @@ def parameter_chain(
 
 
 def leading_shares(source: Layout, mesh: Sequence[int]) -> list[Axes]:
-    """Every set of axes on which a stored parameter is replicated, so that it may turn to B there in one step."""
-    return [lead for lead in axis_sets(mesh) if all(source[axis].kind is Kind.REPLICATED for axis in lead)]
+    """Every set of axes on which a stored parameter is replicated and may turn to B in one step."""
+    return [
+        lead
+        for lead in axis_sets(mesh)
+        if all(source[axis].kind is Kind.REPLICATED for axis in lead)
+    ]
 
 
 def without_gradient(layout: Layout) -> Layout:

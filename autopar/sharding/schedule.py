@@ -1,4 +1,4 @@
-"""`Schedule`: the order and the number types of a step's work inside one stage, besides its placement."""
+"""`Schedule`: the order and the number types of a step's work inside one stage."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import UsageError, unknown
-from ..ir import DTYPE_BYTES, Graph, Tensor
-from ..ir.dtype import FLOATS
+from autopar.errors import UsageError, unknown
+from autopar.ir import DTYPE_BYTES, Graph, Tensor
+from autopar.ir.dtype import FLOATS
+
 from .gradient_formats import type_of
 
 UNIT_BYTES = 25 * 2**20
@@ -18,10 +19,10 @@ UNIT_BYTES = 25 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Types:
-    """Floating-point types of trained parameters where they differ from the type of the computation.
+    """Floating-point types of trained parameters, where the computation has another type.
 
-    `master`: the type in which they are stored and updated. `reduce`: the type in which their gradients travel and are
-    added up. None: the type of the computation.
+    `master`: the type in which they are stored and updated. `reduce`: the type in which their
+    gradients travel and are added up. None: the type of the computation.
     """
 
     master: str | None = None
@@ -49,10 +50,14 @@ class Types:
 
     @classmethod
     def of(cls, master: str | None, reduce: str | None, *, dtype: str | None) -> Types:
-        """A request's types: with a 16-bit `dtype`, `master` defaults to float32; `reduce` defaults to `master`."""
+        """A request's types: with a 16-bit `dtype`, `master` is float32 by default.
+
+        `reduce` is `master` by default.
+        """
         for name in (master, reduce):
             if name is not None and name not in FLOATS:
                 raise UsageError(unknown("dtype", name, FLOATS))
+        # In 16 bits small updates of large weights are rounded away.
         master = master or ("float32" if dtype in ("float16", "bfloat16") else None)
         return cls(master=master, reduce=reduce or master)
 
@@ -64,12 +69,15 @@ class Types:
         return Types(master=master, reduce=reduce)
 
     def require(self, graph: Graph) -> None:
-        """Raise `UsageError` if a master type cannot hold all values of the type of the computation."""
+        """Raise `UsageError` if a master type cannot hold all values of the computation's type."""
         for tensor in graph.parameters:
+            # float16 and bfloat16 are of one width, and neither holds all values of the other.
             wider = DTYPE_BYTES[self.stored(tensor)] > DTYPE_BYTES[tensor.dtype]
             if self.casts(tensor) and not wider:
                 used = f"parameter {tensor.name!r} is used in {tensor.dtype}"
-                raise UsageError(f"--master {self.master}: {used}, not all of whose values it can hold")
+                raise UsageError(
+                    f"--master {self.master}: {used}, not all of whose values it can hold"
+                )
 
 
 def _trained(tensor: Tensor) -> bool:
@@ -78,7 +86,14 @@ def _trained(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reductions:
-    """The reduction of gradients, where it differs from sums in units of about equal bytes."""
+    """The reduction of gradients, where it differs from sums in units of about equal bytes.
+
+    `fused`: sets of parameters whose gradients are reduced as one unit. `cuts`: how many of the
+    other parameters, from the last one that is read, lie before each border of units. `local`:
+    parameters of which every rank keeps its own gradient. `formats`: (parameter, format) where a
+    gradient has a format of its own. `weight`: a factor on all gradients. `mean`: whether sums are
+    divided by the number of ranks that share in them.
+    """
 
     fused: tuple[tuple[str, ...], ...] = ()
     cuts: tuple[int, ...] = ()
@@ -87,12 +102,12 @@ class Reductions:
     weight: float = 1.0
     mean: bool = False
 
-
     def format_of(self, name: str) -> str | None:
         """The format of a parameter's gradient, where it has one of its own."""
         return _by_name(self.formats).get(name) if self.formats else None
 
 
+# Asked for every parameter of every unit. `Reductions` holds pairs because a dict has no hash.
 @functools.lru_cache(maxsize=16)
 def _by_name(formats: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return dict(formats)
@@ -106,18 +121,21 @@ PLAINLY = Reductions()
 class Schedule:
     """The order of a step's work inside one stage.
 
-    `micro_batches`: equal parts of the batch, run one after the other, their gradients added up. `recompute`: segments,
-    each the names of operators whose outputs are computed again in the backward pass. `gathered`: parameters stored
-    split and used whole stay "kept" after their first use (ZeRO 1 and 2) or are gathered "again" for the backward pass
-    (ZeRO 3). `accumulated`: gradients of kept parameters are added up "whole" and scattered once a step (ZeRO 1), or
-    added up as "shards" after every micro-batch (ZeRO 2). `unit_bytes`: the approximate size of the units in which
-    parameters are gathered and their gradients reduced. `prefetch`: how many segments ahead a unit is gathered.
-    `types`: the types of stored parameters and of gradients. `reductions`: how gradients are reduced.
+    `micro_batches`: equal parts of the batch, run one after the other, their gradients added up.
+    `recompute`: segments, each the names of operators whose outputs are computed again in the
+    backward pass. `gathered`: parameters stored split and used whole are gathered once
+    "per_step" and stay whole until its end (ZeRO 1 and 2), or once "per_pass", released behind each
+    forward and backward pass (ZeRO 3; `reshard_after_forward` in FSDP). `accumulated`: gradients of
+    parameters gathered per step are added up "whole" and scattered once a step (ZeRO 1), or added
+    up as "shards" after every micro-batch (ZeRO 2). `unit_bytes`: the approximate size of the units
+    in which parameters are gathered and their gradients reduced. `prefetch`: how many segments
+    ahead a unit is gathered. `types`: the types of stored parameters and of gradients.
+    `reductions`: how gradients are reduced.
     """
 
     micro_batches: int = 1
     recompute: tuple[tuple[str, ...], ...] = ()
-    gathered: Literal["kept", "again"] = "kept"
+    gathered: Literal["per_step", "per_pass"] = "per_step"
     accumulated: Literal["whole", "shards"] = "whole"
     unit_bytes: int = UNIT_BYTES
     prefetch: int = 1
@@ -130,9 +148,11 @@ class Schedule:
 
 
 def zero_stage(gathered: str, accumulated: str) -> int:
-    """The ZeRO stage (1, 2 or 3) of how parameters stored split are gathered and their gradients added up."""
-    return 3 if gathered == "again" else 2 if accumulated == "shards" else 1
+    """The ZeRO stage (1, 2 or 3) of how parameters are gathered and their gradients added up."""
+    if gathered == "per_pass":
+        return 3
+    return 2 if accumulated == "shards" else 1
 
 
 PLAIN = Schedule()
-"""One micro-batch, nothing made or gathered again, one type."""
+"""One micro-batch, nothing recomputed, parameters gathered once a step, one type."""

@@ -1,1 +1,4 @@
-"""Trainings that continue on whatever devices there are: planned, resumed and saved automatically."""
+"""Trainings that continue on whatever devices there are.
+
+They are planned, resumed and saved automatically.
+"""

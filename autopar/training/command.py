@@ -1,4 +1,4 @@
-"""`autopar train`: the training that a file describes, on ranks of a launcher or ranks of this machine."""
+"""`autopar train`: the training of a file, on ranks of a launcher or of this machine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError, UsageError
+from autopar.errors import RunError, UsageError
+
 from .config import Config, load_config
 
 COLLECTIVE_TIMEOUT = 600.0
-"""Seconds that a rank waits for another until the first step is done, since one of them may be planning."""
+"""Seconds that a rank waits for another until the first step is done.
+
+Until then a rank may still be planning.
+"""
 
 
 def train(args: argparse.Namespace) -> None:
     """Train, and say how far it went."""
     config = _with_options(load_config(args.config), args)
-    for folder in (str(Path(args.config).absolute().parent), os.getcwd()):  # where callables of the user are found
+    for folder in (
+        str(Path(args.config).absolute().parent),
+        os.getcwd(),
+    ):  # where callables of the user are found
         if folder not in sys.path:
             sys.path.insert(0, folder)
     from autopar.runtime.launch import run_ranks
@@ -31,10 +38,16 @@ def train(args: argparse.Namespace) -> None:
         ranks = config.training.ranks or 1
         if ranks > 1:
             _require_cpu(config, ranks, args.config)
-        made = train(config) if ranks == 1 else run_ranks(train, ranks, config, timeout=COLLECTIVE_TIMEOUT, endless=True)[0]
+        made = (
+            train(config)
+            if ranks == 1
+            else run_ranks(train, ranks, config, timeout=COLLECTIVE_TIMEOUT, endless=True)[0]
+        )
     if os.environ.get("RANK", "0") == "0":
         done = f"{made} steps made" if made else "nothing is left to do"
-        print(f"{done}; the training of {config.training.steps} steps is in {config.training.folder}")
+        print(
+            f"{done}; the training of {config.training.steps} steps is in {config.training.folder}"
+        )
 
 
 def _with_options(config: Config, args: argparse.Namespace) -> Config:
@@ -51,5 +64,10 @@ def _with_options(config: Config, args: argparse.Namespace) -> Config:
 def _require_cpu(config: Config, ranks: int, path: str) -> None:
     import torch
 
-    if config.training.backend == "nccl" or (config.training.backend is None and torch.cuda.is_available()):
-        raise RunError(f"ranks on GPUs are started by torchrun: torchrun --nproc-per-node {ranks} -m autopar train {path}")
+    if config.training.backend == "nccl" or (
+        config.training.backend is None and torch.cuda.is_available()
+    ):
+        raise RunError(
+            f"ranks on GPUs are started by torchrun: torchrun --nproc-per-node {ranks} -m autopar "
+            f"train {path}"
+        )

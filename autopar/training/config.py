@@ -1,4 +1,7 @@
-"""The file of `autopar train`: TOML; each key is checked, and an unknown one is refused with the valid names."""
+"""The file of `autopar train`: TOML.
+
+Each key is checked, and an unknown one is refused with the valid names.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..errors import UsageError, unknown
+from autopar.errors import UsageError, unknown
+
 from .elastic import PLANNING
 
 OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb")
@@ -19,15 +23,16 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class _Table(BaseModel):
-    """Only the named keys, and no text in place of a number."""
+    """A table with only the named keys, which takes no text in place of a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ModelTable(_Table):
-    """The model: a Hugging Face configuration, or the user's callable that returns (module, example inputs).
+    """The model: a Hugging Face configuration, or a callable that returns (module, example inputs).
 
-    `weights`: safetensors files that a new training begins with. `dtype`: the type in which the model computes.
+    `weights`: safetensors files that a new training begins with. `dtype`: the type in which the
+    model computes.
     """
 
     config: str | None = None
@@ -44,7 +49,7 @@ class ModelTable(_Table):
 
 
 class DataTable(_Table):
-    """The data: a file of tokens in windows of `sequence`, or the user's callable that returns a dataset.
+    """The data: a file of tokens in windows of `sequence`, or a callable that returns a dataset.
 
     `type`: the number type of a file other than .npy; a text of bytes is uint8.
     """
@@ -67,7 +72,10 @@ class DataTable(_Table):
 
 
 class OptimizerTable(_Table):
-    """The optimizer. Weight decay applies to matrices only; `clip`: the largest norm of all gradients."""
+    """The optimizer. Weight decay applies to matrices only.
+
+    `clip`: the largest norm of all gradients.
+    """
 
     name: Literal["adamw", "sgd", "momentum", "lamb"] = "adamw"
     lr: Annotated[float, Field(gt=0, strict=False)]
@@ -78,7 +86,10 @@ class OptimizerTable(_Table):
 
 
 class ScheduleTable(_Table):
-    """The learning rate over the steps: it rises for `warmup` steps, then falls to `final` times the peak, or stays."""
+    """The learning rate over the steps.
+
+    It rises for `warmup` steps, then falls to `final` times the peak, or stays.
+    """
 
     name: Literal["constant", "linear", "cosine"] = "constant"
     warmup: Annotated[int, Field(ge=0)] = 0
@@ -111,7 +122,10 @@ class Config(_Table):
 
 
 def load_config(path: str | Path) -> Config:
-    """Read the file; paths in it are relative to its folder. Whatever is wrong is a `UsageError` that names the key."""
+    """Read the file; paths in it are relative to its folder.
+
+    Whatever is wrong is a `UsageError` that names the key.
+    """
     path = Path(path)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -120,13 +134,15 @@ def load_config(path: str | Path) -> Config:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: no TOML: {error}") from error
     try:
-        found = Config.model_validate(data)
+        config = Config.model_validate(data)
     except ValidationError as error:
-        raise UsageError("\n  ".join([f"{path}:", *(_words(dict(one)) for one in error.errors()[:10])])) from error
-    for name in found.plan:
+        raise UsageError(
+            "\n  ".join([f"{path}:", *(_words(dict(one)) for one in error.errors()[:10])])
+        ) from error
+    for name in config.plan:
         if name not in PLANNING:
             raise UsageError(f"{path}: plan: " + unknown("key", name, PLANNING))
-    return _absolute(found, path.absolute().parent)
+    return _absolute(config, path.absolute().parent)
 
 
 def _words(error: dict[str, Any]) -> str:
@@ -135,7 +151,9 @@ def _words(error: dict[str, Any]) -> str:
         table: Any = Config
         for part in where[:-1]:
             table = table.model_fields[part].annotation
-        return f"{'.'.join(where[:-1]) or 'the file'}: " + unknown("key", where[-1], table.model_fields)
+        return f"{'.'.join(where[:-1]) or 'the file'}: " + unknown(
+            "key", where[-1], table.model_fields
+        )
     if error["type"] == "missing":
         return f"{'.'.join(where)}: is missing"
     text = re.sub(r"^Value error, ", "", error["msg"])
@@ -150,7 +168,9 @@ def _absolute(config: Config, folder: Path) -> Config:
     def at(text: str | None) -> str | None:
         return None if text is None else str(folder / Path(text).expanduser())
 
-    model = config.model.model_copy(update={"config": at(config.model.config), "weights": at(config.model.weights)})
+    model = config.model.model_copy(
+        update={"config": at(config.model.config), "weights": at(config.model.weights)}
+    )
     data = config.data.model_copy(update={"tokens": at(config.data.tokens)})
     training = config.training.model_copy(update={"folder": at(config.training.folder)})
     return config.model_copy(update={"model": model, "data": data, "training": training})

@@ -1,4 +1,7 @@
-"""`elastic`: a training that is planned, built and resumed for the present ranks, and saved while it runs."""
+"""`elastic`: a training that is planned, built and resumed for the present ranks.
+
+It is saved while it runs.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +11,64 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import PlanError, RunError, UsageError, unknown
+from autopar.errors import PlanError, RunError, UsageError, unknown
+
 from .replanning import Replanned, plan_for
 
 if TYPE_CHECKING:
     import torch
 
-    from autopar.runtime.module import ParallelModule
+    from autopar.model import LoadedModel
+    from autopar.plan import Plan
+    from autopar.runtime.module.parallel_module import ParallelModule
     from autopar.runtime.training.resuming import Resumed
     from autopar.runtime.training.sampling import ResumableSampler
-
-    from ..model import LoadedModel
-    from ..plan import Plan
 
 Kept = TypeVar("Kept")
 LOCAL = "local-cpu"
 PLANNING = (
-    "cluster", "master", "reduce", "search", "memory", "pins", "scheme", "mesh", "stages", "micro_batches", "recompute",
-    "zero", "offload", "schedule", "interleave", "discover", "replicate_unknown",
-)  # fmt: skip
-"""Options of `autopar.plan` that `planning` may hold. Of the model they are arguments of `elastic`."""
+    "cluster",
+    "master",
+    "reduce",
+    "search",
+    "memory",
+    "pins",
+    "scheme",
+    "mesh",
+    "stages",
+    "micro_batches",
+    "recompute",
+    "zero",
+    "offload",
+    "schedule",
+    "interleave",
+    "discover",
+    "replicate_unknown",
+)
+"""Options of `autopar.plan` that `planning` may hold. Of the model they are arguments of `elastic`.
+"""
 
 
 class Training:
-    """A training under way: `module`, `optimizer`, `sampler` and `plan` on the present ranks, after `step` steps."""
+    """A training under way.
+
+    `module`, `optimizer`, `sampler` and `plan` on the present ranks, after `step` steps.
+    """
 
     def __init__(
-        self, folder: Path, module: ParallelModule, optimizer: torch.optim.Optimizer, sampler: ResumableSampler | None, found: Replanned
+        self,
+        folder: Path,
+        module: ParallelModule,
+        optimizer: torch.optim.Optimizer,
+        sampler: ResumableSampler | None,
+        replanned: Replanned,
     ) -> None:
-        self.folder, self.module, self.optimizer, self.sampler = folder, module, optimizer, sampler
-        self.plan: Plan = found.plan
-        self.replanned = found
+        self.folder = folder
+        self.module = module
+        self.optimizer = optimizer
+        self.sampler = sampler
+        self.plan: Plan = replanned.plan
+        self.replanned = replanned
         self.step = 0
         self.resumed: Resumed | None = None
         self._tracked: dict[str, Any] = {}
@@ -48,7 +78,9 @@ class Training:
         self._wait: float | None = None
 
     def track(self, name: str, kept: Kept) -> Kept:
-        """Save the state of an object with a plain `state_dict` (a scheduler, a gradient scaler), and restore it now.
+        """Save the state of an object with a plain `state_dict` from now on, and restore it now.
+
+        Such objects are schedulers and gradient scalers.
 
         A scheduler sets the learning rate when it is made; the optimizer keeps the resumed one.
         """
@@ -61,7 +93,10 @@ class Training:
             for group, saved in zip(self.optimizer.param_groups, self._groups, strict=True):
                 group.update(saved)
         elif extra:
-            raise PlanError(f"the checkpoint {self.resumed and self.resumed.path}: " + unknown("tracked state", name, extra))
+            raise PlanError(
+                f"the checkpoint {self.resumed and self.resumed.path}: "
+                + unknown("tracked state", name, extra)
+            )
         return kept
 
     def steps(
@@ -74,18 +109,23 @@ class Training:
         wait: float | None = 60.0,
         grace: float = 25.0,
     ) -> Iterator[Any]:
-        """The remaining steps of `count`: their numbers, or with a `loader` over `sampler` pairs of number and batch.
+        """The remaining steps of `count`.
 
-        A checkpoint is saved after every `save_every` steps, after the last one and at SIGTERM; `keep` and `wait` are
-        as for `autopar.save`.
+        Yields their numbers, or with a `loader` over `sampler` pairs of number and batch.
+
+        A checkpoint is saved after every `save_every` steps, after the last one and at SIGTERM;
+        `keep` and `wait` are as for `autopar.save`.
         """
         from autopar.runtime.training.stopping import steps
 
         if save_every is not None and save_every < 1:
             raise UsageError(f"save_every is {save_every}; it is at least 1")
         if loader is not None and self.sampler is None:
-            raise UsageError("a loader needs the sampler of this training: give elastic(..., data=dataset)")
-        self._keep, self._wait = keep, wait
+            raise UsageError(
+                "a loader needs the sampler of this training: give elastic(..., data=dataset)"
+            )
+        self._keep = keep
+        self._wait = wait
         batches = None
         if loader is not None and self.sampler is not None:
             batches = self.sampler.counted(loader, endless=True)
@@ -101,8 +141,15 @@ class Training:
 
         extra = {name: kept.state_dict() for name, kept in self._tracked.items()}
         save(
-            self.module, self.optimizer, self.folder, step=self.step, sampler=self.sampler, extra=extra, keep=self._keep, wait=self._wait
-        )  # fmt: skip
+            self.module,
+            self.optimizer,
+            self.folder,
+            step=self.step,
+            sampler=self.sampler,
+            extra=extra,
+            keep=self._keep,
+            wait=self._wait,
+        )
         self._saved = self.step
 
     def _stopped(self, done: int) -> None:
@@ -116,7 +163,10 @@ class Training:
         self.resumed = resume(self.module, self.optimizer, self.folder, sampler=self.sampler)
         if self.resumed is not None:
             self.step = self.resumed.step
-            self._groups = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
+            self._groups = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in self.optimizer.param_groups
+            ]
 
 
 def elastic(
@@ -137,16 +187,18 @@ def elastic(
     trust: bool = False,
     **planning: Any,
 ) -> Training:
-    """A training of `model` on the present ranks, resumed from the latest checkpoint in `folder`, if there is one.
+    """A training of `model` on the present ranks, resumed if `folder` has a checkpoint.
 
-    Every rank calls this, whether started by `torchrun` (with `--max-restarts`, on any number of machines) or alone. A
-    plan for this number of ranks in `folder` is used again. Otherwise rank 0 searches one, keeping strategies of a plan
-    for another number. Ranks that keep failing by themselves are left out (`autopar.runtime.launch.lives`).
+    Every rank calls this, whether started by `torchrun` (with `--max-restarts`, on any number of
+    machines) or alone. A plan for this number of ranks in `folder` is used again. Otherwise rank 0
+    searches one, keeping strategies of a plan for another number. Ranks that keep failing by
+    themselves are left out (`autopar.runtime.launch.failing_ranks`).
 
-    `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`: checkpoints and
-    plans, visible to all ranks. `optimizer`: makes the module's optimizer; `optimizer_name`: the optimizer that is
-    planned for. `data`: the dataset, or its length, for `Training.sampler`, which draws by `seed`, or in order without
-    `shuffle`. `weights`: the weights that a new training begins with. `planning`: other options of `autopar.plan`.
+    `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`:
+    checkpoints and plans, visible to all ranks. `optimizer`: makes the module's optimizer;
+    `optimizer_name`: the optimizer that is planned for. `data`: the dataset, or its length, for
+    `Training.sampler`, which draws by `seed`, or in order without `shuffle`. `weights`: the weights
+    that a new training begins with. `planning`: other options of `autopar.plan`.
     """
     place = _folder(folder, planning)
     import torch
@@ -159,13 +211,15 @@ def elastic(
     planning["optimizer"] = optimizer_name
     _join(place, backend)
     loaded = _load(model, example_inputs, batch=batch, dtype=dtype, loss=loss, trust=trust)
-    found = _planned_together(loaded, place, planning)
-    from ..api import parallelize
+    replanned = _planned_together(loaded, place, planning)
+    from autopar.api import parallelize
 
-    module = parallelize(loaded, found.plan, loss=loss, backend=backend, weights=weights)
-    own = sampler(data, module, batch=batch, seed=seed, shuffle=shuffle) if data is not None else None
+    module = parallelize(loaded, replanned.plan, loss=loss, backend=backend, weights=weights)
+    own = (
+        sampler(data, module, batch=batch, seed=seed, shuffle=shuffle) if data is not None else None
+    )
     torch.manual_seed(seed)
-    training = Training(place, module, optimizer(module), own, found)
+    training = Training(place, module, optimizer(module), own, replanned)
     training._resume()
     _say(training)
     return training
@@ -182,7 +236,10 @@ def _folder(folder: str | Path, planning: dict[str, Any]) -> Path:
 
 
 def _join(folder: Path, backend: str) -> None:
-    """Be one of the ranks that a launcher has started, unless this process is one already, or alone."""
+    """Be one of the ranks that a launcher has started.
+
+    A process that is one already, or that runs alone, stays as it is.
+    """
     import torch.distributed as dist
 
     from autopar.runtime.launch import Lives, init_alone, init_from_environment
@@ -201,8 +258,8 @@ def _join(folder: Path, backend: str) -> None:
 
 
 def _load(model: Any, example_inputs: Any, **options: Any) -> LoadedModel:
-    from ..configured import load_any
-    from ..frontends.load import ModelOptions
+    from autopar.configured import load_any
+    from autopar.frontends.load import ModelOptions
 
     return load_any(model, ModelOptions(train=True, **options), example_inputs)
 
@@ -211,7 +268,7 @@ def _planned_together(loaded: LoadedModel, folder: Path, planning: dict[str, Any
     """The plan that rank 0 finds, on every rank; where it finds none, every rank says why."""
     import torch.distributed as dist
 
-    from ..plan import Plan
+    from autopar.plan import Plan
 
     devices = dist.get_world_size()
     if devices == 1:
@@ -220,10 +277,11 @@ def _planned_together(loaded: LoadedModel, folder: Path, planning: dict[str, Any
     failure: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            found = plan_for(loaded, devices, folder, planning)
-            told = ["", (found.plan.to_json(), found.origin, found.seconds)]
+            replanned = plan_for(loaded, devices, folder, planning)
+            told = ["", (replanned.plan.to_json(), replanned.origin, replanned.seconds)]
         except Exception as error:
-            told, failure = [str(error) or type(error).__name__, None], error
+            told = [str(error) or type(error).__name__, None]
+            failure = error
     dist.broadcast_object_list(told, src=0)
     if failure is not None:
         raise failure
@@ -238,8 +296,8 @@ def _say(training: Training) -> None:
 
     if dist.get_rank() != 0:
         return
-    found = training.replanned
+    replanned = training.replanned
     began = f"goes on after {training.step} steps" if training.resumed is not None else "begins"
     ranks = "1 rank" if dist.get_world_size() == 1 else f"{dist.get_world_size()} ranks"
-    plan = f"the plan for {found.plan.mesh_} was {found.origin} ({found.seconds:.2f} s)"
+    plan = f"the plan for {replanned.plan.mesh_} was {replanned.origin} ({replanned.seconds:.2f} s)"
     print(f"autopar: the training {began} on {ranks}; {plan}", file=sys.stderr, flush=True)

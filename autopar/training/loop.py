@@ -1,4 +1,7 @@
-"""The work of each rank of `autopar train`: model, data, optimizer and schedule from the file, and the steps."""
+"""The work of each rank of `autopar train`.
+
+It makes model, data, optimizer and schedule from the file, and the steps.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import ModelError, UsageError
+from autopar.errors import ModelError, UsageError
+
 from .config import Config, ModelTable, OptimizerTable, ScheduleTable
 from .elastic import Training, elastic
-from .metrics import Metrics, Predicted, memory_warning
+from .metrics import Metrics, Predicted, Reported, memory_warning
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from autopar.runtime.module import ParallelModule
+    from autopar.runtime.module.parallel_module import ParallelModule
 
 
 def train(config: Config) -> int:
-    """Train up to the last step; the number of steps that this life has made. Every rank calls this."""
+    """Train up to the last step; the number of steps that this life has made.
+
+    Every rank calls this.
+    """
     import torch
     import torch.distributed as dist
     from torch.utils.data import DataLoader
@@ -35,14 +42,31 @@ def train(config: Config) -> int:
     data = _dataset(config, module)
     before = _resident()
     run = elastic(
-        module, example, table.folder, optimizer=partial(_optimizer, config.optimizer), data=data, seed=table.seed,
-        shuffle=config.data.shuffle, batch=config.data.batch, dtype=config.model.dtype, backend=table.backend,
-        weights=config.model.weights, **{**config.plan, "optimizer_name": config.optimizer.name},
-    )  # fmt: skip
+        module,
+        example,
+        table.folder,
+        optimizer=partial(_optimizer, config.optimizer),
+        data=data,
+        seed=table.seed,
+        shuffle=config.data.shuffle,
+        batch=config.data.batch,
+        dtype=config.model.dtype,
+        backend=table.backend,
+        weights=config.model.weights,
+        **{**config.plan, "optimizer_name": config.optimizer.name},
+    )
     if table.compile:
         run.module.compile()
-    schedule = run.track("schedule", torch.optim.lr_scheduler.LambdaLR(run.optimizer, partial(rate, config.schedule, table.steps)))
-    loader: Any = DataLoader(cast(Any, data), batch_sampler=run.sampler, num_workers=config.data.workers)
+    schedule = run.track(
+        "schedule",
+        torch.optim.lr_scheduler.LambdaLR(
+            run.optimizer, partial(rate, config.schedule, table.steps)
+        ),
+    )
+    loader: Any = DataLoader(
+        cast(Any, data), batch_sampler=run.sampler, num_workers=config.data.workers
+    )
+    # One rank speaks for all.
     metrics = _metrics(config, run, speaks=not dist.is_initialized() or dist.get_rank() == 0)
     first = run.step
     for step, batch in run.steps(table.steps, loader, save_every=table.save_every, keep=table.keep):
@@ -94,26 +118,31 @@ def named_callable(text: str, key: str) -> Callable[[], Any]:
     """The function that `package.module:function` names."""
     module, _, name = text.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        function = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise UsageError(f"{key}: {text!r}: {module} cannot be imported: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise UsageError(f"{key}: {module} has no function {name!r}")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def _model(config: Config) -> tuple[torch.nn.Module, Any]:
-    """The module and example inputs; weights are drawn by the seed, or on the meta device if files hold them."""
+    """The module and example inputs.
+
+    Weights are drawn by the seed, or on the meta device if files hold them.
+    """
     import torch
 
-    from ..api import parameters_on_meta
+    from autopar.api import parameters_on_meta
 
     table = config.model
     if table.callable is not None:
         module, example = named_callable(table.callable, "model.callable")()
         return _frozen(module, table), example
     if config.data.sequence is None:
-        raise UsageError("data.sequence: is missing: how many tokens a sample of the configured model has")
+        raise UsageError(
+            "data.sequence: is missing: how many tokens a sample of the configured model has"
+        )
     make = partial(_from_configuration, str(table.config))
     if table.weights is None:
         module = make()
@@ -129,14 +158,18 @@ def _from_configuration(path: str) -> torch.nn.Module:
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
-        raise UsageError("model.config needs transformers, which is not installed: pip install transformers") from error
+        raise UsageError(
+            "model.config needs transformers, which is not installed: pip install transformers"
+        ) from error
     if not Path(path).exists():
         raise UsageError(f"model.config: {path} does not exist")
     try:
-        found = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-        found.use_cache = False
+        configuration = AutoConfig.from_pretrained(
+            path, trust_remote_code=False, local_files_only=True
+        )
+        configuration.use_cache = False
         causal: Any = AutoModelForCausalLM
-        module: torch.nn.Module = causal.from_config(found, trust_remote_code=False)
+        module: torch.nn.Module = causal.from_config(configuration, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"model.config: {path}: no causal language model: {error}") from error
     return module.train()
@@ -147,7 +180,9 @@ def _frozen(module: torch.nn.Module, table: ModelTable) -> torch.nn.Module:
     import fnmatch
 
     for pattern in table.frozen:
-        named = [value for name, value in module.named_parameters() if fnmatch.fnmatchcase(name, pattern)]
+        named = [
+            value for name, value in module.named_parameters() if fnmatch.fnmatchcase(name, pattern)
+        ]
         if not named:
             raise UsageError(f"model.frozen: no parameter is named {pattern!r}")
         for value in named:
@@ -160,10 +195,13 @@ def _dataset(config: Config, module: torch.nn.Module) -> Sized:
 
     table = config.data
     if table.callable is not None:
-        found = named_callable(table.callable, "data.callable")()
-        if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
-            raise UsageError(f"data.callable: {table.callable} returned a {type(found).__name__}, which is no dataset with a length")
-        return found  # type: ignore[no-any-return]
+        dataset = named_callable(table.callable, "data.callable")()
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise UsageError(
+                f"data.callable: {table.callable} returned a {type(dataset).__name__}, which is no "
+                "dataset with a length"
+            )
+        return dataset  # type: ignore[no-any-return]
     assert table.tokens is not None and table.sequence is not None
     limit = getattr(getattr(module, "config", None), "vocab_size", None)
     return tokens(table.tokens, table.sequence, type=table.type, limit=limit)
@@ -176,7 +214,8 @@ def _optimizer(table: OptimizerTable, module: ParallelModule) -> torch.optim.Opt
     import autopar
 
     own = [value for value in module.parameters() if value.requires_grad]
-    # Every rank has both groups, even if a stage has no parameters for one: a checkpoint compares their number.
+    # Every rank has both groups, even if a stage has no parameters for one: a checkpoint compares
+    # their number.
     groups = [
         {"params": [value for value in own if value.dim() > 1], "weight_decay": table.weight_decay},
         {"params": [value for value in own if value.dim() <= 1], "weight_decay": 0.0},
@@ -215,20 +254,31 @@ def rate(table: ScheduleTable, steps: int, step: int) -> float:
 def _metrics(config: Config, run: Training, *, speaks: bool) -> Metrics:
     figures = run.plan.predicted
     predicted = Predicted(seconds=figures.step, memory=figures.memory, parts=figures.memory_parts)
-    tokens = config.data.batch * config.data.sequence if config.data.sequence is not None else None
-    return Metrics(
-        Path(config.training.folder), run.step, config.training.steps, every=config.training.log_every, tokens=tokens,
-        predicted=predicted, speaks=speaks,
-    )  # fmt: skip
+    tokens = None
+    if config.data.sequence is not None:
+        tokens = config.data.batch * config.data.sequence
+    reported = Reported(
+        folder=Path(config.training.folder),
+        done=run.step,
+        count=config.training.steps,
+        every=config.training.log_every,
+        tokens=tokens,
+    )
+    return Metrics(reported, predicted, speaks=speaks)
 
 
 def _resident() -> int:
     """The most bytes of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def _memory(module: ParallelModule, before: int) -> float:
-    """The device's peak in bytes: allocated on a GPU; on a CPU the growth of the process since the model was read."""
+    """The device's peak in bytes: allocated on a GPU.
+
+    On a CPU it is the growth of the process since the model was read.
+    """
     import torch
 
     if module.engine.device.type == "cuda":
@@ -237,15 +287,22 @@ def _memory(module: ParallelModule, before: int) -> float:
 
 
 def _warn_of_memory(run: Training) -> None:
-    """After the first step, warn of more memory than predicted; a CPU's figure is too rough for that."""
+    """After the first step, warn of more memory than predicted.
+
+    A CPU's figure is too rough for that.
+    """
     import torch
 
     if run.module.engine.device.type != "cuda":
         return
     stage = run.module.engine.world.stage
     figures = run.plan.predicted
-    memory = run.plan.stages[stage].memory if run.plan.stages and stage is not None else figures.memory
+    memory = (
+        run.plan.stages[stage].memory if run.plan.stages and stage is not None else figures.memory
+    )
     predicted = Predicted(seconds=figures.step, memory=memory, parts=figures.memory_parts)
-    where = f"rank {run.module.engine.world.rank}" + (f" (stage {stage})" if run.plan.stages else "")
+    where = f"rank {run.module.engine.world.rank}" + (
+        f" (stage {stage})" if run.plan.stages else ""
+    )
     if said := memory_warning(float(torch.cuda.max_memory_allocated()), predicted, where):
         print(f"autopar: {said}", file=sys.stderr, flush=True)

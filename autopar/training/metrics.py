@@ -1,4 +1,7 @@
-"""Reports of a running training: a line every few steps, JSON lines, and TensorBoard's files if it is installed."""
+"""Reports of a running training.
+
+They are a line every few steps, JSON lines, and TensorBoard's files if it is installed.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..outputs import write_whole
-from ..report.units import bytes_text, seconds_text
+from autopar.outputs import write_whole
+from autopar.units import bytes_text, seconds_text
 
 METRICS = "metrics.jsonl"
 MEMORY_SHARE = 0.1
@@ -28,19 +31,39 @@ class Predicted:
     parts: Mapping[str, float]
 
 
-class Metrics:
-    """The figures of one process; only one that `speaks` writes. `first`: steps done before; `tokens`: of a step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """The steps of a training that are reported, and where to.
 
-    def __init__(self, folder: Path, first: int, count: int, *, every: int, tokens: int | None, predicted: Predicted, speaks: bool) -> None:
-        self.folder, self.first, self.count, self.every, self.tokens = folder, first + 1, count, every, tokens
-        self.predicted, self.speaks = predicted, speaks
+    `done`: steps before this life. `count`: the number of the last step. `every`: steps between two
+    reports. `tokens`: of a step.
+    """
+
+    folder: Path
+    done: int
+    count: int
+    every: int
+    tokens: int | None
+
+
+class Metrics:
+    """The figures of one process; only one that `speaks` writes."""
+
+    def __init__(self, reported: Reported, predicted: Predicted, *, speaks: bool) -> None:
+        self.folder = reported.folder
+        self.first = reported.done + 1
+        self.count = reported.count
+        self.every = reported.every
+        self.tokens = reported.tokens
+        self.predicted = predicted
+        self.speaks = speaks
         self._began = time.perf_counter()
         self._seconds: list[float] = []
         self._board: Any = None
         if speaks:
-            folder.mkdir(parents=True, exist_ok=True)
-            forget_from(folder / METRICS, first)
-            self._board = _tensorboard(folder, first)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            forget_from(self.folder / METRICS, reported.done)
+            self._board = _tensorboard(self.folder, reported.done)
 
     def begin(self) -> None:
         """A step begins."""
@@ -82,14 +105,23 @@ class Metrics:
         parts = [f"step {step}/{self.count}", f"loss {told['loss']:.4f}", f"lr {told['lr']:.3g}"]
         if "tokens_per_second" in told:
             parts.append(f"{told['tokens_per_second']:,.0f} tokens/s")
-        parts.append(f"{seconds_text(told['seconds'])} a step (predicted {seconds_text(told['predicted_seconds'])})")
+        parts.append(
+            f"{seconds_text(told['seconds'])} a step (predicted "
+            f"{seconds_text(told['predicted_seconds'])})"
+        )
         if "memory" in told:
-            parts.append(f"memory {bytes_text(told['memory'])} (predicted {bytes_text(told['predicted_memory'])})")
+            parts.append(
+                f"memory {bytes_text(told['memory'])} (predicted "
+                f"{bytes_text(told['predicted_memory'])})"
+            )
         return "  ".join(parts)
 
 
 def forget_from(path: Path, step: int) -> None:
-    """Leave the lines of the steps up to `step`, so that each step is told once however often it was made."""
+    """Keep only the lines of steps up to `step`.
+
+    A step that is made again is then told once.
+    """
     if not path.exists():
         return
     kept = []
@@ -113,11 +145,20 @@ def _tensorboard(folder: Path, first: int) -> Any:
 def memory_warning(memory: float, predicted: Predicted, where: str) -> str | None:
     """The warning about a peak far above the predicted one; None if it is not.
 
-    >>> memory_warning(1.2e9, Predicted(seconds=1.0, memory=1e9, parts={"activations": 8e8, "parameters": 2e8}), "rank 0")
-    'rank 0 fills 1.12 GiB, 20% more than the predicted 954 MiB; the largest part of these are activations (763 MiB)'
+    >>> parts = {"activations": 8e8, "parameters": 2e8}
+    >>> predicted = Predicted(seconds=1.0, memory=1e9, parts=parts)
+    >>> print(memory_warning(1.2e9, predicted, "rank 0"))  # doctest: +NORMALIZE_WHITESPACE
+    rank 0 fills 1.12 GiB, 20% more than the predicted 954 MiB; the largest part of these are
+    activations (763 MiB)
     """
     if memory <= (1 + MEMORY_SHARE) * predicted.memory:
         return None
     name, largest = max(predicted.parts.items(), key=lambda part: part[1])
-    more = f"{memory / predicted.memory - 1:.0%} more than the predicted {bytes_text(predicted.memory)}"
-    return f"{where} fills {bytes_text(memory)}, {more}; the largest part of these are {name} ({bytes_text(largest)})"
+    more = (
+        f"{memory / predicted.memory - 1:.0%} more than the predicted "
+        f"{bytes_text(predicted.memory)}"
+    )
+    return (
+        f"{where} fills {bytes_text(memory)}, {more}; the largest part of these are {name} "
+        f"({bytes_text(largest)})"
+    )

@@ -1,4 +1,7 @@
-"""Converted Python run on ranks and compared with one device: the largest difference of a loss and of gradients."""
+"""Converted Python run on ranks and compared with one device.
+
+The largest difference of a loss and of gradients.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,23 @@ from autopar.runtime.launch import run_ranks
 
 from .models import build
 
-RANKS, MICRO_BATCHES = 4, 2
+RANKS = 4
+MICRO_BATCHES = 2
 FUNCTIONS = {"dtensor": "parallelize", "fsdp2": "shard", "pipelining": "pipelined"}
 
 
 def difference(name: str, target: str, text: str, data: int) -> float:
-    """The largest difference of a model converted to a target, over ranks with `data` shares of the batch."""
-    return max(run_ranks(_stages if target == "pipelining" else _whole, RANKS, name, text, FUNCTIONS[target], data))
+    """The largest difference of a converted model, over ranks with `data` shares of the batch."""
+    return max(
+        run_ranks(
+            _stages if target == "pipelining" else _whole,
+            RANKS,
+            name,
+            text,
+            FUNCTIONS[target],
+            data,
+        )
+    )
 
 
 def _whole(name: str, text: str, function: str, data: int) -> float:
@@ -32,8 +45,15 @@ def _whole(name: str, text: str, function: str, data: int) -> float:
     worst = float((_full(outputs) - whole(*mine)).detach().abs().max())
     outputs.float().square().mean().backward()
     _loss(whole, inputs, data).backward()
-    found = dict(module.named_parameters(remove_duplicate=False))
-    return max(worst, *(_gap(found[path].grad, value.grad) for path, value in whole.named_parameters() if value.grad is not None))
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    return max(
+        worst,
+        *(
+            _gap(parameters[path].grad, value.grad)
+            for path, value in whole.named_parameters()
+            if value.grad is not None
+        ),
+    )
 
 
 def _stages(name: str, text: str, function: str, data: int) -> float:
@@ -45,12 +65,21 @@ def _stages(name: str, text: str, function: str, data: int) -> float:
     last = rank // data == scope["STAGES"] - 1
     mine = [value.chunk(data)[rank % data] for value in inputs]
     example = tuple(value.chunk(MICRO_BATCHES)[0] for value in mine)
-    schedule, parts = scope[function](copy.deepcopy(whole), example, lambda output, target: output.float().square().mean())
+    schedule, parts = scope[function](
+        copy.deepcopy(whole), example, lambda output, target: output.float().square().mean()
+    )
     schedule.step(*(mine if rank < data else ()), **({"target": mine[0]} if last else {}))
     _loss(whole, inputs, data * MICRO_BATCHES).backward()
     wanted = {path: value.grad for path, value in whole.named_parameters(remove_duplicate=False)}
-    found = [(path.removeprefix("module."), value.grad) for part in parts for path, value in part.named_parameters()]
-    return max((_gap(gradient, wanted[path]) for path, gradient in found if wanted[path] is not None), default=0.0)
+    gradients = [
+        (path.removeprefix("module."), value.grad)
+        for part in parts
+        for path, value in part.named_parameters()
+    ]
+    return max(
+        (_gap(gradient, wanted[path]) for path, gradient in gradients if wanted[path] is not None),
+        default=0.0,
+    )
 
 
 def _loss(whole: torch.nn.Module, inputs: tuple[Tensor, ...], parts: int) -> Tensor:
@@ -59,11 +88,11 @@ def _loss(whole: torch.nn.Module, inputs: tuple[Tensor, ...], parts: int) -> Ten
     return torch.stack([whole(*chunk).float().square().mean() for chunk in chunks]).mean()
 
 
-def _gap(found: Tensor | None, wanted: Tensor | None) -> float:
+def _gap(gradient: Tensor | None, wanted: Tensor | None) -> float:
     """The largest difference, relative to the largest element if that is above 1."""
-    if found is None or wanted is None:
+    if gradient is None or wanted is None:
         return float("inf")
-    return float((_full(found) - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+    return float((_full(gradient) - wanted).abs().max() / wanted.abs().max().clamp(min=1))
 
 
 def _full(value: Any) -> Tensor:

@@ -1,8 +1,10 @@
-"""A training in a process of its own, which forks the ranks, disturbed at a random moment; its losses must not change.
+"""A training in a process of its own, which forks the ranks, disturbed at a random moment.
 
-Expected after every fault: all ranks end, with one message that names the cause; the next life continues from the
-latest whole checkpoint, or from the one that the refusal names; in the end each step's loss and samples are those of an
-undisturbed run, bit for bit.
+Its losses must not change.
+
+Expected after every fault: all ranks end, with one message that names the cause; the next life
+continues from the latest whole checkpoint, or from the one that the refusal names; in the end each
+step's loss and samples are those of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.errors import AutoparError
-from autopar.runtime.launch import forked, run_ranks
+from autopar.runtime.launch import forked_ranks, run_ranks
 from autopar.runtime.training.manifest import UNFINISHED, latest_in
 
 from .trainings import Life, curve, live, plan_of
@@ -34,7 +36,10 @@ STEPS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One disturbed training: fault, plan, error found (empty: none) and the seconds until the ranks ended."""
+    """One disturbed training.
+
+    Fault, plan, error found (empty: none) and the seconds until the ranks ended.
+    """
 
     fault: str
     scheme: str
@@ -46,8 +51,10 @@ class Row:
 class Process:
     """A life in a process of its own, whose ranks are its children; `said`: its last words."""
 
-    def __init__(self, life: Life, *, silence: float = forked.SILENCE) -> None:
-        self.life, self.folder, self.silence = life, Path(life.folder), silence
+    def __init__(self, life: Life, *, silence: float = forked_ranks.SILENCE) -> None:
+        self.life = life
+        self.folder = Path(life.folder)
+        self.silence = silence
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in (*self.folder.glob("pid*"), *self.folder.glob("said")):
             path.unlink()
@@ -59,8 +66,9 @@ class Process:
             self._run()
 
     def _run(self) -> None:
-        code, said = 1, ""
-        forked.SILENCE = self.silence
+        code = 1
+        said = ""
+        forked_ranks.SILENCE = self.silence
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 2)
         try:
@@ -93,7 +101,9 @@ class Process:
     @property
     def pids(self) -> list[int]:
         """The ranks that have begun."""
-        return [int(path.read_text(encoding="utf-8") or 0) for path in sorted(self.folder.glob("pid*"))]
+        return [
+            int(path.read_text(encoding="utf-8") or 0) for path in sorted(self.folder.glob("pid*"))
+        ]
 
     def _lines(self) -> int:
         path = self.folder / "log"
@@ -124,7 +134,10 @@ class Process:
 def alive(pid: int) -> bool:
     """Whether a process runs."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+            != "Z"
+        )
     except OSError:
         return False
 
@@ -138,7 +151,9 @@ def ended(pids: list[int], seconds: float = 5.0) -> bool:
 
 
 @functools.cache
-def undisturbed(model: str, scheme: str, ranks: int, steps: int) -> dict[int, tuple[float, list[int]]]:
+def undisturbed(
+    model: str, scheme: str, ranks: int, steps: int
+) -> dict[int, tuple[float, list[int]]]:
     """The losses and samples of a run that nothing happens to."""
     with tempfile.TemporaryDirectory() as folder:
         process = Process(Life(model=model, scheme=scheme, ranks=ranks, folder=folder, steps=steps))
@@ -152,7 +167,8 @@ class Disturbed:
 
     def __init__(self, scheme: str, ranks: int, folder: Path, chance: random.Random) -> None:
         self.life = Life(model="dense", scheme=scheme, ranks=ranks, folder=str(folder), steps=STEPS)
-        self.folder, self.chance = folder, chance
+        self.folder = folder
+        self.chance = chance
         self.seconds = 0.0
 
     def signalled(self, number: signal.Signals, after: int, *, launcher: bool = False) -> str:
@@ -160,11 +176,14 @@ class Disturbed:
 
         The signal goes to a random rank, or to the process that forked the ranks (`launcher`).
         """
-        process = Process(self.life, silence=SILENCE if number == signal.SIGSTOP else forked.SILENCE)
+        process = Process(
+            self.life, silence=SILENCE if number == signal.SIGSTOP else forked_ranks.SILENCE
+        )
         if not process.reached(after):
             return f"step {after} was not reached: {process.said}"
         time.sleep(self.chance.random() * 0.1)
-        pids, began = process.pids, time.monotonic()
+        pids = process.pids
+        began = time.monotonic()
         rank = self.chance.randrange(len(pids))
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid if launcher else pids[rank], number)
@@ -177,17 +196,22 @@ class Disturbed:
         if code == 0:  # it came when everything was done
             return ""
         named = re.search(rf"ranks? [\d, ]*\b{rank}\b.* in step \d+", process.said)
-        return "" if launcher or named else f"the message does not name rank {rank} and its step: {process.said[:200]}"
+        if launcher or named:
+            return ""
+        return f"the message does not name rank {rank} and its step: {process.said[:200]}"
 
     def finished(self, name: str | None = None) -> str:
         """Run the last life to the end; the error in it, or in its files."""
         process = Process(replace(self.life, name=name))
         if (code := process.wait()) != 0:
             return f"the last life ended in {code}: {process.said}"
-        wanted, found = undisturbed(self.life.model, self.life.scheme, self.life.ranks, STEPS), curve(self.folder)
-        if differing := [step for step in wanted if found.get(step) != wanted[step]]:
+        wanted = undisturbed(self.life.model, self.life.scheme, self.life.ranks, STEPS)
+        losses = curve(self.folder)
+        if differing := [step for step in wanted if losses.get(step) != wanted[step]]:
             return f"steps {differing} are not those of the undisturbed run"
-        left = [path.name for path in (self.folder / "saved").iterdir() if path.name.startswith(".")]
+        left = [
+            path.name for path in (self.folder / "saved").iterdir() if path.name.startswith(".")
+        ]
         return f"left behind: {left}" if left else ""
 
 
@@ -203,12 +227,18 @@ def stop(run: Disturbed) -> str:
 
 def launcher(run: Disturbed) -> str:
     """The process that forked the ranks is killed."""
-    return run.signalled(signal.SIGKILL, run.chance.randrange(-1, STEPS - 2), launcher=True) or run.finished()
+    return (
+        run.signalled(signal.SIGKILL, run.chance.randrange(-1, STEPS - 2), launcher=True)
+        or run.finished()
+    )
 
 
 def terminate(run: Disturbed) -> str:
     """The process that forked the ranks is asked to end."""
-    return run.signalled(signal.SIGTERM, run.chance.randrange(0, STEPS - 3), launcher=True) or run.finished()
+    return (
+        run.signalled(signal.SIGTERM, run.chance.randrange(0, STEPS - 3), launcher=True)
+        or run.finished()
+    )
 
 
 def twice(run: Disturbed) -> str:
@@ -220,7 +250,8 @@ def twice(run: Disturbed) -> str:
 def full_disk(run: Disturbed) -> str:
     """The disk of rank 0 is full when a checkpoint is saved."""
     process = Process(replace(run.life, full_at=2 * run.life.save_every))
-    code, pids = process.wait(), process.pids
+    code = process.wait()
+    pids = process.pids
     if code == 0 or "cannot be saved" not in process.said or not ended(pids):
         return f"a full disk ended in {code}: {process.said[:200]}"
     left = list((run.folder / "saved").glob(UNFINISHED + "*"))
@@ -236,7 +267,9 @@ def damage(run: Disturbed) -> str:
     path = run.chance.choice(sorted((run.folder / "saved" / latest).glob("*.safetensors")))
     data = bytearray(path.read_bytes())
     data[-1 - run.chance.randrange(min(len(data), 400))] ^= 1
-    run.chance.choice((path.unlink, lambda: path.write_bytes(data), lambda: path.write_bytes(data[:-9])))()
+    run.chance.choice(
+        (path.unlink, lambda: path.write_bytes(data), lambda: path.write_bytes(data[:-9]))
+    )()
     process = Process(run.life)
     code = process.wait()
     before = re.search(r"damaged.*name='(step-[\d.]+)' is the one before", process.said)

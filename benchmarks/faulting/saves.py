@@ -21,8 +21,8 @@ from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
+from autopar.runtime.training.checkpoint_storage import SafeReader
 from autopar.runtime.training.manifest import find_checkpoint, read_manifest
-from autopar.runtime.training.storage import SafeReader
 from benchmarks.running.gpt2 import Shape, batch, model
 
 from .disturbing import Process, ended
@@ -36,7 +36,10 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kills:
-    """Kills while a checkpoint was saved after every step, those inside a save, and the error found (empty: none)."""
+    """Kills while a checkpoint was saved after every step.
+
+    Those inside a save are counted apart; `error` is empty where none came up.
+    """
 
     kills: int
     inside: int
@@ -44,15 +47,26 @@ class Kills:
 
 
 def killed_saves(wanted: int, seed: int = 0) -> Kills:
-    """One training, killed until `wanted` kills came inside a save; each life continues from the one before."""
-    chance, inside, step = random.Random(seed), 0, 0
+    """One training, killed until `wanted` kills came inside a save.
+
+    Each life continues from the one before.
+    """
+    chance = random.Random(seed)
+    inside = 0
+    step = 0
     with tempfile.TemporaryDirectory() as place:
         saved = Path(place) / "saved"
-        life = Life(model="dense", scheme="zero3", ranks=2, folder=place, steps=ENDLESS, save_every=1)
+        life = Life(
+            model="dense", scheme="zero3", ranks=2, folder=place, steps=ENDLESS, save_every=1
+        )
         for number in range(TRIES * wanted):
-            process = Process(replace(life, wait=None if number % 2 else 60.0))  # at once, and beside the steps
+            process = Process(
+                replace(life, wait=None if number % 2 else 60.0)
+            )  # at once, and beside the steps
             if not process.made(chance.randrange(1, 4)):
-                return Kills(kills=number, inside=inside, wrong=f"no step was made: {process.said[:300]}")
+                return Kills(
+                    kills=number, inside=inside, wrong=f"no step was made: {process.said[:300]}"
+                )
             time.sleep(chance.random() * WITHIN)
             pids = process.pids
             for pid in pids:
@@ -61,9 +75,14 @@ def killed_saves(wanted: int, seed: int = 0) -> Kills:
             if not ended(pids):
                 return Kills(kills=number, inside=inside, wrong="ranks were left behind")
             inside += bool(list(saved.glob(".saving-*")))
-            before, step, wrong = step, *_latest(saved)
+            before = step
+            step, wrong = _latest(saved)
             if wrong or step < before:
-                return Kills(kills=number, inside=inside, wrong=wrong or f"the latest is of step {step}, and was of step {before}")
+                return Kills(
+                    kills=number,
+                    inside=inside,
+                    wrong=wrong or f"the latest is of step {step}, and was of step {before}",
+                )
             if inside == wanted:
                 break
     return Kills(kills=number + 1, inside=inside, wrong="")
@@ -86,8 +105,9 @@ def _latest(folder: Path) -> tuple[int, str]:
 class Cost:
     """The cost of a save for the steps during it.
 
-    `ratio`: to the same number of steps without a save, the median of pairs. `computed`: the same for the computing
-    seconds of the training thread, which other programs hardly change. `megabytes`: of the save.
+    `ratio`: to the same number of steps without a save, the median of pairs. `computed`: the same
+    for the computing seconds of the training thread, which other programs hardly change.
+    `megabytes`: of the save.
     """
 
     ranks: int
@@ -102,37 +122,48 @@ class Cost:
 
 
 def cost_of(shape: Shape, ranks: int, pairs: int) -> Cost:
-    """The cost of an asynchronous save: for the steps until it is through, and of the copy before them."""
-    found = load_model(model(shape), ModelOptions(train=True), batch(shape, 0))
-    plan = plan_loaded(found, devices=ranks, cluster="local-cpu", scheme="zero3" if ranks > 1 else None).plan
+    """The cost of an asynchronous save.
+
+    For the steps until it is through, and of the copy before them.
+    """
+    loaded = load_model(model(shape), ModelOptions(train=True), batch(shape, 0))
+    plan = plan_loaded(
+        loaded, devices=ranks, cluster="local-cpu", scheme="zero3" if ranks > 1 else None
+    ).plan
     with tempfile.TemporaryDirectory() as place:
-        made: Cost = run_ranks(_cost, ranks, found, plan, place, shape, pairs, timeout=3000.0)[0]
+        made: Cost = run_ranks(_cost, ranks, loaded, plan, place, shape, pairs, timeout=3000.0)[0]
     return made
 
 
-def _cost(found: LoadedModel, plan: Plan, place: str, shape: Shape, pairs: int) -> Cost:
-    module = autopar.parallelize(found, plan)
+def _cost(model: LoadedModel, plan: Plan, place: str, shape: Shape, pairs: int) -> Cost:
+    module = autopar.parallelize(model, plan)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     inputs = batch(shape, 0)
     for _ in range(3):
         module.train_step(inputs, optimizer)
-    steps, copies, times, alone = 0, [], [], []
+    steps = 0
+    copies = []
+    times = []
+    alone = []
     autopar.save(module, optimizer, place, step=0, keep=1)
     saving = autopar.save(module, optimizer, place, step=0, keep=1, wait=600.0)
     while not _everywhere(saving.done):  # so many steps that a save is through within them
         module.train_step(inputs, optimizer)
         steps += 1
     for number in range(pairs):
-        pair, own = {}, {}
+        pair = {}
+        own = {}
         for saves in (True, False) if number % 2 else (False, True):
             _together()
-            began, computed = time.perf_counter(), time.thread_time()
+            began = time.perf_counter()
+            computed = time.thread_time()
             if saves:
                 saving = autopar.save(module, optimizer, place, step=0, keep=1, wait=600.0)
                 copies.append(time.perf_counter() - began)
             for _ in range(steps):
                 module.train_step(inputs, optimizer)
-            pair[saves], own[saves] = time.perf_counter() - began, time.thread_time() - computed
+            pair[saves] = time.perf_counter() - began
+            own[saves] = time.thread_time() - computed
             saving.wait()
             _together()
         times.append(pair)
@@ -140,18 +171,24 @@ def _cost(found: LoadedModel, plan: Plan, place: str, shape: Shape, pairs: int) 
     ratios = sorted(pair[True] / pair[False] for pair in times)
     size = sum(path.stat().st_size for path in Path(place).glob("step-*/*.safetensors"))
     return Cost(
-        ranks=plan.devices, pairs=pairs, steps=steps, megabytes=size / 1e6, step_s=statistics.median(pair[False] for pair in times) / steps,
-        copy_s=statistics.median(copies), ratio=statistics.median(ratios), spread=ratios[len(ratios) * 3 // 4] - ratios[len(ratios) // 4],
+        ranks=plan.devices,
+        pairs=pairs,
+        steps=steps,
+        megabytes=size / 1e6,
+        step_s=statistics.median(pair[False] for pair in times) / steps,
+        copy_s=statistics.median(copies),
+        ratio=statistics.median(ratios),
+        spread=ratios[len(ratios) * 3 // 4] - ratios[len(ratios) // 4],
         computed=statistics.median(own[True] / own[False] for own in alone),
-    )  # fmt: skip
+    )
 
 
 def _everywhere(done: bool) -> bool:
     if not dist.is_initialized():
         return done
-    found = torch.tensor([int(done)])
-    dist.all_reduce(found, op=dist.ReduceOp.MIN)
-    return bool(found)
+    flag = torch.tensor([int(done)])
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag)
 
 
 def _together() -> None:

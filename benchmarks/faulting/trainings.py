@@ -1,4 +1,4 @@
-"""Small language models, their plans by name, and a life of their training on forked ranks, possibly cut short."""
+"""Small language models, plans by name, and one life of a training on forked ranks."""
 
 from __future__ import annotations
 
@@ -24,19 +24,24 @@ from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 
-BATCH, LENGTH, ROWS, WIDTH = 24, 8, 128, 24
+BATCH = 24
+LENGTH = 8
+ROWS = 128
+WIDTH = 24
 SAVE_EVERY = 3
 
 
 class Language(nn.Module):
-    """One layer with attention, dropout, a norm, tied weights and an optional mixture of experts."""
+    """One layer of attention, dropout, a norm and tied weights; with experts, if wanted."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
-        self.embed, self.norm = nn.Embedding(ROWS, WIDTH), nn.LayerNorm(WIDTH)
+        self.embed = nn.Embedding(ROWS, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
         self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.drop = nn.Dropout(0.1)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
         self.gate = nn.Linear(WIDTH, experts) if experts else None
         if experts:
             self.experts_up = nn.Parameter(torch.randn(experts, WIDTH, WIDTH) / 5)
@@ -49,7 +54,10 @@ class Language(nn.Module):
         """The loss of the next token."""
         x = self.embed(tokens)
         h = self.norm(x)
-        q, k, v = (part(h).view(*h.shape[:2], 24, 1).transpose(1, 2) for part in (self.query, self.key, self.value))
+        q, k, v = (
+            part(h).view(*h.shape[:2], 24, 1).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.out(mixed.transpose(1, 2).flatten(2)))
         x = x + self.drop(self.down(torch.relu(self.up(x))))
@@ -72,7 +80,7 @@ SCHEMES: Mapping[str, Mapping[str, Any]] = {
     "3d": {"stages": 2, "micro_batches": 2, "scheme": "pipeline-1f1b 2 x data 2 x megatron 2"},
     "experts split": {"pins": ("experts*",)},
     "found": {},
-}  # fmt: skip
+}
 """Options of planning by name."""
 
 
@@ -89,7 +97,9 @@ def loaded(model: str) -> LoadedModel:
         torch.manual_seed(0)
         module = Language(EXPERTS[model])
     module = module.double() if model == "double" else module
-    return load_model(module, ModelOptions(train=True), (torch.zeros(BATCH, LENGTH, dtype=torch.long),))
+    return load_model(
+        module, ModelOptions(train=True), (torch.zeros(BATCH, LENGTH, dtype=torch.long),)
+    )
 
 
 @functools.cache
@@ -97,10 +107,15 @@ def plan_of(model: str, scheme: str, ranks: int) -> Plan:
     """The plan for all of the ranks."""
     options = dict(SCHEMES[scheme])
     if scheme == "experts split":
-        options = {"mesh": (ranks,), "pins": tuple(f"{name}=rank:e" for name in expert_products(model))}
+        options = {
+            "mesh": (ranks,),
+            "pins": tuple(f"{name}=rank:e" for name in expert_products(model)),
+        }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return plan_loaded(loaded(model), devices=ranks, cluster="local-cpu", fewer=False, **options).plan
+        return plan_loaded(
+            loaded(model), devices=ranks, cluster="local-cpu", fewer=False, **options
+        ).plan
 
 
 def expert_products(model: str) -> list[str]:
@@ -113,8 +128,8 @@ def expert_products(model: str) -> list[str]:
 class Life:
     """The orders for a life of a training.
 
-    `name`: of the checkpoint to begin with (None: the latest). `full_at`: the step from which the disk is full, on rank
-    0.
+    `name`: of the checkpoint to begin with (None: the latest). `full_at`: the step from which the
+    disk is full, on rank 0.
     """
 
     model: str
@@ -129,21 +144,28 @@ class Life:
 
 
 def live(life: Life) -> int:
-    """Train to the last step, writing each loss into the folder; returns the first step of this life."""
+    """Train to the last step, writing each loss into the folder.
+
+    Returns the first step of this life.
+    """
     torch.manual_seed(5)
     folder = Path(life.folder)
     module = autopar.parallelize(loaded(life.model), plan_of(life.model, life.scheme, life.ranks))
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     own = autopar.sampler(len(text()) // LENGTH, batch=BATCH, seed=3)
-    found = autopar.resume(module, optimizer, folder / "saved", sampler=own, name=life.name)
+    resumed = autopar.resume(module, optimizer, folder / "saved", sampler=own, name=life.name)
     rows = text()[: len(text()) // LENGTH * LENGTH].view(-1, LENGTH).long()
     (folder / f"pid{dist.get_rank()}").write_text(str(os.getpid()), encoding="utf-8")
 
     def save(done: int) -> None:
-        autopar.save(module, optimizer, folder / "saved", step=done, sampler=own, keep=2, wait=life.wait)
+        autopar.save(
+            module, optimizer, folder / "saved", step=done, sampler=own, keep=2, wait=life.wait
+        )
 
-    first = found.step if found else 0
-    for step, samples in zip(autopar.steps(first, life.steps, save), own.counted(own, endless=True), strict=False):
+    first = resumed.step if resumed else 0
+    for step, samples in zip(
+        autopar.steps(first, life.steps, save), own.counted(own, endless=True), strict=False
+    ):
         loss = float(module.train_step(rows[samples], optimizer))
         if dist.get_rank() == 0:
             with (folder / "log").open("a", encoding="utf-8") as log:

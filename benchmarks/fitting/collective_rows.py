@@ -1,4 +1,7 @@
-"""Measured collectives of a folder; every fifth size of a curve (collective, ranks) is held out of all fits."""
+"""Measured collectives of a folder.
+
+Every fifth size of a curve (collective, ranks) is held out of all fits.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-KINDS = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all"}
+KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
 """Collectives of the files by the names that they have there."""
 SUMMING = ("all_reduce", "reduce_scatter")
 FOLDS = 5
@@ -36,8 +44,14 @@ class Row:
 
     @property
     def fold(self) -> int:
-        """The fold of this point, the same for all versions of a library; each curve starts with another one."""
-        return (round(math.log2(max(self.nbytes, 1.0))) + zlib.crc32(f"{self.kind} {self.group}".encode())) % FOLDS
+        """The fold of this point, the same for all versions of a library.
+
+        Each curve starts with another one.
+        """
+        return (
+            round(math.log2(max(self.nbytes, 1.0)))
+            + zlib.crc32(f"{self.kind} {self.group}".encode())
+        ) % FOLDS
 
     @property
     def held_out(self) -> bool:
@@ -46,13 +60,21 @@ class Row:
 
     @property
     def usual(self) -> bool:
-        """Whether training has such collectives: 8-bit integers are moved, but switches do not sum them."""
+        """Whether training has such collectives.
+
+        8-bit integers are moved, but switches do not sum them.
+        """
         return self.summed or self.kind not in SUMMING
 
 
 def devices(folder: Path) -> tuple[str, ...]:
     """The devices whose collectives the folder has."""
-    return tuple(sorted(path.name.split(".")[0].removeprefix("collectives_") for path in folder.glob("collectives_*.csv*")))
+    return tuple(
+        sorted(
+            path.name.split(".")[0].removeprefix("collectives_")
+            for path in folder.glob("collectives_*.csv*")
+        )
+    )
 
 
 def _lines(path: Path) -> Iterator[dict[str, str]]:
@@ -62,13 +84,21 @@ def _lines(path: Path) -> Iterator[dict[str, str]]:
 
 def collective_rows(folder: Path, device: str) -> list[Row]:
     """NCCL's own collectives on a device that nothing speaks against (an empty `trap`)."""
-    found = []
+    table = []
     for path in sorted(folder.glob(f"collectives_{device}.csv*")):
         for line in _lines(path):
             if line["kind"] == "nccl" and not line["trap"] and line["op"] in KINDS:
                 sizes = {"nbytes": float(line["bytes"]), "seconds": float(line["seconds"])}
-                found.append(Row(kind=KINDS[line["op"]], group=int(line["gpus"]), summed=line["dtype"] == "half", device=device, **sizes))
-    return found
+                table.append(
+                    Row(
+                        kind=KINDS[line["op"]],
+                        group=int(line["gpus"]),
+                        summed=line["dtype"] == "half",
+                        device=device,
+                        **sizes,
+                    )
+                )
+    return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

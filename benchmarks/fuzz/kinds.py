@@ -10,13 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.cli import run
-from autopar.convert import TARGETS
+from autopar.integrations.convert import TARGETS
 
 QUICK = ["--cluster", "dgx-h100", "--devices", "2", "--quiet", "--no-compare"]
 LLAMA = {
-    "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 32, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
 TOML = """[training]
 local_batch_size = 2
 global_batch_size = 4
@@ -34,8 +41,16 @@ mode = "none"
 [optimizer]
 name = "AdamW"
 """
-SHELL = "--tensor-model-parallel-size 2\n--micro-batch-size 1\n--global-batch-size 4\n--seq-length 32\n--bf16\n--recompute-activations\n"
-SPEED = {"train_batch_size": 4, "gradient_accumulation_steps": 1, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}
+SHELL = (
+    "--tensor-model-parallel-size 2\n--micro-batch-size 1\n--global-batch-size 4\n--seq-length "
+    "32\n--bf16\n--recompute-activations\n"
+)
+SPEED = {
+    "train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "train_micro_batch_size_per_gpu": 2,
+    "zero_optimization": {"stage": 2},
+}
 STYLES = {"layers.*.attention.query": "colwise", "layers.*.attention.out": "rowwise"}
 
 
@@ -43,7 +58,8 @@ STYLES = {"layers.*.attention.query": "colwise", "layers.*.attention.out": "roww
 class Kind:
     """A kind of input.
 
-    `files`: the files of the seed that are mutated. `commands(folder, file, chance)`: a command line that reads them.
+    `files`: the files of the seed that are mutated. `commands(folder, file, chance)`: a command
+    line that reads them.
     """
 
     files: tuple[str, ...]
@@ -61,12 +77,31 @@ def seeds(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _onnx(folder / "model.onnx")
     run(["plan", str(folder / "model.onnx"), *QUICK, "-o", str(folder / "plan.json")])
-    staged = ["--stages", "2", "--micro-batches", "2", "--cluster", "dgx-h100", "--devices", "4", "--quiet", "--no-compare"]
+    staged = [
+        "--stages",
+        "2",
+        "--micro-batches",
+        "2",
+        "--cluster",
+        "dgx-h100",
+        "--devices",
+        "4",
+        "--quiet",
+        "--no-compare",
+    ]
     run(["plan", str(folder / "model.onnx"), *staged, "-o", str(folder / "staged.json")])
     presets = Path(autopar.__file__).parent / "costmodel" / "presets"
     shutil.copy(presets / "dgx-h100.json", folder / "cluster.json")
-    texts = {"config.json": json.dumps(LLAMA), "titan.toml": TOML, "arguments.sh": SHELL, "speed.json": json.dumps(SPEED)}
-    texts |= {"styles.json": json.dumps(STYLES), "trace.json": json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 0, "dur": 5}]})}
+    texts = {
+        "config.json": json.dumps(LLAMA),
+        "titan.toml": TOML,
+        "arguments.sh": SHELL,
+        "speed.json": json.dumps(SPEED),
+    }
+    texts |= {
+        "styles.json": json.dumps(STYLES),
+        "trace.json": json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 0, "dur": 5}]}),
+    }
     for name, text in texts.items():
         (folder / name).write_text(text)
     torch.manual_seed(0)
@@ -84,10 +119,18 @@ def _onnx(path: Path) -> None:
     import onnx
     from onnx import TensorProto, helper
 
-    weights = [helper.make_tensor(f"layers.{i}.weight", TensorProto.FLOAT, (8, 8), [0.1] * 64) for i in range(4)]
-    nodes, x = [], "x"
+    weights = [
+        helper.make_tensor(f"layers.{i}.weight", TensorProto.FLOAT, (8, 8), [0.1] * 64)
+        for i in range(4)
+    ]
+    nodes = []
+    x = "x"
     for i in range(4):
-        nodes.append(helper.make_node("MatMul", [x, f"layers.{i}.weight"], [f"y{i}"], name=f"/layers.{i}/MatMul"))
+        nodes.append(
+            helper.make_node(
+                "MatMul", [x, f"layers.{i}.weight"], [f"y{i}"], name=f"/layers.{i}/MatMul"
+            )
+        )
         nodes.append(helper.make_node("Relu", [f"y{i}"], [f"z{i}"], name=f"/layers.{i}/Relu"))
         x = f"z{i}"
     weights.append(helper.make_tensor("shape", TensorProto.INT64, (2,), [-1, 8]))
@@ -96,7 +139,10 @@ def _onnx(path: Path) -> None:
     given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 8])]
     made = [helper.make_tensor_value_info("out", TensorProto.FLOAT, [8, 8])]
     graph = helper.make_graph(nodes, "tiny", given, made, weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), str(path))
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8),
+        str(path),
+    )
 
 
 def _plan(folder: Path, name: str, chance: random.Random) -> object:
@@ -104,21 +150,34 @@ def _plan(folder: Path, name: str, chance: random.Random) -> object:
 
 
 def _explain(folder: Path, name: str, chance: random.Random) -> object:
-    path, model = str(folder / name), ["--model", str(folder / "model.onnx")]
+    path = str(folder / name)
+    model = ["--model", str(folder / "model.onnx")]
     out = ["-o", str(folder / "out")]
     commands = [
-        ["explain", path], ["explain", path, "*MatMul*"], ["explain", path, "--json"], ["explain", path, *model], ["report", path, *out],
-        ["report", path, path, *out, *model, "--no-compare"], ["convert", path, "--to", chance.choice(tuple(TARGETS)), *out],
+        ["explain", path],
+        ["explain", path, "*MatMul*"],
+        ["explain", path, "--json"],
+        ["explain", path, *model],
+        ["report", path, *out],
+        ["report", path, path, *out, *model, "--no-compare"],
+        ["convert", path, "--to", chance.choice(tuple(TARGETS)), *out],
         ["plan", str(folder / "model.onnx"), *QUICK, "--reuse", path],
         ["plan", str(folder / "model.onnx"), "--strategy-load", path, "--quiet"],
-    ]  # fmt: skip
+    ]
     return run(chance.choice(commands))
 
 
 def _cluster(folder: Path, name: str, chance: random.Random) -> object:
     path = str(folder / name)
     devices = ["--devices", "2", "--quiet", "--no-compare"]
-    return run(chance.choice((["cluster", "show", path], ["plan", str(folder / "model.onnx"), "--cluster", path, *devices])))
+    return run(
+        chance.choice(
+            (
+                ["cluster", "show", path],
+                ["plan", str(folder / "model.onnx"), "--cluster", path, *devices],
+            )
+        )
+    )
 
 
 def _config(folder: Path, name: str, chance: random.Random) -> object:
@@ -126,13 +185,32 @@ def _config(folder: Path, name: str, chance: random.Random) -> object:
     if name == "config.json":
         return run(["plan", model, *QUICK, "--batch", "2"])
     if name == "trace.json":
-        return run(["report", str(folder / "staged.json"), "--measured", str(folder / name), "-o", str(folder / "out")])
-    sized = ["--devices", "2", "--batch", "4", "--seq", "32", "--cluster", "dgx-h100", "--no-compare"]
+        return run(
+            [
+                "report",
+                str(folder / "staged.json"),
+                "--measured",
+                str(folder / name),
+                "-o",
+                str(folder / "out"),
+            ]
+        )
+    sized = [
+        "--devices",
+        "2",
+        "--batch",
+        "4",
+        "--seq",
+        "32",
+        "--cluster",
+        "dgx-h100",
+        "--no-compare",
+    ]
     return run(["import", str(folder / name), "--model", model, *sized])
 
 
 def _weights(folder: Path, name: str, chance: random.Random) -> object:
-    from autopar.runtime.weight_files import read_headers
+    from autopar.runtime.files.weight_files import read_headers
 
     return [tensor() for tensor in read_headers(folder / "weights").values()]
 
@@ -155,10 +233,29 @@ KINDS: Mapping[str, Kind] = {
     "pt2": Kind(files=("model.pt2",), read=_plan),
     "plan": Kind(files=("plan.json", "staged.json"), read=_explain),
     "cluster": Kind(files=("cluster.json",), read=_cluster),
-    "config": Kind(files=("config.json", "titan.toml", "arguments.sh", "speed.json", "styles.json", "trace.json"), read=_config),
+    "config": Kind(
+        files=(
+            "config.json",
+            "titan.toml",
+            "arguments.sh",
+            "speed.json",
+            "styles.json",
+            "trace.json",
+        ),
+        read=_config,
+    ),
     "safetensors": Kind(
-        files=tuple(f"weights/model{part}" for part in (".safetensors.index.json", *(f"-0000{i}-of-00002.safetensors" for i in (1, 2)))),
+        files=tuple(
+            f"weights/model{part}"
+            for part in (
+                ".safetensors.index.json",
+                *(f"-0000{i}-of-00002.safetensors" for i in (1, 2)),
+            )
+        ),
         read=_weights,
     ),
-    "checkpoint": Kind(files=(f"{SAVED}/checkpoint.json", f"{SAVED}/rank-00000.safetensors", "saved/latest"), read=_saved),
+    "checkpoint": Kind(
+        files=(f"{SAVED}/checkpoint.json", f"{SAVED}/rank-00000.safetensors", "saved/latest"),
+        read=_saved,
+    ),
 }

@@ -1,4 +1,4 @@
-"""Mutants of files: changed bytes anywhere, and changed values in known formats (JSON, TOML, protobuf, zip)."""
+"""Mutants of files: changed bytes anywhere, and changed values in JSON, TOML, protobuf and zip."""
 
 from __future__ import annotations
 
@@ -7,19 +7,62 @@ import json
 import random
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
 from google.protobuf.message import Message
 
 WORDS = (
-    "", "x", "\x1b[2J", "\x1b]0;t\x07", "\u202eabc", "</script>", "../../../etc/passwd", "/etc/passwd", "\ud800", "a\nb", "{{7*7}}", "%s%n",
-    "S0", "P", "R", "R R R", "nan", "x" * 5000, "../x.bin", "float32", "__import__('os').system('true')", "\x00", "١٢٣", "1e999", "0x10",
-)  # fmt: skip
+    "",
+    "x",
+    "\x1b[2J",
+    "\x1b]0;t\x07",
+    "\u202eabc",
+    "</script>",
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "\ud800",
+    "a\nb",
+    "{{7*7}}",
+    "%s%n",
+    "S0",
+    "P",
+    "R",
+    "R R R",
+    "nan",
+    "x" * 5000,
+    "../x.bin",
+    "float32",
+    "__import__('os').system('true')",
+    "\x00",
+    "١٢٣",
+    "1e999",
+    "0x10",
+)
 NUMBERS = (
-    0, 1, -1, 2, 3, 7, 255, 2**15, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63), 10**30, 0.0, -0.0, 0.5, 1e300, -1e300, 1e-300,
-)  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    255,
+    2**15,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+    10**30,
+    0.0,
+    -0.0,
+    0.5,
+    1e300,
+    -1e300,
+    1e-300,
+)
 OTHERS = (None, True, False, [], {}, [[]], {"": {}}, [None] * 50)
 DEEP = 20_000
 
@@ -50,7 +93,8 @@ def _bytes(data: bytes, chance: random.Random) -> bytes:
     """Bits flipped, bytes cut out, doubled, put in or cut off."""
     if not data:
         return bytes(chance.randrange(256) for _ in range(chance.randrange(40)))
-    at, length = chance.randrange(len(data)), chance.choice((1, 1, 2, 4, 8, 64))
+    at = chance.randrange(len(data))
+    length = chance.choice((1, 1, 2, 4, 8, 64))
     match chance.randrange(6):
         case 0:
             return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
@@ -61,7 +105,11 @@ def _bytes(data: bytes, chance: random.Random) -> bytes:
         case 3:
             return data[:at] + struct.pack("<q", int(chance.choice(NUMBERS[:14]))) + data[at + 8 :]
         case 4:
-            return data[:at] + chance.choice(WORDS).encode("utf-8", "surrogatepass") + data[at + length :]
+            return (
+                data[:at]
+                + chance.choice(WORDS).encode("utf-8", "surrogatepass")
+                + data[at + length :]
+            )
         case _:
             return data[:at]
 
@@ -76,7 +124,12 @@ def places(held: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of all values in nested values."""
     if path:
         yield path
-    for key, inner in held.items() if isinstance(held, dict) else enumerate(held) if isinstance(held, list) else ():
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(held, dict):
+        items = held.items()
+    elif isinstance(held, list):
+        items = enumerate(held)
+    for key, inner in items:
         yield from places(inner, (*path, key))
 
 
@@ -95,12 +148,15 @@ def _json(data: bytes, chance: random.Random) -> bytes:
 
 
 def changed_values(held: Any, chance: random.Random) -> Any:
-    """Nested values with one replaced, removed, renamed or repeated; each depth is equally likely."""
-    found = list(places(held))
-    if not found:
+    """Nested values with one replaced, removed, renamed or repeated.
+
+    Each depth is equally likely.
+    """
+    values = list(places(held))
+    if not values:
         return value(chance)
-    depth = chance.randint(1, max(map(len, found)))
-    *path, key = chance.choice([p for p in found if len(p) == depth] or found)
+    depth = chance.randint(1, max(map(len, values)))
+    *path, key = chance.choice([p for p in values if len(p) == depth] or values)
     inside = held
     for part in path:
         inside = inside[part]
@@ -128,7 +184,7 @@ def _alike(given: Any, held: Any, chance: random.Random) -> Any:
         return chance.choice((given + 1, given - 1, given * 2, given // 2, -given, 2**31, 0))
     if isinstance(given, float):
         return chance.choice((given * 1e9, given / 1e9, -given, 0.0, 1e308, 5e-324))
-    others = [found for path in places(held) if type(found := _at(held, path)) is type(given)]
+    others = [value for path in places(held) if type(value := _at(held, path)) is type(given)]
     return chance.choice(others) if others else given
 
 
@@ -236,9 +292,15 @@ def _zip(data: bytes, chance: random.Random) -> bytes:
         case 0:
             del files[at]
         case 1:
-            files[at] = (chance.choice(("../../x", "/tmp/x", "m/models/model.json", name + "x")), held)
+            files[at] = (
+                chance.choice(("../../x", "/tmp/x", "m/models/model.json", name + "x")),
+                held,
+            )
         case _:
-            files[at] = (name, _json(held, chance) if name.endswith(".json") else _bytes(held, chance))
+            files[at] = (
+                name,
+                _json(held, chance) if name.endswith(".json") else _bytes(held, chance),
+            )
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, held in files:
@@ -249,7 +311,11 @@ def _zip(data: bytes, chance: random.Random) -> bytes:
 def _safetensors(data: bytes, chance: random.Random) -> bytes:
     """The header of a file of tensors changed, its length right or wrong."""
     (length,) = struct.unpack("<Q", data[:8])
-    header, rest = data[8 : 8 + length], data[8 + length :]
+    header = data[8 : 8 + length]
+    rest = data[8 + length :]
     changed = _json(header, chance) if chance.random() < 0.8 else header
-    size = len(changed) if chance.random() < 0.8 else int(chance.choice((0, 1, 2**20, 2**40, 2**63 - 1)))
+    if chance.random() < 0.8:
+        size = len(changed)
+    else:
+        size = int(chance.choice((0, 1, 2**20, 2**40, 2**63 - 1)))
     return struct.pack("<Q", size) + changed + rest

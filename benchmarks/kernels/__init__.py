@@ -1,1 +1,4 @@
-"""Tables of measured kernels: reading them, holding rows back, and fitting a device's constants to the others."""
+"""Tables of measured kernels.
+
+Reading them, holding rows back, and fitting a device's constants to the others.
+"""

@@ -15,8 +15,11 @@ def attention_kernel(row: Mapping[str, str]) -> str:
 def layer_kernel(row: Mapping[str, str]) -> str:
     """The kernel and dtype of a layer of experts; ungated layers use the gated ones' kernels.
 
-    Evenly routed rows of the kernels `APART` are kept apart, since the rows of one of several ranks differ from other
-    tables.
+    Evenly routed rows of the kernels `APART` are kept apart, since the rows of one of several ranks
+    differ from other tables.
     """
     even = " balanced" if row["kernel"] in APART and row["distribution"] == "balanced" else ""
-    return f"{row['kernel'].replace('moe_torch_flow_nongated', 'moe_torch_flow_cutlass')} {row['dtype']}{even}"
+    return (
+        f"{row['kernel'].replace('moe_torch_flow_nongated', 'moe_torch_flow_cutlass')} "
+        f"{row['dtype']}{even}"
+    )

@@ -2,8 +2,8 @@
 
     measured = 1 - (T(2 m) - T(m)) / (T(m) - U)      priced = bubble / (step - update)
 
-T(m) is a step of m micro-batches of one size, U its update; without waiting, m more micro-batches take as long as m.
-Both are shares of the passes.
+T(m) is a step of m micro-batches of one size, U its update; without waiting, m more micro-batches
+take as long as m. Both are shares of the passes.
 """
 
 from __future__ import annotations
@@ -40,25 +40,35 @@ class Bubble:
         return asdict(self)
 
 
-def bubble(schedule: str, shape: Shape, stages: int, micro_batches: int, rounds: int) -> Bubble | LeftOut:
+def bubble(
+    schedule: str, shape: Shape, stages: int, micro_batches: int, rounds: int
+) -> Bubble | LeftOut:
     """One row; the batch of `shape` is that of `micro_batches`."""
     shapes = [replace(shape, batch=shape.batch * factor) for factor in (1, 2)]
     try:
-        asked = [{"schedule": schedule, "micro_batches": micro_batches * factor} for factor in (1, 2)]
+        asked = [
+            {"schedule": schedule, "micro_batches": micro_batches * factor} for factor in (1, 2)
+        ]
         plans = [plan_of(s, stages, a, stages=True) for s, a in zip(shapes, asked, strict=True)]
     except AutoparError as error:
         return LeftOut(scheme=schedule, rival="", ranks=stages, width=shape.width, why=str(error))
-    found = run_ranks(_steps, stages, shapes, plans, rounds, timeout=TIMEOUT)[0]
-    if isinstance(found, str):
-        return LeftOut(scheme=schedule, rival="", ranks=stages, width=shape.width, why=found)
-    once, twice, update = found
+    seconds = run_ranks(_steps, stages, shapes, plans, rounds, timeout=TIMEOUT)[0]
+    if isinstance(seconds, str):
+        return LeftOut(scheme=schedule, rival="", ranks=stages, width=shape.width, why=seconds)
+    once, twice, update = seconds
     priced = plans[0].predicted.bubble / (plans[0].predicted.step - plans[0].predicted.update)
     measured = measured_share(once, twice, update)
-    return Bubble(schedule=schedule, stages=stages, micro_batches=micro_batches, measured=measured, priced=priced)
+    return Bubble(
+        schedule=schedule,
+        stages=stages,
+        micro_batches=micro_batches,
+        measured=measured,
+        priced=priced,
+    )
 
 
 def measured_share(once: float, twice: float, update: float) -> float:
-    """The share of waiting, from the seconds of a step, of one of twice as many micro-batches, and of an update."""
+    """The share of waiting, from the seconds of a step, of one twice as long, and of an update."""
     return 1.0 - (twice - once) / (once - update)
 
 
@@ -77,7 +87,9 @@ def _steps(shapes: list[Shape], plans: list[Plan], rounds: int) -> tuple[float, 
             seconds[which] += [taken] * (number >= WARM)
     optimizer = adamw(module.parameters())
     module(*batch(shapes[0])).backward()
-    updates = [step_seconds(lambda _: optimizer.step(), number)[0] for number in range(WARM + rounds)]  # type: ignore[func-returns-value]
+    updates = [
+        step_seconds(lambda _: optimizer.step(), number)[0] for number in range(WARM + rounds)
+    ]  # type: ignore[func-returns-value]
     dist.barrier()
     once, twice = (statistics.median(values) for values in seconds)
     return once, twice, statistics.median(updates[WARM:])

@@ -27,7 +27,7 @@ MICRO_BATCHES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """The plan that autopar runs (`scheme`, with the arguments of `autopar.plan`), and its rival."""
+    """The plan that autopar runs (`scheme` and arguments of `autopar.plan`), and its rival."""
 
     scheme: str
     asked: dict[str, Any]
@@ -86,13 +86,23 @@ def _fsdp(reshard: bool) -> Callable[[Shape], Step]:
 
 
 def _tensor_parallel(shape: Shape) -> Step:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    columns, rows = ("query", "key", "value", "up"), ("out", "down")
+    columns = ("query", "key", "value", "up")
+    rows = ("out", "down")
     module = model(shape)
     for block in module.blocks:
-        parallelize_module(block, mesh, {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows})
+        parallelize_module(
+            block,
+            mesh,
+            {name: ColwiseParallel() for name in columns}
+            | {name: RowwiseParallel() for name in rows},
+        )
     return _loop(module, lambda number: batch(shape, number))
 
 
@@ -100,10 +110,13 @@ def _pipeline(name: str) -> Callable[[Shape], Step]:
     def build(shape: Shape) -> Step:
         from torch.distributed import pipelining
 
-        rank, count = dist.get_rank(), dist.get_world_size()
+        rank = dist.get_rank()
+        count = dist.get_world_size()
         module = model(shape).stage(rank, count)
         schedule = getattr(pipelining, name)(
-            pipelining.PipelineStage(module, rank, count, torch.device("cpu")), n_microbatches=MICRO_BATCHES, loss_fn=cross_entropy
+            pipelining.PipelineStage(module, rank, count, torch.device("cpu")),
+            n_microbatches=MICRO_BATCHES,
+            loss_fn=cross_entropy,
         )
         optimizer = adamw(module.parameters())
 
@@ -112,7 +125,9 @@ def _pipeline(name: str) -> Callable[[Shape], Step]:
             optimizer.zero_grad()
             losses: list[Tensor] = []
             given = (tokens,) if rank == 0 else ()
-            schedule.step(*given, **({"target": targets, "losses": losses} if rank == count - 1 else {}))
+            schedule.step(
+                *given, **({"target": targets, "losses": losses} if rank == count - 1 else {})
+            )
             optimizer.step()
             return torch.stack(losses).mean().detach() if losses else None
 
@@ -137,8 +152,15 @@ RIVALS: dict[str, Rival] = {
     "fsdp2": Rival(scheme="zero3", asked={"scheme": "zero3"}, build=_fsdp(True)),
     "fsdp2-kept": Rival(scheme="zero2", asked={"scheme": "zero2"}, build=_fsdp(False)),
     "dtensor": Rival(scheme="megatron", asked={"scheme": "megatron"}, build=_tensor_parallel),
-    "torch-gpipe": Rival(scheme="pipeline-gpipe", asked=_stages("gpipe"), build=_pipeline("ScheduleGPipe"), stages=True),
-    "torch-1f1b": Rival(scheme="pipeline-1f1b", asked=_stages("1f1b"), build=_pipeline("Schedule1F1B"), stages=True),
+    "torch-gpipe": Rival(
+        scheme="pipeline-gpipe",
+        asked=_stages("gpipe"),
+        build=_pipeline("ScheduleGPipe"),
+        stages=True,
+    ),
+    "torch-1f1b": Rival(
+        scheme="pipeline-1f1b", asked=_stages("1f1b"), build=_pipeline("Schedule1F1B"), stages=True
+    ),
     "one-rank": Rival(scheme="data", asked={"scheme": "data"}, build=_one_rank),
 }
 """The rivals by name."""

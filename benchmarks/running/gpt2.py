@@ -24,22 +24,32 @@ class Shape:
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with a norm and a residual; separate projections, so each can be split."""
+    """Attention and feed-forward, each with a norm and a residual.
+
+    Separate projections, so each can be split.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """One layer."""
         h = self.norm1(x)
         # -1: under tensor parallelism a rank has some of the heads.
-        q, k, v = (part(h).view(*h.shape[:2], -1, HEAD).transpose(1, 2) for part in (self.query, self.key, self.value))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        found: Tensor = x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-        return found
+        q, k, v = (
+            part(h).view(*h.shape[:2], -1, HEAD).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
+        output: Tensor = x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return output
 
 
 class Embedding(nn.Module):
@@ -47,16 +57,20 @@ class Embedding(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(shape.vocabulary, shape.width), nn.Embedding(shape.sequence, shape.width)
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.sequence, shape.width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The sum of both embeddings."""
-        found: Tensor = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
-        return found
+        embedded: Tensor = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        return embedded
 
 
 class Gpt2(nn.Module):
-    """The model with its mean cross entropy; the head is not tied, since stages of a pipeline cannot share a tensor."""
+    """The model with its mean cross entropy.
+
+    The head is not tied, since stages of a pipeline cannot share a tensor.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -73,7 +87,10 @@ class Gpt2(nn.Module):
         return cross_entropy(self.head(self.norm(x)), targets)
 
     def stage(self, index: int, count: int) -> nn.Sequential:
-        """The modules of one of `count` equal stages; the first also has the embedding, the last the head."""
+        """The modules of one of `count` equal stages.
+
+        The first also has the embedding, the last the head.
+        """
         size = len(self.blocks) // count
         parts: list[nn.Module] = list(self.blocks)[index * size : (index + 1) * size]
         first = [self.embedding] if index == 0 else []
@@ -96,5 +113,7 @@ def model(shape: Shape) -> Gpt2:
 def batch(shape: Shape, step: int = 0) -> tuple[Tensor, Tensor]:
     """The tokens of a step, and the next tokens."""
     generator = torch.Generator().manual_seed(step)
-    drawn = torch.randint(0, shape.vocabulary, (shape.batch, shape.sequence + 1), generator=generator)
+    drawn = torch.randint(
+        0, shape.vocabulary, (shape.batch, shape.sequence + 1), generator=generator
+    )
     return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()

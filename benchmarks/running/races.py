@@ -1,9 +1,10 @@
 """The timing and weighing of contenders.
 
-Time: ours and the rival run on the same ranks, step by step in turn, each beginning every other round; the ratio is the
-median over the rounds. Memory: each runs alone in ranks of its own. It is the highest resident memory of a rank during
-a step (`VmHWM`, reset before it) above the rank's memory before anything was made. Large tensors are mapped one by one,
-so freed memory leaves it. Imports of contenders are made before ranks are forked.
+Time: ours and the rival run on the same ranks, step by step in turn, each beginning every other
+round; the ratio is the median over the rounds. Memory: each runs alone in ranks of its own. It is
+the highest resident memory of a rank during a step (`VmHWM`, reset before it) above the rank's
+memory before anything was made. Large tensors are mapped one by one, so freed memory leaves it.
+Imports of contenders are made before ranks are forked.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ WARM = 2
 """Untimed steps of each before the first timed one."""
 TIMEOUT = 300.0
 IMPORTED = (
-    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch.nn.parallel",
-)  # fmt: skip
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+)
 """Modules that torch or a contender imports on first use."""
 
 
@@ -41,7 +46,8 @@ IMPORTED = (
 class Row:
     """One race of a plan and its rival.
 
-    Seconds are medians of steps, `ratio` is the median of ours / rival, `loss_error` the largest difference of a loss.
+    Seconds are medians of steps, `ratio` is the median of ours / rival, `loss_error` the largest
+    difference of a loss.
     """
 
     scheme: str
@@ -72,7 +78,9 @@ class LeftOut:
     why: str
 
 
-def race(rival: str, shape: Shape, ranks: int, rounds: int, *, memory: bool = True) -> Row | LeftOut:
+def race(
+    rival: str, shape: Shape, ranks: int, rounds: int, *, memory: bool = True
+) -> Row | LeftOut:
     """One row."""
     for name in IMPORTED:
         importlib.import_module(name)
@@ -84,28 +92,40 @@ def race(rival: str, shape: Shape, ranks: int, rounds: int, *, memory: bool = Tr
         plan = plan_of(shape, ranks, chosen.asked, stages=chosen.stages)
     except AutoparError as error:
         return LeftOut(**head, why=str(error))  # type: ignore[arg-type]
-    found = run_ranks(_timed, ranks, rival, shape, plan, rounds, timeout=TIMEOUT)[0]
-    if isinstance(found, str):
-        return LeftOut(**head, why=found)  # type: ignore[arg-type]
-    mine, theirs, error = found
-    weighed = [peak(lambda: ours(shape, plan), ranks), peak(lambda: chosen.build(shape), ranks)] if memory else [None, None]
+    seconds = run_ranks(_timed, ranks, rival, shape, plan, rounds, timeout=TIMEOUT)[0]
+    if isinstance(seconds, str):
+        return LeftOut(**head, why=seconds)  # type: ignore[arg-type]
+    mine, theirs, error = seconds
+    if memory:
+        weighed = [peak(lambda: ours(shape, plan), ranks), peak(lambda: chosen.build(shape), ranks)]
+    else:
+        weighed = [None, None]
     ratio = weighed[0] / weighed[1] if weighed[0] and weighed[1] else None
     return Row(
         **head,  # type: ignore[arg-type]
-        ours_s=statistics.median(mine), rival_s=statistics.median(theirs),
+        ours_s=statistics.median(mine),
+        rival_s=statistics.median(theirs),
         ratio=statistics.median(a / b for a, b in zip(mine, theirs, strict=True)),
-        memory_ratio=ratio, ours_mb=weighed[0], rival_mb=weighed[1], loss_error=error,
-    )  # fmt: skip
+        memory_ratio=ratio,
+        ours_mb=weighed[0],
+        rival_mb=weighed[1],
+        loss_error=error,
+    )
 
 
-def _timed(rival: str, shape: Shape, plan: Plan, rounds: int) -> tuple[list[float], list[float], float] | str:
-    """On a rank: seconds of the steps of ours and of the rival, and how far their losses are apart."""
+def _timed(
+    rival: str, shape: Shape, plan: Plan, rounds: int
+) -> tuple[list[float], list[float], float] | str:
+    """Time the steps of ours and of the rival on a rank, and compare their losses."""
     torch.set_num_threads(1)
     try:
         mine = ours(shape, plan)
     except AutoparError as error:
         return str(error)
-    contenders: list[tuple[Step, bool]] = [(mine, False), (RIVALS[rival].build(shape), shares(rival))]
+    contenders: list[tuple[Step, bool]] = [
+        (mine, False),
+        (RIVALS[rival].build(shape), shares(rival)),
+    ]
     seconds: tuple[list[float], list[float]] = ([], [])
     error = 0.0
     for number in range(WARM + rounds):
@@ -115,7 +135,7 @@ def _timed(rival: str, shape: Shape, plan: Plan, rounds: int) -> tuple[list[floa
             taken, loss = step_seconds(step, number)
             if number >= WARM:
                 seconds[which].append(taken)
-            losses[which] = _whole(loss, shared)
+            losses[which] = whole_loss(loss, shared)
         error = max(error, abs(losses[0] - losses[1]) / abs(losses[1]))
     return *seconds, error
 
@@ -130,12 +150,15 @@ def step_seconds(step: Step, number: int) -> tuple[float, Tensor | None]:
     return float(taken), loss
 
 
-def _whole(loss: Tensor | None, shared: bool) -> float:
-    """The loss of the whole batch: the mean of the ranks' losses of their parts, else that of any rank that has it."""
-    found = torch.tensor([float(loss) if loss is not None else 0.0, float(loss is not None)])
-    dist.all_reduce(found)
-    assert shared or found[1] > 0
-    return float(found[0] / found[1])
+def whole_loss(loss: Tensor | None, shared: bool) -> float:
+    """The loss of the whole batch.
+
+    The mean of the ranks' losses of their parts, else that of any rank that has it.
+    """
+    total = torch.tensor([float(loss) if loss is not None else 0.0, float(loss is not None)])
+    dist.all_reduce(total)
+    assert shared or total[1] > 0
+    return float(total[0] / total[1])
 
 
 # --- memory ---
@@ -143,8 +166,8 @@ def _whole(loss: Tensor | None, shared: bool) -> float:
 
 def peak(build: Callable[[], Step], ranks: int) -> float | None:
     """Megabytes of the fullest rank; None where the system does not tell."""
-    found = run_ranks(_peak, ranks, build, timeout=TIMEOUT)
-    return None if None in found else max(found)
+    peaks = run_ranks(_peak, ranks, build, timeout=TIMEOUT)
+    return None if None in peaks else max(peaks)
 
 
 def _peak(build: Callable[[], Step]) -> float | None:
@@ -166,7 +189,8 @@ def _peak(build: Callable[[], Step]) -> float | None:
 
 def _map_large_tensors() -> None:
     """Have glibc take memory of 64 KiB and more from the system, and give it back at once."""
-    threshold, trim = -3, -1
+    threshold = -3
+    trim = -1
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
         library.mallopt(threshold, 64 * 1024)

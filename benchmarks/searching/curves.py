@@ -1,7 +1,7 @@
 """Scaling: CPU seconds of tables and search over layers, devices and axes of one transformer.
 
-Over layers there are two curves: `layers`, the whole graph, and `folded`, the graph with its equal layers folded. The
-planner searches the latter, which does not grow with the layers.
+Over layers there are two curves: `layers`, the whole graph, and `folded`, the graph with its equal
+layers folded. The planner searches the latter, which does not grow with the layers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from functools import partial
 from typing import Any
 
 from autopar.report.plot import Panel, Series
-from autopar.search import solve
-from autopar.search.elimination import typical_schedule
-from autopar.search.orders import order
-from autopar.search.pruning import reduce
+from autopar.search import distinct_joins, forget_orders, solve
 
 from .models import analysed, cost_graph, folded, llama3_8b, shaped
 from .rivals import Row, timed
@@ -26,7 +23,10 @@ FOLDED = "folded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One search: `cold` with the order of elimination, `warm` with that known; `joins` are its distinct tables."""
+    """One search: `cold` with the order of elimination, `warm` with that known.
+
+    `joins` are its distinct tables.
+    """
 
     curve: str
     at: int
@@ -44,7 +44,7 @@ class Point:
 
 
 def points(*, quick: bool) -> Iterator[Point]:
-    """The curves: layers on 8 x 8, whole and folded, devices on two axes, axes of four devices each."""
+    """The curves: layers on 8 x 8, whole and folded, devices on two axes, axes of four devices."""
     depth = 32 if quick else 256
     for curve in ("layers", FOLDED):
         for layers in (1, 2, 4, 8, 16, 32, 64, 128, 256):
@@ -61,53 +61,94 @@ def point(curve: str, at: int, layers: int, sizes: tuple[int, ...]) -> Point:
     whole = shaped(llama3_8b(layers), batch=64)
     analysis, work = folded(whole) if curve == FOLDED else (analysed(whole), None)
     tables_s, graph = timed(partial(cost_graph, analysis, sizes, work))
-    order.cache_clear()
-    cold_s, found = timed(partial(solve, graph))
+    forget_orders()
+    cold_s, solution = timed(partial(solve, graph))
     warm_s, _ = timed(partial(solve, graph))
-    plan = typical_schedule(reduce(graph, prune=False, memory=False).graph)
     return Point(
-        curve=curve, at=at, mesh="x".join(map(str, sizes)), variables=len(graph.sizes), joins=len(plan.joins), tables_s=tables_s,
-        cold_s=cold_s, warm_s=warm_s, gap=found.gap,
-    )  # fmt: skip
+        curve=curve,
+        at=at,
+        mesh="x".join(map(str, sizes)),
+        variables=len(graph.sizes),
+        joins=distinct_joins(graph),
+        tables_s=tables_s,
+        cold_s=cold_s,
+        warm_s=warm_s,
+        gap=solution.gap,
+    )
 
 
 def _dots(rows: list[Row], rival: str, floor: float) -> tuple[tuple[float, float], ...]:
     """Our seconds and the rival's."""
-    return tuple((max(row.ours_s, floor), max(row.rival_s, floor)) for row in rows if row.rival == rival and row.rival_s is not None)
+    return tuple(
+        (max(row.ours_s, floor), max(row.rival_s, floor))
+        for row in rows
+        if row.rival == rival and row.rival_s is not None
+    )
 
 
-def panels(rows: list[Row], found: list[Point]) -> list[Panel]:
+def panels(rows: list[Row], points: list[Point]) -> list[Panel]:
     """The plots: each rival's seconds against ours, and the curves."""
     floor = time.get_clock_info("process_time").resolution
     drawn = []
     rivals = sorted({row.rival for row in rows if row.rival_s is not None})
-    dots = [Series(name=rival, colour=i, points=_dots(rows, rival, floor)) for i, rival in enumerate(rivals)]
+    dots = [
+        Series(name=rival, colour=i, points=_dots(rows, rival, floor))
+        for i, rival in enumerate(rivals)
+    ]
     ours = [row.ours_s for row in rows]
     if ours:
-        low, high = max(min(ours), floor), max(ours)
-        dots.append(Series(name="as fast", colour=7, joined=True, points=((low, low), (high, high))))
-        dots.append(Series(name="100 times ours", colour=6, joined=True, points=((low, 100 * low), (high, 100 * high))))
-        drawn.append(Panel(title="CPU seconds of the rivals", x="ours", y="rival", series=tuple(dots)))
-    curves = {curve: [point for point in found if point.curve == curve] for curve in dict.fromkeys(point.curve for point in found)}
+        low = max(min(ours), floor)
+        high = max(ours)
+        dots.append(
+            Series(name="as fast", colour=7, joined=True, points=((low, low), (high, high)))
+        )
+        dots.append(
+            Series(
+                name="100 times ours",
+                colour=6,
+                joined=True,
+                points=((low, 100 * low), (high, 100 * high)),
+            )
+        )
+        drawn.append(
+            Panel(title="CPU seconds of the rivals", x="ours", y="rival", series=tuple(dots))
+        )
+    curves = {
+        curve: [point for point in points if point.curve == curve]
+        for curve in dict.fromkeys(point.curve for point in points)
+    }
     beside = _lines(curves.pop(FOLDED, []), floor, " (folded)", first=3)[:2]
     for curve, mine in curves.items():
         series = _lines(mine, floor) + (beside if curve == "layers" else ())
         drawn.append(Panel(title=f"CPU seconds over {curve}", x=curve, y="s", series=series))
         if curve == "layers":
-            joins = Series(name="distinct joins", joined=True, points=tuple((float(p.at), float(p.joins)) for p in mine))
-            drawn.append(Panel(title="distinct joins over layers", x=curve, y="joins", series=(joins,)))
+            joins = Series(
+                name="distinct joins",
+                joined=True,
+                points=tuple((float(p.at), float(p.joins)) for p in mine),
+            )
+            drawn.append(
+                Panel(title="distinct joins over layers", x=curve, y="joins", series=(joins,))
+            )
     return drawn
 
 
-def _lines(found: list[Point], floor: float, note: str = "", first: int = 0) -> tuple[Series, ...]:
+def _lines(points: list[Point], floor: float, note: str = "", first: int = 0) -> tuple[Series, ...]:
     """The seconds of a curve, part by part; `first`: the number of its first colour."""
     parts = {
-        "tables": [p.tables_s for p in found], "search, first": [p.cold_s for p in found], "search, again": [p.warm_s for p in found],
-    }  # fmt: skip
+        "tables": [p.tables_s for p in points],
+        "search, first": [p.cold_s for p in points],
+        "search, again": [p.warm_s for p in points],
+    }
     return tuple(
         Series(
-            name=name + note, colour=first + i, joined=True,
-            points=tuple((float(p.at), max(s, floor)) for p, s in zip(found, seconds, strict=True)),
+            name=name + note,
+            colour=first + i,
+            joined=True,
+            points=tuple(
+                (float(p.at), max(s, floor)) for p, s in zip(points, seconds, strict=True)
+            ),
         )
-        for i, (name, seconds) in enumerate(parts.items()) if found
-    )  # fmt: skip
+        for i, (name, seconds) in enumerate(parts.items())
+        if points
+    )

@@ -1,4 +1,7 @@
-"""The searched models: built-in shapes of transformers, models of a folder, and their cost graphs on a mesh."""
+"""The searched models.
+
+Built-in shapes of transformers, models of a folder, and their cost graphs on a mesh.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from typing import Any
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.step.pricing import MeshPrices
+from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import Graph
-from autopar.planning.building import build_tables
-from autopar.planning.folded_model import FoldedModel
-from autopar.planning.multiplicities import Multiplicities
+from autopar.planning.model.folded_model import FoldedModel
+from autopar.planning.space.multiplicities import Multiplicities
+from autopar.planning.tables.build import build_tables
 from autopar.search import CostGraph
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
@@ -44,14 +47,53 @@ class Model:
 def llama3_8b(layers: int = 32) -> Shape:
     """Llama-3-8B, with that many layers."""
     return Shape(
-        layers=layers, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, sequence=8192, gated=True, bias=False, dropout=False,
-        norm="rms_norm", position="rotary", tied=False,
-    )  # fmt: skip
+        layers=layers,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        ffn=14336,
+        vocab=128256,
+        sequence=8192,
+        gated=True,
+        bias=False,
+        dropout=False,
+        norm="rms_norm",
+        position="rotary",
+        tied=False,
+    )
+
+
+def gpt2(layers: int = 12) -> Shape:
+    """GPT-2 of 124M parameters, with that many layers."""
+    return Shape(
+        layers=layers, hidden=768, heads=12, kv_heads=12, ffn=3072, vocab=50257, sequence=1024
+    )
+
+
+def small(layers: int = 2) -> Shape:
+    """A model whose step is mostly launches, with that many layers."""
+    return Shape(
+        layers=layers,
+        hidden=512,
+        heads=8,
+        kv_heads=8,
+        ffn=2048,
+        vocab=8192,
+        sequence=256,
+        dropout=False,
+    )
+
+
+def small_experts(layers: int = 2) -> Shape:
+    """The small model with 8 experts a layer, with that many layers."""
+    return replace(small(layers), experts=8, top_k=2)
 
 
 def gpt3_175b(layers: int = 96) -> Shape:
     """GPT-3 175B, with that many layers."""
-    return Shape(layers=layers, hidden=12288, heads=96, kv_heads=96, ffn=49152, vocab=51200, sequence=2048)
+    return Shape(
+        layers=layers, hidden=12288, heads=96, kv_heads=96, ffn=49152, vocab=51200, sequence=2048
+    )
 
 
 def llama3_405b(layers: int = 126) -> Shape:
@@ -61,16 +103,30 @@ def llama3_405b(layers: int = 126) -> Shape:
 
 def moe_1t(layers: int = 64) -> Shape:
     """A mixture of 32 experts a layer with 1T parameters, with that many layers."""
-    return replace(llama3_8b(layers), hidden=8192, heads=64, ffn=16384, sequence=4096, experts=32, top_k=2)
+    return replace(
+        llama3_8b(layers), hidden=8192, heads=64, ffn=16384, sequence=4096, experts=32, top_k=2
+    )
+
+
+def mixtral_8x7b(layers: int = 32) -> Shape:
+    """Mixtral 8x7B, with that many layers."""
+    return replace(llama3_8b(layers), vocab=32000, sequence=4096, experts=8, top_k=2)
 
 
 def built_in(*, quick: bool) -> list[Model]:
-    """Transformers from their shapes: a few layers of each, and whole models where time is no matter."""
+    """Transformers from their shapes.
+
+    A few layers of each, and whole models where time is no matter.
+    """
     sizes = (("llama3-8b", llama3_8b, 32), ("gpt3-175b", gpt3_175b, 96))
-    found = [Model(name=f"{name}/2 layers", load=partial(shaped, shape(2))) for name, shape, _ in sizes]
+    models = [
+        Model(name=f"{name}/2 layers", load=partial(shaped, shape(2))) for name, shape, _ in sizes
+    ]
     if not quick:
-        found += [Model(name=name, load=partial(shaped, shape(layers))) for name, shape, layers in sizes]
-    return found
+        models += [
+            Model(name=name, load=partial(shaped, shape(layers))) for name, shape, layers in sizes
+        ]
+    return models
 
 
 def shaped(shape: Shape, batch: int = 16) -> Graph:
@@ -89,24 +145,38 @@ def llama_configuration(layers: int = 32) -> Any:
 
     shape = llama3_8b(layers)
     return LlamaConfig(
-        hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, vocab_size=shape.vocab, max_position_embeddings=shape.sequence, use_cache=False,
-    )  # fmt: skip
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        vocab_size=shape.vocab,
+        max_position_embeddings=shape.sequence,
+        use_cache=False,
+    )
 
 
 def deepseek_configuration(layers: int = 61) -> Any:
     """Transformers' configuration of DeepSeek-V3, 671B parameters, with that many layers."""
     from transformers import DeepseekV3Config
 
-    return DeepseekV3Config(num_hidden_layers=layers, use_cache=False, experts_implementation="grouped_mm")
+    return DeepseekV3Config(
+        num_hidden_layers=layers, use_cache=False, experts_implementation="grouped_mm"
+    )
 
 
-CONFIGURATIONS: dict[str, Callable[..., Any]] = {"llama3_8b": llama_configuration, "deepseek_v3": deepseek_configuration}
+CONFIGURATIONS: dict[str, Callable[..., Any]] = {
+    "llama3_8b": llama_configuration,
+    "deepseek_v3": deepseek_configuration,
+}
 """Models of transformers, by name: from a number of layers to their configuration."""
 
 
 def exported(configuration: Any, batch: int) -> Graph:
-    """The graph of a bfloat16 language model, tokens to logits, exported from PyTorch on the meta device at its longest sequence."""
+    """Export a bfloat16 language model, tokens to logits, at its longest sequence.
+
+    It lies on the meta device.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -130,10 +200,14 @@ def exported(configuration: Any, batch: int) -> Graph:
 
 
 def public(folder: Path, *, full: bool) -> list[Model]:
-    """The PyTorch models of a folder's module (`MODELS`, small ones), and its ONNX files too (`ONNX`) with `full`."""
+    """The PyTorch models of a folder's module (`MODELS`), and with `full` its ONNX files."""
     module = _module(folder)
-    found = [Model(name=name, load=partial(_torch, module, name)) for name in module.MODELS]
-    return found + [Model(name=f"onnx {name}", load=partial(_onnx, module, name)) for name in module.ONNX] if full else found
+    models = [Model(name=name, load=partial(_torch, module, name)) for name in module.MODELS]
+    if full:
+        return models + [
+            Model(name=f"onnx {name}", load=partial(_onnx, module, name)) for name in module.ONNX
+        ]
+    return models
 
 
 def full_size(folder: Path, name: str, batch: int) -> Graph:
@@ -174,16 +248,28 @@ def _onnx(module: ModuleType, name: str) -> Graph:
 
     with quiet(), tempfile.TemporaryDirectory() as scratch:
         proto = module.load_onnx(name)
-        symbols = {d.dim_param for v in proto.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param.isidentifier()}
+        symbols = {
+            d.dim_param
+            for v in proto.graph.input
+            for d in v.type.tensor_type.shape.dim
+            if d.dim_param.isidentifier()
+        }
         path = Path(scratch) / "model.onnx"
         onnx.save(proto, str(path))
-        return load_model(str(path), ModelOptions(dims={symbol: 8 if "batch" in symbol else 1024 for symbol in symbols})).graph
+        return load_model(
+            str(path),
+            ModelOptions(dims={symbol: 8 if "batch" in symbol else 1024 for symbol in symbols}),
+        ).graph
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without the warnings and words of other libraries."""
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         yield
 
@@ -194,16 +280,29 @@ def analysed(graph: Graph) -> Analysis:
 
 
 def folded(graph: Graph) -> tuple[Analysis, Multiplicities]:
-    """The analysis of the graph with equal layers folded, and its operators' multiplicities, as in the planner."""
+    """Analyse the graph with equal layers folded, and count its operators, as the planner does."""
     folded = FoldedModel(graph, train=True)
     return folded.analysis(short=True), Multiplicities(counts=folded.counts)
 
 
-def cost_graph(analysis: Analysis, sizes: tuple[int, ...], work: Multiplicities | None = None) -> CostGraph:
-    """The priced tables on a mesh of these sizes; `UsageError` where it cannot be laid over the cluster."""
+def cost_graph(
+    analysis: Analysis, sizes: tuple[int, ...], work: Multiplicities | None = None
+) -> CostGraph:
+    """The priced tables on a mesh of these sizes.
+
+    `UsageError` where it cannot be laid over the cluster.
+    """
     cluster = load_cluster(CLUSTER).sized(math.prod(sizes))
     levels = bind_axes(cluster, sizes)
     if levels is None:
         raise UsageError(f"the mesh {sizes} cannot be laid over {CLUSTER}")
-    axes = tuple(Axis(name=f"axis{i}", size=size, level=level) for i, (size, level) in enumerate(zip(sizes, levels, strict=True)))
-    return build_tables(analysis, MeshPrices(cluster=cluster, mesh=Mesh(axes=axes)), optimizer="adamw", work=work or Multiplicities()).graph
+    axes = tuple(
+        Axis(name=f"axis{i}", size=size, level=level)
+        for i, (size, level) in enumerate(zip(sizes, levels, strict=True))
+    )
+    return build_tables(
+        analysis,
+        MeshPrices(cluster=cluster, mesh=Mesh(axes=axes)),
+        optimizer="adamw",
+        work=work or Multiplicities(),
+    ).graph

@@ -1,4 +1,4 @@
-"""The races: CPU seconds and objectives of dynamic programming and of a rival on the same tables."""
+"""Races of dynamic programming and a rival on the same tables: CPU seconds and objectives."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from autopar.search import CostGraph, Solution, exhaustive, integer_program, recursive_programming, solve
-from autopar.search.integer_program import NotSolved
-from autopar.search.orders import order
+from autopar.search import (
+    CostGraph,
+    NotSolved,
+    Solution,
+    exhaustive,
+    forget_orders,
+    integer_program,
+    recursive_programming,
+    solve,
+)
 
 EQUAL = 1e-6
 """Relative distance of costs that are equal: HiGHS works to about that."""
@@ -24,7 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One race: seconds of CPU, costs in seconds a step; `note`: the rival's failure; `rival_bound`: its proof."""
+    """One race: seconds of CPU, costs in seconds a step.
+
+    `note`: the rival's failure; `rival_bound`: its proof.
+    """
 
     model: str
     mesh: str
@@ -70,7 +80,7 @@ class LeftOut:
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """CPU seconds, without the garbage collector (which scans the whole process), and the result."""
+    """CPU seconds and the result, without the garbage collector, which scans the whole process."""
     gc.collect()
     gc.disable()
     try:
@@ -81,29 +91,63 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
         gc.enable()
 
 
-def race(model: str, mesh: str, graph: CostGraph, *, seconds: float, rivals: Iterable[str]) -> list[Row]:
+def race(
+    model: str, mesh: str, graph: CostGraph, *, seconds: float, rivals: Iterable[str]
+) -> list[Row]:
     """A row for each rival; ours is solved once, from a cold start."""
-    order.cache_clear()
+    forget_orders()
     ours_s, ours = timed(lambda: solve(graph))
     return [RIVALS[rival](model, mesh, graph, ours_s, ours, seconds) for rival in rivals]
 
 
-def _row(model: str, mesh: str, rival: str, ours_s: float, ours: Solution, **found: Any) -> Row:
-    return Row(model=model, mesh=mesh, rival=rival, ours_s=ours_s, ours_cost=ours.cost, ours_gap=ours.gap, **found)
+def _row(
+    model: str, mesh: str, rival: str, ours_s: float, ours: Solution, **rival_figures: Any
+) -> Row:
+    return Row(
+        model=model,
+        mesh=mesh,
+        rival=rival,
+        ours_s=ours_s,
+        ours_cost=ours.cost,
+        ours_gap=ours.gap,
+        **rival_figures,
+    )
 
 
-def against_highs(model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float) -> Row:
+def against_highs(
+    model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float
+) -> Row:
     """The integer program, limited to `seconds`."""
     columns = sum(graph.sizes) + sum(table.size for table in graph.edges.values())
     if columns > COLUMNS:
         note = f"{columns:.1e} columns are too many"
         return _row(model, mesh, "highs", ours_s, ours, rival_s=None, rival_cost=None, note=note)
-    spent, found = timed(partial(_integer_program, graph, seconds))
-    bound = found.lower_bound if math.isfinite(found.lower_bound) else None
-    if isinstance(found, NotSolved):
-        return _row(model, mesh, "highs", ours_s, ours, rival_s=spent, rival_cost=None, rival_bound=bound, note="out of time")
-    note = "out of time" if found.gap > EQUAL else ""
-    return _row(model, mesh, "highs", ours_s, ours, rival_s=spent, rival_cost=found.cost, rival_bound=bound, note=note)
+    spent, solution = timed(partial(_integer_program, graph, seconds))
+    bound = solution.lower_bound if math.isfinite(solution.lower_bound) else None
+    if isinstance(solution, NotSolved):
+        return _row(
+            model,
+            mesh,
+            "highs",
+            ours_s,
+            ours,
+            rival_s=spent,
+            rival_cost=None,
+            rival_bound=bound,
+            note="out of time",
+        )
+    note = "out of time" if solution.gap > EQUAL else ""
+    return _row(
+        model,
+        mesh,
+        "highs",
+        ours_s,
+        ours,
+        rival_s=spent,
+        rival_cost=solution.cost,
+        rival_bound=bound,
+        note=note,
+    )
 
 
 def _integer_program(graph: CostGraph, seconds: float) -> Solution | NotSolved:
@@ -114,21 +158,43 @@ def _integer_program(graph: CostGraph, seconds: float) -> Solution | NotSolved:
         return error
 
 
-def against_exhaustive(model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float) -> Row:
+def against_exhaustive(
+    model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float
+) -> Row:
     """Every assignment, where there are few."""
     if math.prod(graph.sizes) > ENUMERABLE:
         note = f"10^{sum(map(math.log10, graph.sizes)):.0f} assignments are too many"
-        return _row(model, mesh, "exhaustive", ours_s, ours, rival_s=None, rival_cost=None, note=note)
-    spent, found = timed(lambda: exhaustive(graph))
-    return _row(model, mesh, "exhaustive", ours_s, ours, rival_s=spent, rival_cost=found.cost, rival_bound=found.cost)
+        return _row(
+            model, mesh, "exhaustive", ours_s, ours, rival_s=None, rival_cost=None, note=note
+        )
+    spent, solution = timed(lambda: exhaustive(graph))
+    return _row(
+        model,
+        mesh,
+        "exhaustive",
+        ours_s,
+        ours,
+        rival_s=spent,
+        rival_cost=solution.cost,
+        rival_bound=solution.cost,
+    )
 
 
-def against_recursive(model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float) -> Row:
+def against_recursive(
+    model: str, mesh: str, graph: CostGraph, ours_s: float, ours: Solution, seconds: float
+) -> Row:
     """The fast search."""
-    spent, found = timed(lambda: recursive_programming(graph))
+    spent, solution = timed(lambda: recursive_programming(graph))
     row = _row(
-        model, mesh, "recursive_programming", ours_s, ours, rival_s=spent, rival_cost=found.cost, rival_bound=found.lower_bound
-    )  # fmt: skip
+        model,
+        mesh,
+        "recursive_programming",
+        ours_s,
+        ours,
+        rival_s=spent,
+        rival_cost=solution.cost,
+        rival_bound=solution.lower_bound,
+    )
     return replace(row, note=f"{row.excess:.4%} above ours")
 
 

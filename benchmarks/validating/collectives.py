@@ -1,8 +1,10 @@
-"""Collectives of published measurements and of the model: one cluster a machine, nothing set for a single row.
+"""Collectives of published measurements and of the model.
 
-A row gives a time, or an algorithm or bus bandwidth (`autopar.costmodel.collectives.bandwidth`) at a size. "Large"
-without a figure is 1 GiB. Left out, with the reason: rows without a size, machines without a preset, and rows that are
-no collective.
+One cluster a machine, nothing set for a single row.
+
+A row gives a time, or an algorithm or bus bandwidth at a size; `bus_bandwidth` of
+`autopar.costmodel.collectives` converts it. "Large" without a figure is 1 GiB. Left out, with the
+reason: rows without a size, machines without a preset, and rows that are no collective.
 """
 
 from __future__ import annotations
@@ -11,20 +13,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.costmodel import Cluster, collective_time, load_cluster
-from autopar.costmodel.collectives.bandwidth import bus_factor
+from autopar.costmodel.collectives.bus_bandwidth import bus_factor
 
 LARGE = 2**30
 BIG = 2**20
 """From this many bytes on a message is counted as large."""
-KINDS = {"alltoall": "all_to_all", "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter"}
+KINDS = {
+    "alltoall": "all_to_all",
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """A machine.
 
-    `words`: contained in a row's machine. `cluster`: its preset. `nodes`: the number that "multi" means. `pair`: B/s
-    between two devices of a node, if it is wired differently.
+    `words`: contained in a row's machine. `cluster`: its preset. `nodes`: the number that "multi"
+    means. `pair`: B/s between two devices of a node, if it is wired differently.
     """
 
     name: str
@@ -37,7 +44,11 @@ class Machine:
 MACHINES = (
     Machine(name="A100 node", words=("DGX/HGX A100-SXM 8-GPU",), cluster="dgx-a100-80g"),
     Machine(name="A100 node (vTrain)", words=("vTrain trace",), cluster="dgx-a100-80g"),
-    Machine(name="A100 node (Galvatron)", words=("Galvatron reference cluster 1 node", "(fits 8x A100"), cluster="dgx-a100-80g"),
+    Machine(
+        name="A100 node (Galvatron)",
+        words=("Galvatron reference cluster 1 node", "(fits 8x A100"),
+        cluster="dgx-a100-80g",
+    ),
     Machine(name="A100, vendor's figures", words=("A100 NVLink3",), cluster="dgx-a100-80g"),
     Machine(name="A100, vendor's figures", words=("DGX A100 8x200Gb",), cluster="dgx-a100-80g"),
     Machine(name="p4de, 2 nodes", words=("p4de.24xlarge",), cluster="p4d"),
@@ -77,7 +88,9 @@ def scored(rows: Iterable[Mapping[str, str]]) -> dict[str, Scored]:
     """Rows by machine; left-out rows are counted under "left out"."""
     groups: dict[str, Scored] = {}
     for row in rows:
-        machine = next((m for m in MACHINES if all(word in row["machine"] for word in m.words)), None)
+        machine = next(
+            (m for m in MACHINES if all(word in row["machine"] for word in m.words)), None
+        )
         reason = _unusable(row, machine)
         if machine is None or reason is not None:
             counts = groups.setdefault("left out", Scored()).left_out
@@ -94,9 +107,15 @@ def _unusable(row: Mapping[str, str], machine: Machine | None) -> str | None:
         return f"{row['collective']} is not a collective"
     if machine is None:
         return f"no preset for {row['machine']}"
-    if row["gpus"] != "multi" and not (row["gpus"].isdigit() and row["nodes"].isdigit() and int(row["gpus"]) % int(row["nodes"]) == 0):
+    if row["gpus"] != "multi" and not (
+        row["gpus"].isdigit()
+        and row["nodes"].isdigit()
+        and int(row["gpus"]) % int(row["nodes"]) == 0
+    ):
         return "the ranks on each node are not stated"
-    if not any(row[column] and float(row[column]) > 0 for column in ("time_us", "busbw_GBps", "algbw_GBps")):
+    if not any(
+        row[column] and float(row[column]) > 0 for column in ("time_us", "busbw_GBps", "algbw_GBps")
+    ):
         return "it states no time"
     return None
 
@@ -110,21 +129,31 @@ def size_of(text: str) -> float:
 
 
 def _point(row: Mapping[str, str], machine: Machine) -> Point:
-    kind, size = KINDS[row["collective"]], size_of(row["size_bytes"])
+    kind = KINDS[row["collective"]]
+    size = size_of(row["size_bytes"])
     nodes = machine.nodes if row["nodes"] == "multi" else int(row["nodes"])
     ranks = 8 * nodes if row["gpus"] == "multi" else int(row["gpus"])
     cluster = _cluster(row, machine).sized(8 * nodes)
-    inner = f"nvlink:{ranks // nodes}+" if ranks > nodes else ""
-    level = "nvlink" if nodes == 1 else f"{inner}nic:{nodes}" if inner else "nic"
+    if nodes == 1:
+        level = "nvlink"
+    elif ranks > nodes:
+        level = f"nvlink:{ranks // nodes}+nic:{nodes}"
+    else:
+        level = "nic"
     predicted = float(collective_time(kind, size, ranks, level=level, cluster=cluster))
     label = f"{kind} of {size:.0f} B on {ranks} GPUs"
-    return Point(label=label, size=size, measured=_measured(row, kind, size, ranks), predicted=predicted)
+    return Point(
+        label=label, size=size, measured=_measured(row, kind, size, ranks), predicted=predicted
+    )
 
 
 def _cluster(row: Mapping[str, str], machine: Machine) -> Cluster:
     cluster = load_cluster(machine.cluster)
     if machine.pair is not None:
-        cluster = replace(cluster, levels=(replace(cluster.levels[0], peer_bandwidth=machine.pair), *cluster.levels[1:]))
+        cluster = replace(
+            cluster,
+            levels=(replace(cluster.levels[0], peer_bandwidth=machine.pair), *cluster.levels[1:]),
+        )
     if "NVLS off" not in row["notes"]:
         return cluster
     return replace(cluster, levels=tuple(replace(level, features=()) for level in cluster.levels))

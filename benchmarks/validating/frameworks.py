@@ -1,4 +1,4 @@
-"""The frameworks of published runs, as the cost model describes them, and the choices of their recipes."""
+"""The frameworks of published runs, as the cost model describes them, and their recipes."""
 
 from __future__ import annotations
 
@@ -49,23 +49,33 @@ def framework_of(name: str, *, compiled: bool = False, precision: str = "") -> F
     if name.startswith("Megatron-Bridge"):
         return framework_named("megatron-bridge")
     if name.startswith("llm-foundry"):  # the tables of one precision are of one date
-        return framework_named("llm-foundry-2023.05" if precision == "bf16" else "llm-foundry-2023.10")
+        return framework_named(
+            "llm-foundry-2023.05" if precision == "bf16" else "llm-foundry-2023.10"
+        )
     if name not in NAMES:
         raise Missing(f"framework not described: {name or 'none'}")
     known = NAMES[name]
-    return framework_named(f"{known} compiled" if compiled and known.startswith("torchtitan") else known)
+    return framework_named(
+        f"{known} compiled" if compiled and known.startswith("torchtitan") else known
+    )
 
 
 @functools.cache
 def _recipes() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((DATA / "recipes.json").read_text(encoding="utf-8"))["recipes"]
-    return found
+    recipes: list[dict[str, Any]] = json.loads((DATA / "recipes.json").read_text(encoding="utf-8"))[
+        "recipes"
+    ]
+    return recipes
 
 
 def recipe_of(framework: str, model: str, gpu: str, precision: str) -> Mapping[str, Any]:
-    """The choices of a recipe in a Megatron-Bridge container, or in the nearest with the same model and precision."""
+    """The choices of a recipe in a Megatron-Bridge container.
+
+    Without the container: the nearest with the same model and precision.
+    """
     container = framework.removeprefix("Megatron-Bridge ").partition(" ")[0]
-    name, device = model.partition(" (")[0], gpu.partition("-")[0]
+    name = model.partition(" (")[0]
+    device = gpu.partition("-")[0]
 
     def distance(entry: Mapping[str, Any]) -> tuple[bool, bool, float]:
         nearest = min(abs(_version(other) - _version(container)) for other in entry["containers"])

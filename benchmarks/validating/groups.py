@@ -1,4 +1,7 @@
-"""All groups of a folder: training runs by their group, single layers, memory, collectives by machine and by size."""
+"""All groups of a folder.
+
+Training runs by their group, single layers, memory, collectives by machine and by size.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,23 @@ from .training import attempted, training_groups
 
 
 def all_groups(folder: Path, *, most: int | None = None) -> tuple[list[Group], list[str]]:
-    """The groups of a folder, of at most `most` training runs each, and the files that hold none."""
+    """Groups of a folder, at most `most` training runs each, and the files that hold none."""
     tables, others = read_tables(folder)
     rows = training_rows(tables)
     groups = training_groups(thinned(rows, most) if most is not None else rows)
     layers = [group for table in tables if table.kind == "layers" for group in layer_groups(table)]
     files = [group for table in tables if table.kind in FILES for group in file_groups(table)]
-    memory = [group for table in tables if table.kind == "memory" for group in memory_groups(table, rows)]
-    return [*groups, *files, *stage_groups(tables), *layers, *memory, *collective_groups(tables)], others
+    memory = [
+        group for table in tables if table.kind == "memory" for group in memory_groups(table, rows)
+    ]
+    return [
+        *groups,
+        *files,
+        *stage_groups(tables),
+        *layers,
+        *memory,
+        *collective_groups(tables),
+    ], others
 
 
 FILES: Mapping[str, Callable[[Row], list[tuple[str, Sample]]]] = {
@@ -35,9 +47,13 @@ FILES: Mapping[str, Callable[[Row], list[tuple[str, Sample]]]] = {
     "simumax": lambda row: [("simumax_b200", simumax(row).sample())],
     "mist": lambda row: [("mist_l4", mist(row).sample())],
     "aceso": lambda row: [(f"mist_aceso {row['gpu'].partition('-')[0]}", aceso(row).sample())],
-    "sailor": lambda row: [("sailor mixed" if row["heterogeneous"] == "1" else "sailor", sailor(row).sample())],
+    "sailor": lambda row: [
+        ("sailor mixed" if row["heterogeneous"] == "1" else "sailor", sailor(row).sample())
+    ],
     "sailor layers": lambda row: [layer_sample(row)],
-    "experts": lambda row: [(f"megatron_moe_layer {name}", sample) for name, sample in experts_layer(row)],
+    "experts": lambda row: [
+        (f"megatron_moe_layer {name}", sample) for name, sample in experts_layer(row)
+    ],
 }
 """The samples of a row by group, for each kind of file."""
 
@@ -47,42 +63,52 @@ def file_groups(table: Table) -> list[Group]:
     samples: dict[str, list[Sample]] = {}
     left_out: Counter[str] = Counter()
     for row in table.rows:
-        found = attempted(partial(FILES[table.kind], row))
-        if isinstance(found, str):
-            left_out[found] += 1
+        priced = attempted(partial(FILES[table.kind], row))
+        if isinstance(priced, str):
+            left_out[priced] += 1
             continue
-        for name, sample in found:
+        for name, sample in priced:
             samples.setdefault(name, []).append(sample)
     groups = [Group(name=name, samples=tuple(members)) for name, members in samples.items()]
-    return [replace(groups[0], left_out=left_out), *groups[1:]] if groups else [Group(name=table.name, samples=(), left_out=left_out)]
+    if groups:
+        return [replace(groups[0], left_out=left_out), *groups[1:]]
+    return [Group(name=table.name, samples=(), left_out=left_out)]
 
 
 def stage_groups(tables: Sequence[Table]) -> list[Group]:
     """The stages of plans that are in a file of their own, by device."""
     rows = [row for table in tables if table.kind == "stages" for row in table.rows]
     plans = [row for table in tables if table.kind == "aceso" for row in table.rows]
-    found, left_out = stage_samples(rows, plans)
-    groups = [Group(name=f"mist_aceso stages {name}", samples=tuple(members)) for name, members in found.items()]
+    samples, left_out = stage_samples(rows, plans)
+    groups = [
+        Group(name=f"mist_aceso stages {name}", samples=tuple(members))
+        for name, members in samples.items()
+    ]
     return [replace(groups[0], left_out=left_out), *groups[1:]] if groups else []
 
 
 def collective_groups(tables: Sequence[Table]) -> list[Group]:
-    """A group for each machine, and all together by size. The null model is a constant number of bytes a second."""
+    """A group for each machine, and all together by size.
+
+    The null model is a constant number of bytes a second.
+    """
     rows = [row for table in tables if table.kind == "collectives" for row in table.rows]
     if not rows:
         return []
     machines: dict[str, list[Point]] = {}
     left_out: Counter[str] = Counter()
     for row in rows:
-        found = attempted(partial(scored, [row]))
-        if isinstance(found, str):
-            left_out[found] += 1
+        sample = attempted(partial(scored, [row]))
+        if isinstance(sample, str):
+            left_out[sample] += 1
             continue
-        for name, part in found.items():
+        for name, part in sample.items():
             left_out.update(part.left_out)
             if part.points:
                 machines.setdefault(name, []).extend(part.points)
-    large, small, parts = [], [], []
+    large = []
+    small = []
+    parts = []
     for name, points in machines.items():
         samples = [collective(name, point) for point in points]
         large += [s for s, point in zip(samples, points, strict=True) if point.size >= BIG]
@@ -97,4 +123,9 @@ def collective_groups(tables: Sequence[Table]) -> list[Group]:
 
 def collective(machine: str, point: Point) -> Sample:
     """A point as a sample."""
-    return Sample(label=f"{machine}: {point.label}", measured=point.measured, predicted=point.predicted, work=point.size)
+    return Sample(
+        label=f"{machine}: {point.label}",
+        measured=point.measured,
+        predicted=point.predicted,
+        work=point.size,
+    )

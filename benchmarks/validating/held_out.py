@@ -1,9 +1,12 @@
-"""The multiples of a prediction between which nine measured runs in ten lie, with equal weight for every group.
+"""The multiples of a prediction between which nine measured runs in ten lie.
 
-    quantile p of log(measured / predicted) over all rows, each with the weight 1 / (rows of its group)
+Every group has the same weight.
 
-Nothing is fitted to a run, so every row is held out. The share of a group's rows inside the interval of all others
-shows whether the interval holds elsewhere.
+    quantile p of log(measured / predicted) over all rows, each with the weight 1 / (rows of its
+    group)
+
+Nothing is fitted to a run, so every row is held out. The share of a group's rows inside the
+interval of all others shows whether the interval holds elsewhere.
 """
 
 from __future__ import annotations
@@ -20,9 +23,16 @@ from .scores import Group, Sample
 
 Floats = NDArray[np.float64]
 APART = (
-    "collectives", "memory", "layer_times", "alephalpha 13B", "korth_t5 dp", "megatron_moe_layer", "mbridge ", "mist_aceso stages",
+    "collectives",
+    "memory",
+    "layer_times",
+    "alephalpha 13B",
+    "korth_t5 dp",
+    "megatron_moe_layer",
+    "mbridge ",
+    "mist_aceso stages",
     "sailor_layers",
-)  # fmt: skip
+)
 """Prefixes of the names of groups that are no whole runs, or parts of another group."""
 _Pair = Callable[[Sample], tuple[float | None, float | None]]
 FEW = 3
@@ -31,7 +41,7 @@ FEW = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The interval of all groups, and which share of each group lies inside the interval of the others."""
+    """The interval of all groups, and each group's share inside the interval of the others."""
 
     residual: Residual
     inside: Mapping[str, float]
@@ -48,16 +58,21 @@ def of_steps(groups: Sequence[Group]) -> HeldOut | None:
 
 
 def of_memory(groups: Sequence[Group]) -> HeldOut | None:
-    """The interval of predicted peaks of memory; None where fewer than two groups have rows enough."""
+    """The interval of predicted peaks of memory.
+
+    None where fewer than two groups have rows enough.
+    """
     return _held_out(groups, lambda s: (s.memory, s.told_memory))
 
 
 def _held_out(groups: Sequence[Group], pair: _Pair) -> HeldOut | None:
     logs: dict[str, Floats] = {}
     for group in groups:
-        found = [(m, p) for m, p in map(pair, group.samples) if m and p]
-        if not group.name.startswith(APART) and len(found) >= FEW:
-            logs[group.name] = np.log(np.array([m for m, _ in found]) / np.array([p for _, p in found]))
+        pairs = [(m, p) for m, p in map(pair, group.samples) if m and p]
+        if not group.name.startswith(APART) and len(pairs) >= FEW:
+            logs[group.name] = np.log(
+                np.array([m for m, _ in pairs]) / np.array([p for _, p in pairs])
+            )
     if len(logs) < 2:
         return None
     low, middle, high = _quantiles(list(logs.values()))
@@ -65,14 +80,18 @@ def _held_out(groups: Sequence[Group], pair: _Pair) -> HeldOut | None:
     for name, own in logs.items():
         least, _, most = _quantiles([values for other, values in logs.items() if other != name])
         inside[name] = float(np.mean((own >= least) & (own <= most)))
-    return HeldOut(residual=Residual(low=low, middle=middle, high=high, rows=sum(map(len, logs.values()))), inside=inside)
+    return HeldOut(
+        residual=Residual(low=low, middle=middle, high=high, rows=sum(map(len, logs.values()))),
+        inside=inside,
+    )
 
 
 def _quantiles(groups: Sequence[Floats]) -> tuple[float, float, float]:
     values = np.concatenate(groups)
     weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in groups])
     order = np.argsort(values)
-    values, weights = values[order], weights[order]
+    values = values[order]
+    weights = weights[order]
     places = (np.cumsum(weights) - 0.5 * weights) / weights.sum()
     low, middle, high = (round(float(np.interp(p, places, values)), 4) for p in INTERVAL)
     return low, middle, high

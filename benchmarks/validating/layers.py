@@ -1,4 +1,7 @@
-"""Published and predicted times of one transformer layer: the addition of a second layer to a step's passes."""
+"""Published and predicted times of one transformer layer.
+
+The addition of a second layer to a step's passes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from .scores import Group, Sample
 from .steps import predict
 from .training import Predict, priced, work
 
-SHAPE = re.compile(r"h(?P<hidden>\d+) a(?P<heads>\d+) s(?P<seq_len>\d+), micro-batch (?P<micro_batch>\d+), TP(?P<tp>\d+)")
+SHAPE = re.compile(
+    r"h(?P<hidden>\d+) a(?P<heads>\d+) s(?P<seq_len>\d+), micro-batch (?P<micro_batch>\d+), "
+    r"TP(?P<tp>\d+)"
+)
 COLUMN = {"": "combined_ms", " forward": "forward_ms", " backward": "backward_ms"}
 
 
@@ -21,21 +27,30 @@ def layer_groups(table: Table, predicted: Predict = predict) -> list[Group]:
     samples: dict[str, list[Sample]] = {part: [] for part in COLUMN}
     left_out: Counter[str] = Counter()
     for number, row in enumerate(table.rows):
-        measured = {part: milliseconds(row, column, table, number) for part, column in COLUMN.items()}
-        found = second_layer(row, table, number, predicted)
-        if isinstance(found, str):
-            left_out[found] += 1
+        measured = {
+            part: milliseconds(row, column, table, number) for part, column in COLUMN.items()
+        }
+        sample = second_layer(row, table, number, predicted)
+        if isinstance(sample, str):
+            left_out[sample] += 1
             continue
-        forward, backward, flops = found
+        forward, backward, flops = sample
         for part, seconds in zip(COLUMN, (forward + backward, forward, backward), strict=True):
             label = f"{row['setting']}, {row['what']}"
             whole = flops if part == "" else None  # the null model's count is of both passes
-            samples[part].append(Sample(label=label, measured=measured[part], predicted=seconds, work=whole))
-    return [Group(name=table.name + part, samples=tuple(found), left_out=dict(left_out)) for part, found in samples.items()]
+            samples[part].append(
+                Sample(label=label, measured=measured[part], predicted=seconds, work=whole)
+            )
+    return [
+        Group(name=table.name + part, samples=tuple(sample), left_out=dict(left_out))
+        for part, sample in samples.items()
+    ]
 
 
-def second_layer(row: Row, table: Table, number: int, predicted: Predict) -> tuple[float, float, float] | str:
-    """Seconds forward and backward and the work of a second layer, or the reason why there are none."""
+def second_layer(
+    row: Row, table: Table, number: int, predicted: Predict
+) -> tuple[float, float, float] | str:
+    """Seconds forward and backward and the work of a second layer, or why there are none."""
     step = step_row(row)
     if step is None:
         return "its shape is not given"
@@ -43,10 +58,10 @@ def second_layer(row: Row, table: Table, number: int, predicted: Predict) -> tup
     for layers in ("1", "2"):
         model = {**step, "layers": layers}
         run = checked(model, table.path, number)
-        found = priced(model, run, predicted)
-        if isinstance(found, str):
-            return found
-        shape, price = found
+        prices = priced(model, run, predicted)
+        if isinstance(prices, str):
+            return prices
+        shape, price = prices
         flops = work(run, shape)
         assert flops is not None
         models.append((price.forward[0], price.backward[0], flops))
@@ -59,19 +74,33 @@ def milliseconds(row: Row, column: str, table: Table, number: int) -> float | No
     try:
         return float(row[column]) * 1e-3 if row[column] else None
     except ValueError as error:
-        raise UsageError(f"{table.path.name}, row {number + 1}, column {column}: {row[column]!r} is no number") from error
+        raise UsageError(
+            f"{table.path.name}, row {number + 1}, column {column}: {row[column]!r} is no number"
+        ) from error
 
 
 def step_row(row: Row) -> Row | None:
-    """A measured layer as a training step of a one-layer model (Megatron-LM of 2022, whose layers were measured)."""
-    found = SHAPE.search(row["what"])
-    if found is None:
+    """A measured layer as a training step of a model of one layer.
+
+    The framework is Megatron-LM of 2022, whose layers were measured.
+    """
+    match = SHAPE.search(row["what"])
+    if match is None:
         return None
     setting = row["setting"]
     recompute = next((word for word in ("full", "selective") if word in setting), "none")
     own = {
-        "id": setting, "group": "layer", "framework": "Megatron-LM 2022", "gpu": row["gpu"], "layers": "1", "recompute": recompute,
-        "seq_parallel": "1" if "sequence" in setting else "0", "gpus": found["tp"], "pp": "1", "dp": "1",
-        "global_batch": found["micro_batch"], "step_time_s": "1",
-    }  # fmt: skip
-    return {**dict.fromkeys(sorted(COLUMNS["steps"]), ""), **GRID, **found.groupdict(), **own}
+        "id": setting,
+        "group": "layer",
+        "framework": "Megatron-LM 2022",
+        "gpu": row["gpu"],
+        "layers": "1",
+        "recompute": recompute,
+        "seq_parallel": "1" if "sequence" in setting else "0",
+        "gpus": match["tp"],
+        "pp": "1",
+        "dp": "1",
+        "global_batch": match["micro_batch"],
+        "step_time_s": "1",
+    }
+    return {**dict.fromkeys(sorted(COLUMNS["steps"]), ""), **GRID, **match.groupdict(), **own}

@@ -1,4 +1,7 @@
-"""Runs of Megatron-Core in files of their own: its tests' golden values, SimuMax's runs on B200, layers of experts."""
+"""Runs of Megatron-Core in files of their own.
+
+Its tests' golden values, SimuMax's runs on B200, layers of experts.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from dataclasses import replace
 
 from autopar.costmodel.known.configuration import Configuration
 from autopar.costmodel.known.frameworks import Framework, framework_named
+from autopar.costmodel.known.priced_step import price
 from autopar.costmodel.known.shape import Latent, Shape
-from autopar.costmodel.known.step import price
 
 from .machines import cluster_of
 from .missing import Missing
@@ -34,7 +37,10 @@ SENT_ONCE = ("deepep", "hybridep", "flex/deepep", "flex/hybridep")
 
 
 def golden_group(row: Row) -> str:
-    """The group of a row: deterministic runs, and those whose number of devices is open, are scored apart."""
+    """The group of a row.
+
+    Deterministic runs, and those whose number of devices is open, are scored apart.
+    """
     if _flag(row, "deterministic"):
         return "megatron_golden deterministic"
     return "megatron_golden" + (" ambiguous" if "ambiguous" in row["trap"] else "")
@@ -55,107 +61,213 @@ def golden(row: Row) -> Prepared:
     tensor, pipeline, context = (number(row, name) for name in ("tp", "pp", "cp"))
     work = _golden_framework(row)
     c = Configuration(
-        global_batch=number(row, "global_batch"), micro_batch=number(row, "micro_batch"), tensor=tensor, pipeline=pipeline,
-        data=devices // (tensor * pipeline * context), context=context, expert=number(row, "ep"), interleave=number(row, "vp"),
-        zero=int(_flag(row, "dist_optimizer")), sequence_parallel=_flag(row, "seq_parallel"), recompute=_golden_recompute(row),
-    )  # fmt: skip
+        global_batch=number(row, "global_batch"),
+        micro_batch=number(row, "micro_batch"),
+        tensor=tensor,
+        pipeline=pipeline,
+        data=devices // (tensor * pipeline * context),
+        context=context,
+        expert=number(row, "ep"),
+        interleave=number(row, "vp"),
+        zero=int(_flag(row, "dist_optimizer")),
+        sequence_parallel=_flag(row, "seq_parallel"),
+        recompute=_golden_recompute(row),
+    )
     measured = float(row["iter_time_s"]) if row["iter_time_s"] else None
     return Prepared(
-        label=f"{row['case']} on {devices} {row['gpu']}", shape=_golden_shape(row), configuration=work.run(c),
-        cluster=cluster_of(row["gpu"]), measured=measured, stage=-1,
+        label=f"{row['case']} on {devices} {row['gpu']}",
+        shape=_golden_shape(row),
+        configuration=work.run(c),
+        cluster=cluster_of(row["gpu"]),
+        measured=measured,
+        stage=-1,
         memory=float(row["mem_max_allocated_bytes"]) if row["mem_max_allocated_bytes"] else None,
-    )  # fmt: skip
+    )
 
 
 def _golden_shape(row: Row) -> Shape:
-    hidden, heads = number(row, "hidden"), number(row, "heads")
+    hidden = number(row, "hidden")
+    heads = number(row, "heads")
     latent = "MLA" in row["trap"]
     encoder = row["family"] == "t5"
     freq = row["moe_layer_freq"]
     return Shape(
-        layers=number(row, "layers"), hidden=hidden, heads=heads, kv_heads=heads if latent else number(row, "kv_heads", heads),
-        head_size=0 if latent else number(row, "head_dim", 0), ffn=number(row, "ffn", 4 * hidden),
-        vocab=number(row, "vocab_padded", number(row, "vocab")), sequence=128 if encoder else number(row, "seq"),
-        gated=_flag(row, "gated"), latent=LATENT if latent else None, experts=number(row, "experts", 0), top_k=number(row, "topk", 2),
-        expert_ffn=number(row, "moe_ffn", 0), shared_ffn=number(row, "shared_expert_ffn", 0),
-        dense_layers=int(freq.partition("[0]*")[2].partition("+")[0] or 0) if freq.startswith("([0]*") else 0,
-        # T5's decoder of 128 tokens attends to an encoder of as many layers (tests/functional_tests/test_cases/t5).
-        encoder_layers=number(row, "layers") if encoder else 0, encoder_sequence=number(row, "seq") if encoder else 0,
-        tied=not _flag(row, "untie"), bias=encoder, dropout=False, norm="layer_norm", position="learned" if encoder else "rotary",
-    )  # fmt: skip
+        layers=number(row, "layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads if latent else number(row, "kv_heads", heads),
+        head_size=0 if latent else number(row, "head_dim", 0),
+        ffn=number(row, "ffn", 4 * hidden),
+        vocab=number(row, "vocab_padded", number(row, "vocab")),
+        sequence=128 if encoder else number(row, "seq"),
+        gated=_flag(row, "gated"),
+        latent=LATENT if latent else None,
+        experts=number(row, "experts", 0),
+        top_k=number(row, "topk", 2),
+        expert_ffn=number(row, "moe_ffn", 0),
+        shared_ffn=number(row, "shared_expert_ffn", 0),
+        dense_layers=int(freq.partition("[0]*")[2].partition("+")[0] or 0)
+        if freq.startswith("([0]*")
+        else 0,
+        # T5's decoder of 128 tokens attends to an encoder of as many layers
+        # (tests/functional_tests/test_cases/t5).
+        encoder_layers=number(row, "layers") if encoder else 0,
+        encoder_sequence=number(row, "seq") if encoder else 0,
+        tied=not _flag(row, "untie"),
+        bias=encoder,
+        dropout=False,
+        norm="layer_norm",
+        position="learned" if encoder else "rotary",
+    )
 
 
 def _golden_framework(row: Row) -> Framework:
     habits = replace(
-        CORE.habits, overlap_gradients=_flag(row, "overlap_grad_reduce"), overlap_gather=_flag(row, "overlap_param_gather"),
-        pipelined_tensor=_flag(row, "tp_comm_overlap"), sent_once=row["moe_dispatcher"] in SENT_ONCE,
-    )  # fmt: skip
+        CORE.habits,
+        overlap_gradients=_flag(row, "overlap_grad_reduce"),
+        overlap_gather=_flag(row, "overlap_param_gather"),
+        pipelined_tensor=_flag(row, "tp_comm_overlap"),
+        sent_once=row["moe_dispatcher"] in SENT_ONCE,
+    )
     if _flag(row, "deterministic"):
-        # New tensors are filled before they are written, sums of gradients are passes of their own, and norms of
-        # parameters and gradients and their zeros are logged (model_config.yaml of these cases).
-        habits = replace(habits, filled=True, fused_accumulation=False, update_traffic=CORE.habits.update_traffic + 18.0)
-    narrow = "float8_block" if "mxfp8" in row["precision"] else "float8_e4m3fn" if "fp8" in row["precision"] else ""
+        # New tensors are filled before they are written, sums of gradients are passes of their own,
+        # and norms of parameters and gradients and their zeros are logged (model_config.yaml of
+        # these cases).
+        habits = replace(
+            habits,
+            filled=True,
+            fused_accumulation=False,
+            update_traffic=CORE.habits.update_traffic + 18.0,
+        )
+    narrow = ""
+    if "mxfp8" in row["precision"]:
+        narrow = "float8_block"
+    elif "fp8" in row["precision"]:
+        narrow = "float8_e4m3fn"
     return replace(CORE, habits=habits, kernels=replace(CORE.kernels, products=narrow))
 
 
 def _golden_recompute(row: Row) -> str:
-    return "full" if "full" in row["recompute"] else "selective" if row["recompute"] else "none"
+    if not row["recompute"]:
+        return "none"
+    return "full" if "full" in row["recompute"] else "selective"
 
 
 # --- SimuMax on one B200 node ---
 
 
 def simumax(row: Row) -> Prepared:
-    """A row of SimuMax's runs: no overlap of any kind, a fused loss, Megatron-Core with Transformer Engine."""
+    """A row of SimuMax's runs.
+
+    No overlap of any kind, a fused loss, Megatron-Core with Transformer Engine.
+    """
     latent = row["attention"].startswith("mla")
-    heads, tensor = number(row, "heads"), number(row, "tp")
+    heads = number(row, "heads")
+    tensor = number(row, "tp")
     shape = Shape(
-        layers=number(row, "layers"), hidden=number(row, "hidden"), heads=heads,
-        kv_heads=heads if latent else number(row, "kv_heads", heads), ffn=number(row, "ffn"), vocab=number(row, "vocab"),
-        sequence=number(row, "seq"), gated=_flag(row, "gated"),
-        latent=LATENT if latent else None, experts=number(row, "experts", 0), top_k=number(row, "topk", 2),
-        expert_ffn=number(row, "moe_ffn", 0), shared_ffn=number(row, "shared_ffn", 0), dense_layers=number(row, "dense_layers", 0),
-        tied=False, bias=False, dropout=False, norm="rms_norm", position="rotary",
-    )  # fmt: skip
+        layers=number(row, "layers"),
+        hidden=number(row, "hidden"),
+        heads=heads,
+        kv_heads=heads if latent else number(row, "kv_heads", heads),
+        ffn=number(row, "ffn"),
+        vocab=number(row, "vocab"),
+        sequence=number(row, "seq"),
+        gated=_flag(row, "gated"),
+        latent=LATENT if latent else None,
+        experts=number(row, "experts", 0),
+        top_k=number(row, "topk", 2),
+        expert_ffn=number(row, "moe_ffn", 0),
+        shared_ffn=number(row, "shared_ffn", 0),
+        dense_layers=number(row, "dense_layers", 0),
+        tied=False,
+        bias=False,
+        dropout=False,
+        norm="rms_norm",
+        position="rotary",
+    )
     loss = "megatron-fused" if _flag(row, "ce_fusion") else "megatron"
     c = Configuration(
-        global_batch=number(row, "global_batch"), micro_batch=number(row, "micro_batch"), tensor=tensor, pipeline=number(row, "pp"),
-        data=number(row, "dp"), context=number(row, "cp"), context_by="heads" if row["cp_comm"] == "a2a" else "ring",
-        expert=number(row, "ep"), interleave=number(row, "vp"), zero=int(_flag(row, "dist_optimizer")), sequence_parallel=tensor > 1,
-    )  # fmt: skip
+        global_batch=number(row, "global_batch"),
+        micro_batch=number(row, "micro_batch"),
+        tensor=tensor,
+        pipeline=number(row, "pp"),
+        data=number(row, "dp"),
+        context=number(row, "cp"),
+        context_by="heads" if row["cp_comm"] == "a2a" else "ring",
+        expert=number(row, "ep"),
+        interleave=number(row, "vp"),
+        zero=int(_flag(row, "dist_optimizer")),
+        sequence_parallel=tensor > 1,
+    )
     work = replace(CORE, habits=replace(CORE.habits, loss=loss))
     return Prepared(
-        label=row["case"], shape=shape, configuration=work.run(c), cluster=cluster_of("B200", source="simumax"),
+        label=row["case"],
+        shape=shape,
+        configuration=work.run(c),
+        cluster=cluster_of("B200", source="simumax"),
         measured=float(row["real_step_s"]),
-        memory=float(row["real_alloc_gib_max_rank"]) * 2**30 if row["real_alloc_gib_max_rank"] else None,
+        memory=float(row["real_alloc_gib_max_rank"]) * 2**30
+        if row["real_alloc_gib_max_rank"]
+        else None,
         peer=float(row["pred_step_s"]) if row["pred_step_s"] else None,
-    )  # fmt: skip
+    )
 
 
 # --- single layers of experts ---
 
 
 def experts_layer(row: Row) -> list[tuple[str, Sample]]:
-    """Passes of a layer of experts: a model with it minus one without, as the rows have no attention."""
+    """Passes of a layer of experts.
+
+    A model with it minus one without, as the rows have no attention.
+    """
     ranks = number(row, "ep")
     shape = Shape(
-        layers=1, hidden=number(row, "hidden"), heads=number(row, "hidden") // 128, kv_heads=number(row, "hidden") // 128,
-        ffn=number(row, "moe_ffn"), vocab=1024, sequence=number(row, "seq"), gated=True, experts=number(row, "experts"),
-        top_k=number(row, "topk"), expert_ffn=number(row, "moe_ffn"), shared_ffn=number(row, "shared_expert_ffn", 0),
-        groups=8 if row["router"].startswith("groups 8") else 0, top_groups=4 if "group top-4" in row["router"] else 0, tied=False,
-        bias=False, dropout=False, norm="rms_norm", position="none",
-    )  # fmt: skip
+        layers=1,
+        hidden=number(row, "hidden"),
+        heads=number(row, "hidden") // 128,
+        kv_heads=number(row, "hidden") // 128,
+        ffn=number(row, "moe_ffn"),
+        vocab=1024,
+        sequence=number(row, "seq"),
+        gated=True,
+        experts=number(row, "experts"),
+        top_k=number(row, "topk"),
+        expert_ffn=number(row, "moe_ffn"),
+        shared_ffn=number(row, "shared_expert_ffn", 0),
+        groups=8 if row["router"].startswith("groups 8") else 0,
+        top_groups=4 if "group top-4" in row["router"] else 0,
+        tied=False,
+        bias=False,
+        dropout=False,
+        norm="rms_norm",
+        position="none",
+    )
     narrow = next((ours for word, ours in NARROW if row["precision"].startswith(word)), "")
     if narrow and "blockwise" in row["precision"]:
         narrow = "float8_block"
     micro = number(row, "micro_batch")
-    c = Configuration(global_batch=micro * ranks, micro_batch=micro, data=ranks, expert=ranks, zero=1)
+    c = Configuration(
+        global_batch=micro * ranks, micro_batch=micro, data=ranks, expert=ranks, zero=1
+    )
     habits = replace(CORE.habits, sent_once=row["dispatcher"] in SENT_ONCE)
     work = replace(CORE, habits=habits, kernels=replace(CORE.kernels, products=narrow))
     cluster = cluster_of(row["gpu"])
-    with_experts, without = (price(s, work.run(c), cluster) for s in (shape, replace(shape, experts=0, shared_ffn=0, ffn=1)))
-    found = []
+    with_experts, without = (
+        price(s, work.run(c), cluster)
+        for s in (shape, replace(shape, experts=0, shared_ffn=0, ffn=1))
+    )
+    samples = []
     for name in ("forward", "backward"):
         there, apart = (getattr(one, name)[0] for one in (with_experts, without))
-        found.append((name, Sample(label=f"{row['case']}, {name}", measured=float(row[f"{name}_s"]), predicted=there - apart)))
-    return found
+        samples.append(
+            (
+                name,
+                Sample(
+                    label=f"{row['case']}, {name}",
+                    measured=float(row[f"{name}_s"]),
+                    predicted=there - apart,
+                ),
+            )
+        )
+    return samples

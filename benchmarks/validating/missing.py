@@ -4,4 +4,7 @@ from __future__ import annotations
 
 
 class Missing(Exception):
-    """A row does not define its run, or names something not described; the message is the reason."""
+    """A row does not define its run, or names something not described.
+
+    The message is the reason.
+    """

@@ -1,8 +1,10 @@
-"""Pairs of devices: public runs of the same model, framework, precision and sequence length on both.
+"""Pairs of devices with public runs of the same model, framework, precision and length.
 
-    ratio = tokens a second and device on one over those on the other (geometric means over a device's runs)
+    ratio = tokens a second and device on one over those on the other (geometric means over a
+    device's runs)
 
-Framework and model are the same on both sides, so a ratio shows the devices alone: measured and predicted.
+Framework and model are the same on both sides, so a ratio shows the devices alone: measured and
+predicted.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ LARGE = "70B"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two devices on one model's runs: the second's speed over the first's, measured and predicted."""
+    """Two devices on one model's runs.
+
+    The second's speed over the first's, measured and predicted.
+    """
 
     what: str
     model: str
@@ -38,27 +43,32 @@ class Pair:
 
 def pairs(groups: Sequence[Group]) -> list[Pair]:
     """Every pair of devices that some public model ran on."""
-    found: dict[Key, dict[str, list[Sample]]] = {}
+    samples: dict[Key, dict[str, list[Sample]]] = {}
     for group in groups:
         for sample in group.samples:
             if sample.timed and sample.tokens and sample.device and sample.pair is not None:
-                runs = found.setdefault(sample.pair, {}).setdefault(sample.device, [])
+                runs = samples.setdefault(sample.pair, {}).setdefault(sample.device, [])
                 if sample not in runs:
                     runs.append(sample)
-    return [pair for key, by_device in found.items() for pair in _of_one(key, by_device)]
+    return [pair for key, by_device in samples.items() for pair in _of_one(key, by_device)]
 
 
 def _of_one(key: Key, by_device: dict[str, list[Sample]]) -> Iterator[Pair]:
     framework, model, rest = key
     for one, other in itertools.combinations(sorted(by_device), 2):
-        first, second = by_device[one], by_device[other]
+        first = by_device[one]
+        second = by_device[other]
         measured, predicted = (
             _rate(second, name) / _rate(first, name) for name in ("measured", "predicted")
         )
         yield Pair(
-            what=f"{framework} {model}, {rest}", model=model, devices=(one, other), measured=measured, predicted=predicted,
+            what=f"{framework} {model}, {rest}",
+            model=model,
+            devices=(one, other),
+            measured=measured,
+            predicted=predicted,
             runs=len(first) + len(second),
-        )  # fmt: skip
+        )
 
 
 def _rate(runs: Sequence[Sample], name: str) -> float:
@@ -67,6 +77,6 @@ def _rate(runs: Sequence[Sample], name: str) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def within(found: Sequence[Pair], share: float = 0.15) -> float:
+def within(pairs: Sequence[Pair], share: float = 0.15) -> float:
     """The fraction of ratios predicted within `share`."""
-    return sum(abs(pair.error) <= share for pair in found) / max(len(found), 1)
+    return sum(abs(pair.error) <= share for pair in pairs) / max(len(pairs), 1)

@@ -16,9 +16,10 @@ from .sizes import forward_flops
 class Prepared:
     """A run and its measurements.
 
-    `measured`: seconds. `memory`: bytes that torch allocated at the peak, on the stage with index `stage` (None: the
-    fullest); `occupied`: memory of the whole device, with the context. `peer`: seconds that the source's own model
-    predicts. `pipelines`: if stages differ; the cluster then has exactly their devices.
+    `measured`: seconds. `memory`: bytes that torch allocated at the peak, on the stage with index
+    `stage` (None: the fullest); `occupied`: memory of the whole device, with the context. `peer`:
+    seconds that the source's own model predicts. `pipelines`: if stages differ; the cluster then
+    has exactly their devices.
     """
 
     label: str
@@ -41,18 +42,34 @@ class Prepared:
 
     def sample(self) -> Sample:
         """The run priced."""
-        found = self.priced()
-        told = max(found.allocated) if self.stage is None else found.allocated[self.stage]
+        priced = self.priced()
+        told = max(priced.allocated) if self.stage is None else priced.allocated[self.stage]
         devices = self.cluster.devices if self.pipelines else self.configuration.devices
-        work = 3.0 * forward_flops(self.shape) * self.configuration.global_batch * self.shape.sequence / devices
+        work = (
+            3.0
+            * forward_flops(self.shape)
+            * self.configuration.global_batch
+            * self.shape.sequence
+            / devices
+        )
         return Sample(
-            label=self.label, sweep=self.sweep, measured=self.measured, predicted=found.step, work=work, was_oom=False,
-            told_oom=not found.fits, memory=self.memory, told_memory=found.memory if self.occupied else told, peer=self.peer,
-            arithmetic=found.arithmetic,
-        )  # fmt: skip
+            label=self.label,
+            sweep=self.sweep,
+            measured=self.measured,
+            predicted=priced.step,
+            work=work,
+            was_oom=False,
+            told_oom=not priced.fits,
+            memory=self.memory,
+            told_memory=priced.memory if self.occupied else told,
+            peer=self.peer,
+            arithmetic=priced.arithmetic,
+        )
 
 
 def second_layer(one: Prepared) -> tuple[Priced, Priced]:
     """The prices of a model of one layer and of two."""
-    first, second = (price(replace(one.shape, layers=n), one.configuration, one.cluster) for n in (1, 2))
+    first, second = (
+        price(replace(one.shape, layers=n), one.configuration, one.cluster) for n in (1, 2)
+    )
     return first, second

@@ -1,9 +1,11 @@
-"""Published figures of memory without a run: states of ZeRO, and stored and kept bytes of a first pipeline stage.
+"""Published figures of memory without a run.
 
-Peaks measured in a run are scored with the run. Sources: S. Rajbhandari et al., "ZeRO: memory optimizations toward
-training trillion parameter models" (2020), table 1; V. Korthikanti et al., "Reducing activation recomputation in large
-transformer models" (2022), figures 1 and 7, whose figures follow from formulas. A ratio is to the same configuration
-with tensor parallelism alone.
+States of ZeRO, and stored and kept bytes of a first pipeline stage.
+
+Peaks measured in a run are scored with the run. Sources: S. Rajbhandari et al., "ZeRO: memory
+optimizations toward training trillion parameter models" (2020), table 1; V. Korthikanti et al.,
+"Reducing activation recomputation in large transformer models" (2022), figures 1 and 7, whose
+figures follow from formulas. A ratio is to the same configuration with tensor parallelism alone.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from dataclasses import replace
 from functools import partial
 
 from autopar.costmodel.known.configuration import Configuration, Habits
-from autopar.costmodel.known.memory import stored_bytes, working
-from autopar.costmodel.known.parts import PartSeconds, parts_of
+from autopar.costmodel.known.part_figures import PartSeconds
+from autopar.costmodel.known.part_seconds import parts_of
+from autopar.costmodel.known.stage_memory import stored_bytes, working
 from autopar.errors import UsageError
 from autopar.order.schedules import in_flight
 
@@ -27,7 +30,8 @@ from .sizes import shape_of
 from .steps import configuration_of, framework
 from .training import attempted
 
-GB, GIB = 1e9, 2.0**30
+GB = 1e9
+GIB = 2.0**30
 ZERO = re.compile(r"DP=(\d+) ZeRO stage ([123])")
 STATES = "params+grads+optimizer"
 BASELINE = "activations, TP baseline no recompute"
@@ -43,7 +47,10 @@ KEPT: Mapping[str, tuple[str, bool]] = {
 
 
 def memory_groups(table: Table, runs: Sequence[tuple[Row, Run]]) -> list[Group]:
-    """States by ZeRO's table, and stages by the figures; `runs`: training runs with the models of the figures."""
+    """States by ZeRO's table, and stages by the figures.
+
+    `runs`: training runs with the models of the figures.
+    """
     samples: dict[str, list[Sample]] = {"ZeRO states": [], "stage": [], "ratio": []}
     left_out: Counter[str] = Counter()
     for number, row in enumerate(table.rows):
@@ -53,11 +60,14 @@ def memory_groups(table: Table, runs: Sequence[tuple[Row, Run]]) -> list[Group]:
         elif kind != "model states per GPU" and kind != STATES and kind not in KEPT:
             left_out["a formula, or a figure of another kind"] += 1
         else:
-            name, unit = "stage", GIB
+            name = "stage"
+            unit = GIB
             if kind == "model states per GPU":
-                name, unit = "ZeRO states", GB
+                name = "ZeRO states"
+                unit = GB
             elif row["unit"].startswith("%"):
-                name, unit = "ratio", 0.01
+                name = "ratio"
+                unit = 0.01
             measured = value(row, table, number) * unit
             told = attempted(partial(PREDICTED[name], row, runs))
             if told is None or isinstance(told, str):
@@ -66,7 +76,11 @@ def memory_groups(table: Table, runs: Sequence[tuple[Row, Run]]) -> list[Group]:
                 label = f"{row['model']}, {kind}, {row['config']}"
                 samples[name].append(Sample(label=label, measured=measured, predicted=told))
     groups = [
-        Group(name=f"{table.name}, {name}", samples=tuple(members), unit="of the baseline" if name == "ratio" else "bytes")
+        Group(
+            name=f"{table.name}, {name}",
+            samples=tuple(members),
+            unit="of the baseline" if name == "ratio" else "bytes",
+        )
         for name, members in samples.items()
     ]
     return [replace(groups[0], left_out=left_out), *groups[1:]]
@@ -77,26 +91,38 @@ def value(row: Row, table: Table, number: int) -> float:
     try:
         return float(row["value"])
     except ValueError as error:
-        raise UsageError(f"{table.path.name}, row {number + 1}, column value: {row['value']!r} is no number") from error
+        raise UsageError(
+            f"{table.path.name}, row {number + 1}, column value: {row['value']!r} is no number"
+        ) from error
 
 
 def zero_states(row: Row, _: Sequence[tuple[Row, Run]]) -> float | None:
     """Bytes of parameters, gradients and Adam's states in mixed precision at a stage of ZeRO."""
-    found = ZERO.search(row["config"])
-    if found is None or not row["params_b"]:
+    match = ZERO.search(row["config"])
+    if match is None or not row["params_b"]:
         return None
-    data, stage = int(found[1]), int(found[2])
+    data = int(match[1])
+    stage = int(match[2])
     c = Configuration(global_batch=data, data=data, zero=stage, habits=Habits(gradient_bytes=2))
     return stored_bytes(PartSeconds(parameters=float(row["params_b"]) * 1e9), c)
 
 
 def stage_bytes(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
     """Bytes that the layers of the first pipeline stage store, or keep."""
-    found = next((step for step, run in runs if run.model == row["model"] and run.framework == "Megatron-LM 2022"), None)
-    if found is None:
+    published = next(
+        (
+            step
+            for step, run in runs
+            if run.model == row["model"] and run.framework == "Megatron-LM 2022"
+        ),
+        None,
+    )
+    if published is None:
         return None
-    kind = framework(found)
-    shape, c, cluster = shape_of(found, kind), configuration_of(found, kind), cluster_of(found["gpu"], found["network"])
+    kind = framework(published)
+    shape = shape_of(published, kind)
+    c = configuration_of(published, kind)
+    cluster = cluster_of(published["gpu"], published["network"])
     layers = shape.layers / c.pipeline
     if row["component"] == STATES:
         return stored_bytes(parts_of(shape, c, cluster.sized(c.devices))["dense"], c) * layers
@@ -108,7 +134,8 @@ def stage_bytes(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
 
 def ratio(row: Row, runs: Sequence[tuple[Row, Run]]) -> float | None:
     """Bytes kept by the layers, over those with tensor parallelism alone."""
-    ours, base = stage_bytes(row, runs), stage_bytes({**row, "component": BASELINE}, runs)
+    ours = stage_bytes(row, runs)
+    base = stage_bytes({**row, "component": BASELINE}, runs)
     return ours / base if ours is not None and base is not None else None
 
 

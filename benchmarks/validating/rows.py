@@ -1,7 +1,9 @@
-"""The files of published measurements: recognised by their columns, checked row by row, and brought to one form.
+"""The files of published measurements.
 
-A file with the columns of a grid (`gpus, global_batch, ..., step_time_s` and no framework) becomes rows of a file of
-training steps.
+Recognised by their columns, checked row by row, and brought to one form.
+
+A file with the columns of a grid (`gpus, global_batch, ..., step_time_s` and no framework) becomes
+rows of a file of training steps.
 """
 
 from __future__ import annotations
@@ -19,30 +21,129 @@ from autopar.errors import UsageError
 Row = Mapping[str, str]
 
 COLUMNS: Mapping[str, frozenset[str]] = {
-    "steps": frozenset((
-        "id", "group", "framework", "model", "arch", "layers", "hidden", "heads", "kv_heads", "ffn", "gated_mlp", "vocab", "seq_len", "gpu",
-        "gpus", "network", "tp", "pp", "dp", "cp", "zero_stage", "seq_parallel", "recompute", "attn_impl", "micro_batch", "global_batch",
-        "interleave", "precision", "step_time_s", "step_time_derived_s", "peak_mem_gib", "outcome", "notes",
-    )),
-    "grid": frozenset(("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq_len", "tp", "dp", "pp", "step_time_s")),
-    "golden": frozenset(("case", "family", "gpus_inferred", "deterministic", "iter_time_s", "mem_max_allocated_bytes", "trap")),
-    "simumax": frozenset(("case", "real_step_s", "real_alloc_gib_max_rank", "pred_step_s", "cp_comm", "ce_fusion")),
-    "mist": frozenset(("grad_accum", "layer_partitions", "device_assignment_dp_tp", "recomputed_layers_per_stage", "flash_attn", "step_s")),
-    "aceso": frozenset(("system", "stages", "micro_batch", "global_batch", "step_s", "pred_step_s", "source_dir")),
-    "stages": frozenset(("gpu", "system", "run", "stage", "rank", "fwd_ms", "bwd_ms", "max_allocated_MB")),
-    "sailor": frozenset(("cluster", "gpu_types", "heterogeneous", "stages", "step_s", "peak_mem_bytes", "grad_reduce_s")),
-    "sailor layers": frozenset(("entries", "layer_fwd_s", "layer_bwd_s", "embed_fwd_s", "head_fwd_s")),
-    "experts": frozenset(("case", "dispatcher", "router", "forward_s", "backward_s", "shared_expert_ffn")),
+    "steps": frozenset(
+        (
+            "id",
+            "group",
+            "framework",
+            "model",
+            "arch",
+            "layers",
+            "hidden",
+            "heads",
+            "kv_heads",
+            "ffn",
+            "gated_mlp",
+            "vocab",
+            "seq_len",
+            "gpu",
+            "gpus",
+            "network",
+            "tp",
+            "pp",
+            "dp",
+            "cp",
+            "zero_stage",
+            "seq_parallel",
+            "recompute",
+            "attn_impl",
+            "micro_batch",
+            "global_batch",
+            "interleave",
+            "precision",
+            "step_time_s",
+            "step_time_derived_s",
+            "peak_mem_gib",
+            "outcome",
+            "notes",
+        )
+    ),
+    "grid": frozenset(
+        (
+            "gpus",
+            "global_batch",
+            "micro_batch",
+            "hidden",
+            "heads",
+            "layers",
+            "seq_len",
+            "tp",
+            "dp",
+            "pp",
+            "step_time_s",
+        )
+    ),
+    "golden": frozenset(
+        (
+            "case",
+            "family",
+            "gpus_inferred",
+            "deterministic",
+            "iter_time_s",
+            "mem_max_allocated_bytes",
+            "trap",
+        )
+    ),
+    "simumax": frozenset(
+        ("case", "real_step_s", "real_alloc_gib_max_rank", "pred_step_s", "cp_comm", "ce_fusion")
+    ),
+    "mist": frozenset(
+        (
+            "grad_accum",
+            "layer_partitions",
+            "device_assignment_dp_tp",
+            "recomputed_layers_per_stage",
+            "flash_attn",
+            "step_s",
+        )
+    ),
+    "aceso": frozenset(
+        ("system", "stages", "micro_batch", "global_batch", "step_s", "pred_step_s", "source_dir")
+    ),
+    "stages": frozenset(
+        ("gpu", "system", "run", "stage", "rank", "fwd_ms", "bwd_ms", "max_allocated_MB")
+    ),
+    "sailor": frozenset(
+        (
+            "cluster",
+            "gpu_types",
+            "heterogeneous",
+            "stages",
+            "step_s",
+            "peak_mem_bytes",
+            "grad_reduce_s",
+        )
+    ),
+    "sailor layers": frozenset(
+        ("entries", "layer_fwd_s", "layer_bwd_s", "embed_fwd_s", "head_fwd_s")
+    ),
+    "experts": frozenset(
+        ("case", "dispatcher", "router", "forward_s", "backward_s", "shared_expert_ffn")
+    ),
     "layers": frozenset(("what", "gpu", "setting", "forward_ms", "backward_ms", "combined_ms")),
-    "collectives": frozenset(("collective", "machine", "gpus", "nodes", "size_bytes", "busbw_GBps", "algbw_GBps", "time_us")),
+    "collectives": frozenset(
+        (
+            "collective",
+            "machine",
+            "gpus",
+            "nodes",
+            "size_bytes",
+            "busbw_GBps",
+            "algbw_GBps",
+            "time_us",
+        )
+    ),
     "memory": frozenset(("kind", "model", "config", "gpu", "component", "value", "unit")),
-}  # fmt: skip
+}
 """Columns that identify a file's kind; the first kind with all its columns present counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The rows of one file; `kind` is a key of COLUMNS, `name` the file's name without its ending."""
+    """The rows of one file.
+
+    `kind` is a key of COLUMNS, `name` the file's name without its ending.
+    """
 
     kind: str
     name: str
@@ -101,7 +202,8 @@ def read_tables(folder: Path) -> tuple[list[Table], list[str]]:
     """Every recognised CSV file of a folder by name, and the names of the other files."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder of CSV files")
-    found, others = [], []
+    tables = []
+    others = []
     for path in sorted(folder.glob("*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -113,13 +215,17 @@ def read_tables(folder: Path) -> tuple[list[Table], list[str]]:
             rows = []
             for row in reader:
                 if None in row or None in row.values():
-                    raise UsageError(f"{path.name}, line {reader.line_num}: as many cells as columns are needed")
+                    raise UsageError(
+                        f"{path.name}, line {reader.line_num}: as many cells as columns are needed"
+                    )
                 rows.append(row)
-        found.append(Table(kind=kind, name=path.stem, path=path, rows=tuple(rows)))
-    if not found:
-        kinds = "; ".join(f"{kind}: {', '.join(sorted(columns))}" for kind, columns in COLUMNS.items())
+        tables.append(Table(kind=kind, name=path.stem, path=path, rows=tuple(rows)))
+    if not tables:
+        kinds = "; ".join(
+            f"{kind}: {', '.join(sorted(columns))}" for kind, columns in COLUMNS.items()
+        )
         raise UsageError(f"{folder} holds no CSV file with the columns of a known kind ({kinds})")
-    return found, others
+    return tables, others
 
 
 def training_rows(tables: Sequence[Table]) -> list[tuple[Row, Run]]:
@@ -143,20 +249,44 @@ def checked(row: Row, path: Path, number: int) -> Run:
         first = error.errors()[0]
         column = ".".join(map(str, first["loc"])) or "row"
         cell = row.get(column, "")
-        raise UsageError(f"{path.name}, row {number + 1}, column {column}: {first['msg']} (given {cell!r})") from error
+        raise UsageError(
+            f"{path.name}, row {number + 1}, column {column}: {first['msg']} (given {cell!r})"
+        ) from error
 
 
 GRID: Mapping[str, str] = {
-    "framework": "vTrain", "arch": "gpt", "gated_mlp": "0", "vocab": "51200", "gpu": "A100-SXM4-80GB", "gpu_mem_gb": "80",
-    "gpus_per_node": "8", "network": "4x200Gb/node", "cp": "1", "ep": "1", "experts": "0", "zero_stage": "0", "seq_parallel": "0",
-    "recompute": "full", "attn_impl": "unfused", "interleave": "1", "precision": "fp16", "outcome": "ok",
-}  # fmt: skip
-"""The common values of a grid's rows: vTrain's validation runs (VIA-Research/vTrain@f8dda847, config/validation)."""
+    "framework": "vTrain",
+    "arch": "gpt",
+    "gated_mlp": "0",
+    "vocab": "51200",
+    "gpu": "A100-SXM4-80GB",
+    "gpu_mem_gb": "80",
+    "gpus_per_node": "8",
+    "network": "4x200Gb/node",
+    "cp": "1",
+    "ep": "1",
+    "experts": "0",
+    "zero_stage": "0",
+    "seq_parallel": "0",
+    "recompute": "full",
+    "attn_impl": "unfused",
+    "interleave": "1",
+    "precision": "fp16",
+    "outcome": "ok",
+}
+"""The common values of a grid's rows.
+
+VTrain's validation runs (VIA-Research/vTrain@f8dda847, config/validation).
+"""
 
 
 def grid_row(row: Row, group: str, number: int) -> Row:
     """A row of a grid as a row of training steps; missing sizes have GPT's usual proportions."""
-    own = {"id": f"{group}-{number + 1:03}", "group": group, "model": f"GPT h{row['hidden']} L{row['layers']}"}
+    own = {
+        "id": f"{group}-{number + 1:03}",
+        "group": group,
+        "model": f"GPT h{row['hidden']} L{row['layers']}",
+    }
     return {**dict.fromkeys(sorted(COLUMNS["steps"]), ""), **GRID, **row, **own}
 
 

@@ -2,14 +2,16 @@
 
 For a group of rows with measured m_i, predicted p_i and work w_i (FLOPs a device):
 
-    error_i    = p_i / m_i - 1;  mean error = mean |error_i|;  maximum = max |error_i|;  bias = mean error_i
-    null model = w_i / r_-i, with r_-i the geometric mean of w_j / m_j over the other rows j (leave one out)
+    error_i    = p_i / m_i - 1;  mean error = mean |error_i|;  maximum = max |error_i|;  bias = mean
+               error_i
+    null model = w_i / r_-i, with r_-i the geometric mean of w_j / m_j over the other rows j (leave
+    one out)
     Spearman   = Pearson's correlation of the ranks of p and m, equal values sharing their mean rank
     regret     = m of the row with the least p / min m - 1
 
-Spearman and regret are those of one sweep (the same model, sequence length, devices and global batch); a group has
-their mean. Source of the rank correlation: C. Spearman, "The proof and measurement of association between two things"
-(1904).
+Spearman and regret are those of one sweep (the same model, sequence length, devices and global
+batch); a group has their mean. Source of the rank correlation: C. Spearman, "The proof and
+measurement of association between two things" (1904).
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ SWEEP = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One row: seconds and bytes measured and predicted, and whether it ran out of memory; None if not known.
+    """One row: seconds and bytes measured and predicted, and whether it ran out of memory.
 
-    `work`: the quantity to which the null model takes seconds to be proportional. `peer`: seconds that another model
-    predicts. `arithmetic`: seconds of products and attention alone at the rates measured on the device. `pair`: the
-    common key of runs on different devices, with the `device` and the `tokens` of a step on each of them.
+    None if not known.
+
+    `work`: the quantity to which the null model takes seconds to be proportional. `peer`: seconds
+    that another model predicts. `arithmetic`: seconds of products and attention alone at the rates
+    measured on the device. `pair`: the common key of runs on different devices, with the `device`
+    and the `tokens` of a step on each of them.
     """
 
     label: str
@@ -58,7 +63,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows that are scored together; `left_out`: numbers of other rows by reason; `unit`: for plots."""
+    """Rows that are scored together.
+
+    `left_out`: numbers of other rows by reason; `unit`: for plots.
+    """
 
     name: str
     samples: tuple[Sample, ...]
@@ -70,9 +78,10 @@ class Group:
 class Score:
     """The figures of a group, as fractions; None if one does not apply.
 
-    `oom`: the numbers of rows predicted out of memory that were, predicted that were not, not predicted that were, and
-    neither. `arithmetic`: the median share of products and attention in the measured time. `chosen_oom`: sweeps in
-    which the best row predicted to fit ran out of memory.
+    `oom`: the numbers of rows predicted out of memory that were, predicted that were not, not
+    predicted that were, and neither. `arithmetic`: the median share of products and attention in
+    the measured time. `chosen_oom`: sweeps in which the best row predicted to fit ran out of
+    memory.
     """
 
     n: int
@@ -108,22 +117,39 @@ def score(group: Group) -> Score:
     sized = [s for s in group.samples if s.memory is not None and s.told_memory is not None]
     memory = relative([s.told_memory for s in sized], [s.memory for s in sized])
     sweeps = swept(group.samples)
-    ranks = [value for members in sweeps if (value := spearman(*measured_pairs(members))) is not None]
+    ranks = [
+        value for members in sweeps if (value := spearman(*measured_pairs(members))) is not None
+    ]
     regrets = [regret(*measured_pairs(members)) for members in sweeps]
     oom = confusion(group.samples)
     return Score(
-        n=len(timed), mean_error=_mean(np.abs(errors)), max_error=float(np.abs(errors).max()) if timed else None, bias=_mean(errors),
+        n=len(timed),
+        mean_error=_mean(np.abs(errors)),
+        max_error=float(np.abs(errors).max()) if timed else None,
+        bias=_mean(errors),
         null_error=null_error(timed),
-        arithmetic=_median([s.arithmetic / s.measured for s in timed if s.arithmetic and s.measured]),
-        peer_error=_mean(np.abs(relative([s.peer for s in known], [s.measured for s in known]))), sweeps=len(sweeps),
-        spearman=_mean(ranks), worst_spearman=min(ranks, default=None),
-        regret=_mean(regrets), worst_regret=max(regrets, default=None), chosen_oom=chosen_oom(sweeps) if oom else None,
-        oom_accuracy=(oom[0] + oom[3]) / sum(oom) if oom else None, oom=oom, memory_n=len(sized), memory_error=_mean(np.abs(memory)),
-        memory_bias=_mean(memory), left_out=dict(sorted(group.left_out.items())),
-    )  # fmt: skip
+        arithmetic=_median(
+            [s.arithmetic / s.measured for s in timed if s.arithmetic and s.measured]
+        ),
+        peer_error=_mean(np.abs(relative([s.peer for s in known], [s.measured for s in known]))),
+        sweeps=len(sweeps),
+        spearman=_mean(ranks),
+        worst_spearman=min(ranks, default=None),
+        regret=_mean(regrets),
+        worst_regret=max(regrets, default=None),
+        chosen_oom=chosen_oom(sweeps) if oom else None,
+        oom_accuracy=(oom[0] + oom[3]) / sum(oom) if oom else None,
+        oom=oom,
+        memory_n=len(sized),
+        memory_error=_mean(np.abs(memory)),
+        memory_bias=_mean(memory),
+        left_out=dict(sorted(group.left_out.items())),
+    )
 
 
-def relative(predicted: Sequence[float | None], measured: Sequence[float | None]) -> NDArray[np.float64]:
+def relative(
+    predicted: Sequence[float | None], measured: Sequence[float | None]
+) -> NDArray[np.float64]:
     """Signed errors as fractions of the measured values."""
     return np.asarray(np.asarray(predicted, dtype=float) / np.asarray(measured, dtype=float) - 1.0)
 
@@ -139,18 +165,24 @@ def _mean(values: ArrayLike) -> float | None:
 
 def null_predictions(work: ArrayLike, measured: ArrayLike) -> NDArray[np.float64]:
     """The seconds of each row at the geometric mean rate of all the others."""
-    work, measured = np.asarray(work, dtype=float), np.asarray(measured, dtype=float)
+    work = np.asarray(work, dtype=float)
+    measured = np.asarray(measured, dtype=float)
     rates = np.log(work / measured)
     others = (rates.sum() - rates) / (len(rates) - 1)
     return np.asarray(work / np.exp(others))
 
 
 def null_error(timed: Sequence[Sample]) -> float | None:
-    """The mean error of the null model on the scored rows; None if it has no other row to learn from."""
+    """The mean error of the null model on the scored rows.
+
+    None if it has no other row to learn from.
+    """
     if len(timed) < 2 or any(s.work is None for s in timed):
         return None
     measured = [s.measured for s in timed]
-    return _mean(np.abs(relative(list(null_predictions([s.work for s in timed], measured)), measured)))  # type: ignore[arg-type]
+    return _mean(
+        np.abs(relative(list(null_predictions([s.work for s in timed], measured)), measured))
+    )  # type: ignore[arg-type]
 
 
 def ranked(values: ArrayLike) -> NDArray[np.float64]:
@@ -159,18 +191,24 @@ def ranked(values: ArrayLike) -> NDArray[np.float64]:
     >>> ranked([3.0, 1.0, 3.0]).tolist()
     [2.5, 1.0, 2.5]
     """
-    _, place, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
+    _, place, counts = np.unique(
+        np.asarray(values, dtype=float), return_inverse=True, return_counts=True
+    )
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2.0)[place], dtype=float)
 
 
 def spearman(predicted: ArrayLike, measured: ArrayLike) -> float | None:
-    """The rank correlation; None where all measured values are equal. Equal predictions order nothing: 0.
+    """The rank correlation; None where all measured values are equal.
+
+    Equal predictions order nothing: 0.
 
     >>> spearman([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
     0.5
     """
-    ours, theirs = ranked(predicted), ranked(measured)
-    ours, theirs = ours - ours.mean(), theirs - theirs.mean()
+    ours = ranked(predicted)
+    theirs = ranked(measured)
+    ours = ours - ours.mean()
+    theirs = theirs - theirs.mean()
     if not theirs.any():
         return None
     if not ours.any():
@@ -184,12 +222,16 @@ def regret(predicted: ArrayLike, measured: ArrayLike) -> float:
     >>> regret([5.0, 4.0, 6.0], [2.0, 2.5, 9.0])
     0.25
     """
-    predicted, measured = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
+    predicted = np.asarray(predicted, dtype=float)
+    measured = np.asarray(measured, dtype=float)
     return float(measured[predicted == predicted.min()].mean() / measured.min() - 1.0)
 
 
 def swept(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The sweeps that hold enough timed rows, in the order in which they begin; rows out of memory belong to theirs."""
+    """The sweeps that hold enough timed rows, in the order in which they begin.
+
+    Rows out of memory belong to theirs.
+    """
     sweeps: dict[Hashable, list[Sample]] = {}
     for sample in samples:
         if sample.sweep is not None:
@@ -199,7 +241,11 @@ def swept(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 def measured_pairs(members: Sequence[Sample]) -> tuple[list[float], list[float]]:
     """Predicted and measured values of the timed rows."""
-    pairs = [(s.predicted, s.measured) for s in members if s.predicted is not None and s.measured is not None]
+    pairs = [
+        (s.predicted, s.measured)
+        for s in members
+        if s.predicted is not None and s.measured is not None
+    ]
     return [p for p, _ in pairs], [m for _, m in pairs]
 
 
@@ -214,8 +260,18 @@ def chosen_oom(sweeps: Sequence[Sequence[Sample]]) -> int:
 
 
 def confusion(samples: Sequence[Sample]) -> tuple[int, int, int, int] | None:
-    """Rows predicted and found out of memory, only predicted, only found, neither; None if there are none."""
-    known = [(s.told_oom, s.was_oom) for s in samples if s.told_oom is not None and s.was_oom is not None]
+    """Rows predicted and found out of memory, only predicted, only found, neither.
+
+    None if there are none.
+    """
+    known = [
+        (s.told_oom, s.was_oom) for s in samples if s.told_oom is not None and s.was_oom is not None
+    ]
     if not any(was for _, was in known):
         return None
-    return (known.count((True, True)), known.count((True, False)), known.count((False, True)), known.count((False, False)))
+    return (
+        known.count((True, True)),
+        known.count((True, False)),
+        known.count((False, True)),
+        known.count((False, False)),
+    )

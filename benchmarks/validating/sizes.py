@@ -1,6 +1,9 @@
-"""The models of published runs: sizes of a row, or of the public model that it names; and the work of a token.
+"""The models of published runs: sizes of a row, or of the public model that it names.
 
-forward FLOPs a token of a layer = 2 x the elements of the matrices that it meets + 4 keys x head size x heads
+And the work of a token.
+
+forward FLOPs a token of a layer = 2 x the elements of the matrices that it meets + 4 keys x head
+size x heads
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ OWN = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 @functools.cache
 def public_models() -> Mapping[str, Shape]:
     """Shapes by every name of a public model; `data/models.json` has the source of each."""
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for name, entry in json.loads((DATA / "models.json").read_text(encoding="utf-8")).items():
         given: dict[str, Any] = dict(entry["shape"])
         if "latent" in given:
@@ -35,8 +38,8 @@ def public_models() -> Mapping[str, Shape]:
         if "state" in given:
             given["state"] = StateSpace(**given["state"])
         shape = Shape(**given, sequence=1)
-        found.update(dict.fromkeys((name, *entry["names"]), shape))
-    return found
+        shapes.update(dict.fromkeys((name, *entry["names"]), shape))
+    return shapes
 
 
 def number(row: Row, name: str, default: int = 1) -> int:
@@ -45,19 +48,24 @@ def number(row: Row, name: str, default: int = 1) -> int:
 
 
 def shape_of(row: Row, work: Framework) -> Shape:
-    """The model of a row. Raises `Missing` where neither the row nor the table of public models has its sizes."""
+    """The model of a row.
+
+    Raises `Missing` where neither the row nor the table of public models has its sizes.
+    """
     if not row["seq_len"]:
         raise Missing("not given: seq_len")
     known = public_models().get(row["model"])
     own = {name: number(row, name) for name in OWN if row[name]}
     if known is not None:
-        # Vocabularies are padded, and cut models have fewer layers; an expert's width is in the column of the dense
-        # one.
+        # Vocabularies are padded, and cut models have fewer layers; an expert's width is in the
+        # column of the dense one.
         given = {name: own[name] for name in ("layers", "vocab") if name in own}
         shape = replace(known, sequence=number(row, "seq_len"), **given)
     else:
         shape = _own_shape(row, own)
-    return work.shaped(replace(shape, dropout=shape.dropout and row["group"] not in WITHOUT_DROPOUT))
+    return work.shaped(
+        replace(shape, dropout=shape.dropout and row["group"] not in WITHOUT_DROPOUT)
+    )
 
 
 WITHOUT_DROPOUT = ("mpt", "nemo_2407", "mbridge", "mlm_h100", "torchtitan", "fms", "alpa_ws")
@@ -73,10 +81,20 @@ def _own_shape(row: Row, own: Mapping[str, int]) -> Shape:
     heads = own.get("heads") or next(heads for heads in (96, 64, 32, 1) if hidden % heads == 0)
     llama = row["arch"] == "llama"
     return Shape(
-        layers=own["layers"], hidden=hidden, heads=heads, kv_heads=own.get("kv_heads", heads), ffn=own.get("ffn", 4 * hidden),
-        vocab=own["vocab"], sequence=number(row, "seq_len"), gated=row["gated_mlp"] == "1", tied=not llama, bias=not llama,
-        dropout=not llama, norm="rms_norm" if llama else "layer_norm", position=_position(row, llama),
-    )  # fmt: skip
+        layers=own["layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=own.get("kv_heads", heads),
+        ffn=own.get("ffn", 4 * hidden),
+        vocab=own["vocab"],
+        sequence=number(row, "seq_len"),
+        gated=row["gated_mlp"] == "1",
+        tied=not llama,
+        bias=not llama,
+        dropout=not llama,
+        norm="rms_norm" if llama else "layer_norm",
+        position=_position(row, llama),
+    )
 
 
 def _position(row: Row, llama: bool) -> str:
@@ -87,25 +105,41 @@ def _position(row: Row, llama: bool) -> str:
 
 def forward_flops(shape: Shape) -> float:
     """FLOPs of a token's forward pass, a causal mask not counted as half."""
-    return sum(layer_flops(shape, kind) for kind in shape.kinds()) + 2.0 * shape.hidden * shape.vocab * (1 + shape.mtp)
+    return sum(
+        layer_flops(shape, kind) for kind in shape.kinds()
+    ) + 2.0 * shape.hidden * shape.vocab * (1 + shape.mtp)
 
 
 def layer_flops(shape: Shape, kind: str) -> float:
     """FLOPs of a token's forward pass through a layer of a kind."""
-    s, h = shape, shape.hidden
+    s = shape
+    h = shape.hidden
     matrices = 3 if s.gated else 2
     if kind == PATTERN["M"] and s.state:
-        return 2.0 * h * (3 * s.state.inner + 2 * s.state.groups * s.state.size + s.state.heads) + scan_flops(s.state)
+        return 2.0 * h * (
+            3 * s.state.inner + 2 * s.state.groups * s.state.size + s.state.heads
+        ) + scan_flops(s.state)
     if s.latent:
         m = s.latent
-        query = (h * m.q_rank + m.q_rank * s.heads * (m.nope + m.rope)) if m.q_rank else h * s.heads * (m.nope + m.rope)
-        projections = query + h * (m.kv_rank + m.rope) + m.kv_rank * s.heads * (m.nope + m.value) + s.heads * m.value * h
+        if m.q_rank:
+            query = h * m.q_rank + m.q_rank * s.heads * (m.nope + m.rope)
+        else:
+            query = h * s.heads * (m.nope + m.rope)
+        projections = (
+            query
+            + h * (m.kv_rank + m.rope)
+            + m.kv_rank * s.heads * (m.nope + m.value)
+            + s.heads * m.value * h
+        )
         width = m.nope + m.rope + m.value
     else:
-        projections, width = h * s.width * (2 * s.heads + 2 * s.kv_heads), 2 * s.width
+        projections = h * s.width * (2 * s.heads + 2 * s.kv_heads)
+        width = 2 * s.width
     if "experts" in kind:
         narrow = s.expert_hidden or h
-        feed = matrices * (s.top_k * (s.expert_ffn or s.ffn) * narrow + s.shared_ffn * h) + (2 * h * narrow if s.expert_hidden else 0)
+        feed = matrices * (s.top_k * (s.expert_ffn or s.ffn) * narrow + s.shared_ffn * h) + (
+            2 * h * narrow if s.expert_hidden else 0
+        )
     else:
         feed = matrices * h * s.ffn
     keys = min(s.window, s.sequence) if "windowed" in kind else s.sequence
@@ -116,5 +150,8 @@ def layer_flops(shape: Shape, kind: str) -> float:
 
 
 def attention_flops(shape: Shape, keys: int, width: int) -> float:
-    """FLOPs of a token's scores and their product with the values; `width`: elements of a key and a value together."""
+    """FLOPs of a token's scores and their product with the values.
+
+    `width`: elements of a key and a value together.
+    """
     return 2.0 * shape.heads * keys * width

@@ -1,13 +1,14 @@
 """Groups of published training runs: every run priced, with its work and its measurements.
 
-    work of a device = ((3, or 4 with full recompute) x forward FLOPs of layers + 3 x those of the head) / devices
+    work of a device = ((3, or 4 with full recompute) x forward FLOPs of layers + 3 x those of the
+    head) / devices
                        (selective recompute repeats the attention alone)
     forward FLOPs a token of a layer = 4 h^2 (1 + kv_heads / heads) + 2 m h f + 4 s h
                        m: 3 matrices where gated, else 2
 
-Source: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters" (2021), appendix, and V.
-Korthikanti et al., "Reducing activation recomputation in large transformer models" (2022), appendix A. A causal mask is
-not counted as half.
+Source: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters" (2021),
+appendix, and V. Korthikanti et al., "Reducing activation recomputation in large transformer models"
+(2022), appendix A. A causal mask is not counted as half.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from autopar.costmodel.known.priced_step import Priced
 from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.step import Priced
 from autopar.errors import AutoparError
 
 from .missing import Missing
@@ -53,7 +54,9 @@ def _family(run: Run) -> str:
 DIVIDED: Mapping[str, Callable[[Run], str]] = {
     "alephalpha": _model_and_length,
     "mbridge": _family,
-    "korth_t5": lambda run: f"dp {run.dp}",  # its row of several replicas measures the reduction of gradients, not recompute
+    "korth_t5": lambda run: (
+        f"dp {run.dp}"
+    ),  # its row of several replicas measures the reduction of gradients, not recompute
 }
 """Groups that are also scored in parts, each with the function that names a row's part."""
 
@@ -73,10 +76,14 @@ def work(run: Run, shape: Shape) -> float | None:
 def stated_seconds(run: Run, shape: Shape) -> float | None:
     """Seconds of a step: the row's own, or those that follow from its stated TFLOP/s.
 
-    FLOPs are counted as the row defines them: six a parameter and token, plus attention without halving for a causal
-    mask, and no recompute.
+    FLOPs are counted as the row defines them: six a parameter and token, plus attention without
+    halving for a causal mask, and no recompute.
     """
-    if run.seconds is not None or run.tflops_per_gpu is None or "model FLOPs" not in run.tflops_kind:
+    if (
+        run.seconds is not None
+        or run.tflops_per_gpu is None
+        or "model FLOPs" not in run.tflops_kind
+    ):
         return run.seconds
     flops = work(run.model_copy(update={"recompute": ""}), shape)
     return None if flops is None else flops / (run.tflops_per_gpu * 1e12)
@@ -113,13 +120,21 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
             else:
                 samples[name].append(outcome)
     ordered = [name for members in parts.values() for name in members]
-    return [Group(name=name, samples=tuple(samples[name]), left_out=dict(left_out[name])) for name in ordered]
+    return [
+        Group(name=name, samples=tuple(samples[name]), left_out=dict(left_out[name]))
+        for name in ordered
+    ]
 
 
 def label(run: Run) -> str:
     """The row's name, model and configuration, for people."""
-    degrees = f"{run.gpus} GPUs, tp {run.tp}, pp {run.pp}, dp {run.dp}" + (f", cp {run.cp}" if (run.cp or 1) > 1 else "")
-    rest = f"micro-batch {run.micro_batch} of {run.global_batch}, recompute {run.recompute}, {run.attn_impl}"
+    degrees = f"{run.gpus} GPUs, tp {run.tp}, pp {run.pp}, dp {run.dp}" + (
+        f", cp {run.cp}" if (run.cp or 1) > 1 else ""
+    )
+    rest = (
+        f"micro-batch {run.micro_batch} of {run.global_batch}, recompute {run.recompute}, "
+        f"{run.attn_impl}"
+    )
     return f"{run.id} {run.model}: {degrees}, {rest}"
 
 
@@ -145,17 +160,29 @@ def priced(row: Row, run: Run, predicted: Predict) -> tuple[Shape, Priced] | str
 
 def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
     """The priced row, or the reason for leaving it out."""
-    found = priced(row, run, predicted)
-    if isinstance(found, str):
-        return found
-    shape, price = found
+    prices = priced(row, run, predicted)
+    if isinstance(prices, str):
+        return prices
+    shape, price = prices
     if not (math.isfinite(price.step) and price.step > 0):
         return f"failed: its price is {price.step}"
     oom = run.outcome == "OOM"
     return Sample(
-        label=label(run), sweep=run.sweep, measured=None if oom else stated_seconds(run, shape), predicted=price.step,
-        work=work(run, shape), was_oom=oom if run.outcome else None, told_oom=not price.fits,
-        memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB, told_memory=price.memory, arithmetic=price.arithmetic,
-        pair=(FAMILY.match(run.framework)[0], run.model, f"{row['precision'] or 'any'}, {run.seq_len}"),  # type: ignore[index]
-        device=run.gpu.partition("-")[0], tokens=(run.global_batch or 0) * shape.sequence / (run.gpus or 1),
-    )  # fmt: skip
+        label=label(run),
+        sweep=run.sweep,
+        measured=None if oom else stated_seconds(run, shape),
+        predicted=price.step,
+        work=work(run, shape),
+        was_oom=oom if run.outcome else None,
+        told_oom=not price.fits,
+        memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB,
+        told_memory=price.memory,
+        arithmetic=price.arithmetic,
+        pair=(
+            FAMILY.match(run.framework)[0],
+            run.model,
+            f"{row['precision'] or 'any'}, {run.seq_len}",
+        ),  # type: ignore[index]
+        device=run.gpu.partition("-")[0],
+        tokens=(run.global_batch or 0) * shape.sequence / (run.gpus or 1),
+    )

@@ -1,1 +1,1 @@
-"""Clusters: levels, links and devices, from presets and files, with the source of every constant."""
+"""Clusters: levels, links and devices from presets and files, with every constant's source."""

@@ -1,4 +1,7 @@
-"""`Residual`: errors of constants on rows that they were not fitted to, as quantiles of log(measured / predicted)."""
+"""`Residual`: errors of constants on rows that they were not fitted to.
+
+They are quantiles of log(measured / predicted).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _DIGITS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """The quantiles `INTERVAL` of the logarithms of `rows` rows, each judged by a fit that was made without it."""
+    """The quantiles `INTERVAL` of the logarithms of `rows` rows.
+
+    Each row was judged by a fit that was made without it.
+    """
 
     low: float
     middle: float
@@ -25,12 +31,17 @@ class Residual:
 
     @classmethod
     def of(cls, logarithms: NDArray[np.float64]) -> Residual:
-        """Quantiles between which a further row lies with nine chances in ten (order statistics over n + 1).
+        """Return quantiles between which a further row lies with nine chances in ten.
+
+        They are order statistics over n + 1.
 
         >>> Residual.of(np.linspace(-1, 1, 39))
         Residual(low=-0.9474, middle=0.0, high=0.9474, rows=39)
         """
-        low, middle, high = (round(float(value), _DIGITS) for value in np.quantile(logarithms, INTERVAL, method="weibull"))
+        low, middle, high = (
+            round(float(value), _DIGITS)
+            for value in np.quantile(logarithms, INTERVAL, method="weibull")
+        )
         return cls(low=low, middle=middle, high=high, rows=len(logarithms))
 
 

@@ -11,7 +11,10 @@ Kind = Literal["data sheet", "measured", "fitted", "assumed", "stated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The origin of a figure: `text`, the `kind` of figure, and for a fitted one its `error` on `rows` rows."""
+    """The origin of a figure: a `text`, and the `kind` of figure.
+
+    A fitted figure has its `error` on `rows` rows.
+    """
 
     text: str
     kind: Kind = "stated"
@@ -21,8 +24,19 @@ class Source:
     @classmethod
     def of(cls, text: str) -> Source:
         """The source that a text states, of the kind that its first words name."""
-        return cls(text=text, kind=next((kind for kind in get_args(Kind) if text.startswith(kind)), "stated"))
+        return cls(
+            text=text,
+            kind=next((kind for kind in get_args(Kind) if text.startswith(kind)), "stated"),
+        )
 
     def __str__(self) -> str:
-        said = self.text if self.kind == "stated" or self.text.startswith(self.kind) else f"{self.kind}: {self.text}"
-        return said if self.error is None else f"{said} ({self.error:.1%} off in the median of {self.rows} rows)"
+        said = (
+            self.text
+            if self.kind == "stated" or self.text.startswith(self.kind)
+            else f"{self.kind}: {self.text}"
+        )
+        return (
+            said
+            if self.error is None
+            else f"{said} ({self.error:.1%} off in the median of {self.rows} rows)"
+        )

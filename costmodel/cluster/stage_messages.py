@@ -1,4 +1,4 @@
-"""The level between neighbouring stages of a pipeline in a cluster, and the seconds of a message over it."""
+"""Messages between neighbouring stages of a pipeline: the level that they cross, their seconds."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autopar.costmodel.collectives import collective_time
 from autopar.errors import ClusterError
 
-from ..collectives import collective_time
+from .cluster import Cluster
 from .level import ALONE
-from .model import Cluster
 
 
 def crossing(cluster: Cluster, start: int, stop: int) -> tuple[Cluster, str]:
-    """The innermost level that joins devices `start` to `stop - 1`, and the pool (or whole cluster) that has it.
+    """Return the innermost level that joins devices `start` to `stop - 1`, and its pool.
 
-    If these are the devices of two neighbouring stages, some message between them crosses this level, and none a level
-    further outside.
+    The pool may be the whole cluster. If these are the devices of two neighbouring stages, some
+    message between them crosses this level, and none a level further outside.
 
     >>> from autopar.costmodel import load_cluster
     >>> cluster = load_cluster("dgx-h100").sized(16)
@@ -32,16 +32,21 @@ def crossing(cluster: Cluster, start: int, stop: int) -> tuple[Cluster, str]:
     if stop - start == 1:
         return cluster, ALONE
     if start < 0 or not start < stop <= cluster.devices:
-        raise ClusterError(f"cluster {cluster.name!r}: of {cluster.devices} devices there are no {start} to {stop - 1}")
+        raise ClusterError(
+            f"cluster {cluster.name!r}: of {cluster.devices} devices there are no {start} to "
+            f"{stop - 1}"
+        )
     names = zip(cluster.levels, cluster.units, strict=True)
     return cluster, next(level.name for level, unit in names if start // unit == (stop - 1) // unit)
 
 
-def send_seconds(cluster: Cluster, nbytes: ArrayLike, *, level: str, senders: int | None = None) -> NDArray[np.float64]:
-    """Seconds of a message of `nbytes` (a number or an array) from one device to another over `level`.
+def send_seconds(
+    cluster: Cluster, nbytes: ArrayLike, *, level: str, senders: int | None = None
+) -> NDArray[np.float64]:
+    """Return the seconds of a message of `nbytes` from one device to another over `level`.
 
-    `senders`: the number of a unit's devices that send over the level at once and so divide their shared port (None:
-    all).
+    `nbytes`: a number or an array. `senders`: the number of a unit's devices that send over the
+    level at once and so divide their shared port (None: all).
     """
     if level == ALONE:
         return np.zeros_like(nbytes, dtype=np.float64)
@@ -52,5 +57,8 @@ def send_seconds(cluster: Cluster, nbytes: ArrayLike, *, level: str, senders: in
 @functools.lru_cache(maxsize=4096)
 def _driven(cluster: Cluster, level: str, senders: int) -> Cluster:
     """The cluster with at most `senders` devices on a port of the level."""
-    levels = tuple(replace(one, shared_by=min(one.shared_by, senders)) if one.name == level else one for one in cluster.levels)
+    levels = tuple(
+        replace(one, shared_by=min(one.shared_by, senders)) if one.name == level else one
+        for one in cluster.levels
+    )
     return replace(cluster, levels=levels)

@@ -1,7 +1,16 @@
-"""The cost of communication: each backend's algorithms in closed form, by protocol, over a cluster's levels."""
+"""The cost of communication: each backend's algorithms in closed form, by protocol and level."""
 
-from ..cluster.protocols import KINDS
+from autopar.costmodel.cluster.protocols import KINDS
+
 from .algorithm import Algorithm
-from .prices import collective_time, fastest_way, linear, lines, lower_envelope
+from .times import collective_time, fastest_way, linear, lines, lower_envelope
 
-__all__ = ["KINDS", "Algorithm", "collective_time", "fastest_way", "linear", "lines", "lower_envelope"]
+__all__ = [
+    "KINDS",
+    "Algorithm",
+    "collective_time",
+    "fastest_way",
+    "linear",
+    "lines",
+    "lower_envelope",
+]

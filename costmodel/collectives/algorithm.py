@@ -1,4 +1,4 @@
-"""`Algorithm`: the closed form of a way to run a collective: its steps, and the bytes through the busiest port."""
+"""`Algorithm`: the closed form of a way to run a collective, in steps and bytes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ def log2_up(n: int) -> int:
 
 
 def share(n: int) -> float:
-    """All but one of n parts."""
+    """The share of the bytes that leaves a device: all but one of n parts."""
     return (n - 1) / n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """Steps, and bytes through the busiest port as a multiple of the collective's bytes, in a group of n.
+    """The steps of a collective, and its bytes through the busiest port, in a group of n.
 
-    `layout`: how it is laid over levels (`spans`). `own`: bytes that a device moves inside its own memory, as a
-    multiple of the collective's. `inner_steps`: steps inside the innermost branches, where they differ. `feature`: a
-    feature that the level needs. `apart`: it runs only where no two members share a unit.
+    The bytes are a multiple of the collective's. `layout`: how it is laid over levels
+    (`algorithm_lines`). `own`: bytes that a device moves inside its own memory, as a multiple of
+    the collective's. `inner_steps`: steps inside the innermost branches, where they differ.
+    `feature`: a feature that the level needs. `apart`: it runs only where no two members share a
+    unit.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""Devices and the seconds of their kernels: products, attention, grouped products, elementwise traffic and launches."""
+"""Devices and the seconds of their kernels: products, attention, traffic and launches."""
 
-from .model import FAMILIES, Device, check, check_fractions
+from .device import FAMILIES, Device, check, check_fractions
 
 __all__ = ["FAMILIES", "Device", "check", "check_fractions"]

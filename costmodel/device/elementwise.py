@@ -1,9 +1,10 @@
-"""Memory traffic and launches: the roofline of every operator that is no product of a measured device.
+"""Memory traffic and launches: the roofline of every operator that is no measured product.
 
     seconds = max(arithmetic, bytes / (memory_bandwidth memory_fraction)) + launch
 
-An optimizer's step reads the same few tensors again and again, so its share of the bandwidth is its own where it was
-measured. An operator without arithmetic and bytes (a view) launches nothing and takes no time.
+An optimizer's step reads the same few tensors again and again, so its share of the bandwidth is its
+own where it was measured. An operator without arithmetic and bytes (a view) launches nothing and
+takes no time.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .model import Device
+from .device import Device
 
 Floats = NDArray[np.float64]
 
 
 def memory_seconds(nbytes: ArrayLike, device: Device) -> Floats:
     """Seconds of reading and writing `nbytes` in a stream."""
-    return np.asarray(np.asarray(nbytes, dtype=np.float64) / (device.memory_bandwidth * device.memory_fraction))
+    return np.asarray(
+        np.asarray(nbytes, dtype=np.float64) / (device.memory_bandwidth * device.memory_fraction)
+    )
 
 
 def update_traffic_seconds(nbytes: ArrayLike, device: Device) -> Floats:
@@ -27,7 +30,9 @@ def update_traffic_seconds(nbytes: ArrayLike, device: Device) -> Floats:
     return np.asarray(np.asarray(nbytes, dtype=np.float64) / (device.memory_bandwidth * fraction))
 
 
-def with_launch(arithmetic: ArrayLike, traffic: ArrayLike, device: Device, *, launches: float = 1.0) -> Floats:
-    """The roofline: the longer of both, and the launch of a kernel where there is anything to do."""
+def with_launch(
+    arithmetic: ArrayLike, traffic: ArrayLike, device: Device, *, launches: float = 1.0
+) -> Floats:
+    """Return the roofline: the longer of both, and a kernel's launch where there is work at all."""
     busy = np.maximum(arithmetic, traffic)
     return np.asarray(np.where(busy > 0, busy + device.launch * launches, 0.0), dtype=np.float64)

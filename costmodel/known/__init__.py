@@ -1,13 +1,23 @@
-"""Known configurations: the price of a transformer from its sizes, its parallel degrees and a framework alone."""
+"""Known configurations: a transformer's price from sizes, parallel degrees and framework alone."""
 
 from .configuration import Configuration, Habits
 from .frameworks import FRAMEWORKS, Framework, framework_named
 from .graph_builder import Kernels
+from .priced_step import Priced, price
 from .shape import Latent, Shape
-from .step import Priced, price
-from .uneven import Stage, price_stages
+from .uneven_pipelines import Stage, price_stages
 
 __all__ = [
-    "FRAMEWORKS", "Configuration", "Framework", "Habits", "Kernels", "Latent", "Priced", "Shape", "Stage", "framework_named", "price",
+    "FRAMEWORKS",
+    "Configuration",
+    "Framework",
+    "Habits",
+    "Kernels",
+    "Latent",
+    "Priced",
+    "Shape",
+    "Stage",
+    "framework_named",
+    "price",
     "price_stages",
-]  # fmt: skip
+]

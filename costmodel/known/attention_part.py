@@ -1,49 +1,86 @@
-"""Attention of a transformer layer: projections to heads, positions, the kernel or its pieces, and back."""
+"""Attention of a transformer layer: projections, positions, the kernel or its pieces, and back."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.costmodel.device.device import TF32
 from autopar.ir import Value
 from autopar.sharding.layout import R
 
-from ..device.model import TF32
 from .graph_builder import LIBRARY, GraphBuilder
+from .placements import GROUPS, HEADS, INNER, ROWS, SUM, Wanted
 from .shape import Latent
-from .wanted import GROUPS, HEADS, INNER, ROWS, SUM, Wanted
 
-FILLED, FILLED_VIEW = 2, 5
-"""Passes of the backward pass of filling masked scores in place: a copy is filled; a view takes three more copies.
+FILLED = 2
+FILLED_VIEW = 5
+"""Passes of the backward pass of filling masked scores in place: a copy is filled; a view takes
+three more copies.
 
 Source: torch's masked_fill in derivatives.yaml, CopySlices in csrc/autograd/functions/tensor.cpp.
 """
 SKIPPING = 2048
-"""The most keys at which the softmax kernel skips the half of the scores behind a causal mask; above, another kernel
-runs.
+"""The most keys at which the softmax kernel skips the half of the scores behind a causal mask;
+above, another kernel runs.
 """
 
 
-def attend(b: GraphBuilder, name: str, x: str, *, memory: str = "", windowed: bool = False, causal: bool = True) -> str:
-    """Attention of `x` [batch, sequence, hidden] to itself, or to `memory`, the results of an encoder."""
+def attend(
+    b: GraphBuilder,
+    name: str,
+    x: str,
+    *,
+    memory: str = "",
+    windowed: bool = False,
+    causal: bool = True,
+) -> str:
+    """Add attention of `x` [batch, sequence, hidden] to itself, or to `memory`.
+
+    `memory`: the results of an encoder.
+    """
     q, k, v = _latent(b, name, x, b.shape.latent) if b.shape.latent else _heads(b, name, x, memory)
-    context = _core(b, f"{name}.core", q, k, v, window=b.shape.window if windowed else 0, causal=causal and not memory)
+    context = _core(
+        b,
+        f"{name}.core",
+        (q, k, v),
+        window=b.shape.window if windowed else 0,
+        causal=causal and not memory,
+    )
     batch, heads, length, width = b.size(context)
-    rows = b.view(f"{name}.back", "aten.transpose.int", context, (batch, length, heads, width), INNER, dim0=1, dim1=2)
+    rows = b.view(
+        f"{name}.back",
+        "aten.transpose.int",
+        context,
+        (batch, length, heads, width),
+        INNER,
+        dim0=1,
+        dim1=2,
+    )
     flat = (batch, length, heads * width)
-    # The product's kernel wants rows that lie together: kernels in one piece write them so, batched products do not.
+    # The product's kernel wants rows that lie together: kernels in one piece write them so, batched
+    # products do not.
     kind = "aten.view.default" if b.kernels.one_kernel else "aten.clone.default"
     if not b.kernels.one_kernel:
         rows = b.pointwise(f"{name}.contiguous", kind, rows, INNER)
-    return b.linear(f"{name}.out", b.view(f"{name}.flatten", "aten.view.default", rows, flat, INNER, size=flat), b.shape.hidden, SUM)
+    return b.linear(
+        f"{name}.out",
+        b.view(f"{name}.flatten", "aten.view.default", rows, flat, INNER, size=flat),
+        b.shape.hidden,
+        SUM,
+    )
 
 
 def _heads(b: GraphBuilder, name: str, x: str, memory: str) -> tuple[str, ...]:
-    """Queries of the rows, keys and values of these or of `memory`: each [batch, heads, sequence, head size]."""
+    """Add queries of the rows, and keys and values of these or of `memory`.
+
+    Each is [batch, heads, sequence, head size].
+    """
     s = b.shape
     bias = s.bias or s.qkv_bias
     groups = s.heads // s.kv_heads
     if not memory and (b.kernels.joined or groups == 1):
-        # Each group of heads lies next to its keys and values, so that a rank of a split product has all three.
+        # Each group of heads lies next to its keys and values, so that a rank of a split product
+        # has all three.
         whole = b.linear(f"{name}.qkv", x, (s.heads + 2 * s.kv_heads) * s.width, INNER, bias=bias)
         both = _headed(b, f"{name}.view", whole, s.kv_heads)
         q, k, v = b.pieces(f"{name}.split", both, (groups * s.width, s.width, s.width), INNER)
@@ -51,9 +88,16 @@ def _heads(b: GraphBuilder, name: str, x: str, memory: str) -> tuple[str, ...]:
             spread = (*b.size(q)[:2], s.heads, s.width)
             q = b.view(f"{name}.heads", "aten.reshape.default", q, spread, INNER, shape=spread)
     else:
-        q = _headed(b, f"{name}.q_view", b.linear(f"{name}.query", x, s.heads * s.width, INNER, bias=bias), s.heads)
+        q = _headed(
+            b,
+            f"{name}.q_view",
+            b.linear(f"{name}.query", x, s.heads * s.width, INNER, bias=bias),
+            s.heads,
+        )
         pair = b.linear(f"{name}.keyvalue", memory or x, 2 * s.kv_heads * s.width, INNER, bias=bias)
-        k, v = b.pieces(f"{name}.split", _headed(b, f"{name}.view", pair, s.kv_heads), (s.width, s.width), INNER)
+        k, v = b.pieces(
+            f"{name}.split", _headed(b, f"{name}.view", pair, s.kv_heads), (s.width, s.width), INNER
+        )
     q, k, v = (_to_heads(b, f"{name}.transpose{i}", t) for i, t in enumerate((q, k, v)))
     if s.qk_norm:
         q, k = (b.normalised(f"{name}.norm{i}", t, HEADS) for i, t in enumerate((q, k)))
@@ -65,9 +109,11 @@ def _heads(b: GraphBuilder, name: str, x: str, memory: str) -> tuple[str, ...]:
 
 
 def _repeated(b: GraphBuilder, name: str, x: str, times: int) -> str:
-    """Every head's own copy of the keys or values of its group."""
+    """Add a copy of the keys or values of a group for each of its heads."""
     batch, heads, length, width = b.size(x)
-    one, all_of, flat = (batch, heads, 1, length, width), (batch, heads, times, length, width), (batch, heads * times, length, width)
+    one = (batch, heads, 1, length, width)
+    all_of = (batch, heads, times, length, width)
+    flat = (batch, heads * times, length, width)
     x = b.view(f"{name}.one", "aten.unsqueeze.default", x, one, GROUPS, dim=2)
     x = b.view(f"{name}.spread", "aten.expand.default", x, all_of, GROUPS, size=all_of)
     x = b.pointwise(f"{name}.copy", "aten.clone.default", x, GROUPS)
@@ -76,24 +122,48 @@ def _repeated(b: GraphBuilder, name: str, x: str, times: int) -> str:
 
 def _to_heads(b: GraphBuilder, name: str, x: str) -> str:
     batch, length, count, width = b.size(x)
-    return b.view(name, "aten.transpose.int", x, (batch, count, length, width), HEADS, dim0=1, dim1=2)
+    return b.view(
+        name, "aten.transpose.int", x, (batch, count, length, width), HEADS, dim0=1, dim1=2
+    )
 
 
 def _latent(b: GraphBuilder, name: str, x: str, latent: Latent) -> tuple[str, ...]:
-    """Latent attention in training: keys and values are written out for all heads (arXiv:2405.04434, eqs. 9-18)."""
-    heads, width = b.shape.heads, latent.nope + latent.rope
+    """Add latent attention in training, with keys and values written out for all heads.
+
+    Source: arXiv:2405.04434, equations 9 to 18.
+    """
+    heads = b.shape.heads
+    width = latent.nope + latent.rope
     source = x
     if latent.q_rank:
         source = b.normalised(f"{name}.q_norm", b.linear(f"{name}.q_down", x, latent.q_rank, ROWS))
     q = _headed(b, f"{name}.q_view", b.linear(f"{name}.query", source, heads * width, INNER), heads)
     both = b.linear(f"{name}.kv_down", x, latent.kv_rank + latent.rope, ROWS)
     down, shared = b.pieces(f"{name}.down", both, (latent.kv_rank, latent.rope), ROWS)
-    up = b.linear(f"{name}.kv_up", b.normalised(f"{name}.kv_norm", down), heads * (latent.nope + latent.value), INNER)
-    k, v = b.pieces(f"{name}.up", _headed(b, f"{name}.kv_view", up, heads), (latent.nope, latent.value), INNER)
-    # All heads share the keys' part with a position: one kernel turns it, another copies it next to that of every head.
-    turned = _headed(b, f"{name}.rope_view", b.pointwise(f"{name}.rotate1", "aten.neg.default", shared, ROWS), 1, ROWS)
+    up = b.linear(
+        f"{name}.kv_up",
+        b.normalised(f"{name}.kv_norm", down),
+        heads * (latent.nope + latent.value),
+        INNER,
+    )
+    k, v = b.pieces(
+        f"{name}.up", _headed(b, f"{name}.kv_view", up, heads), (latent.nope, latent.value), INNER
+    )
+    # All heads share the keys' part with a position: one kernel turns it, another copies it next to
+    # that of every head.
+    turned = _headed(
+        b,
+        f"{name}.rope_view",
+        b.pointwise(f"{name}.rotate1", "aten.neg.default", shared, ROWS),
+        1,
+        ROWS,
+    )
     spread = (*b.size(k)[:-1], latent.rope)
-    k = b.join(f"{name}.keys", (k, b.view(f"{name}.spread", "aten.expand.default", turned, spread, INNER, size=spread)), INNER)
+    k = b.join(
+        f"{name}.keys",
+        (k, b.view(f"{name}.spread", "aten.expand.default", turned, spread, INNER, size=spread)),
+        INNER,
+    )
     q, k, v = (_to_heads(b, f"{name}.transpose{i}", t) for i, t in enumerate((q, k, v)))
     return b.pointwise(f"{name}.rotate0", "aten.neg.default", q, HEADS), k, v
 
@@ -116,41 +186,97 @@ def _rotate(b: GraphBuilder, name: str, x: str) -> str:
     return b.pointwise(f"{name}.sum", "aten.add.Tensor", cos, HEADS, other=sin)
 
 
-def _core(b: GraphBuilder, name: str, q: str, k: str, v: str, *, window: int, causal: bool) -> str:
-    """Attention proper, [batch, heads, sequence, head size] each."""
-    shape, keys = b.size(q), b.size(k)
+def _core(
+    b: GraphBuilder, name: str, heads: tuple[str, str, str], *, window: int, causal: bool
+) -> str:
+    """Add attention proper of queries, keys and values [batch, heads, sequence, head size]."""
+    q, k, v = heads
+    shape = b.size(q)
+    keys = b.size(k)
     out = (*shape[:3], b.size(v)[-1])
     if b.kernels.one_kernel:
         # Its kernels draw dropout from a counter: nothing more is read, written or kept.
         return b.op(
-            name, "aten.scaled_dot_product_attention.default", {"query": q, "key": k, "value": v}, out, HEADS, attn_mask=None,
-            is_causal=causal, dropout_p=0.0, enable_gqa=keys[1] != shape[1], kernel=b.kernels.attention, window=window,
-        )[0]  # fmt: skip
+            name,
+            "aten.scaled_dot_product_attention.default",
+            {"query": q, "key": k, "value": v},
+            out,
+            HEADS,
+            attn_mask=None,
+            is_causal=causal,
+            dropout_p=0.0,
+            enable_gqa=keys[1] != shape[1],
+            kernel=b.kernels.attention,
+            window=window,
+        )[0]
     grouped = (shape[0], keys[1], shape[1] // keys[1] * shape[2], shape[3])
     if grouped != shape:  # the queries of a group lie behind one another and share its keys
         q = b.view(f"{name}.group", "aten.reshape.default", q, grouped, HEADS, shape=grouped)
     across = (*keys[:2], keys[3], keys[2])
-    turned = b.view(f"{name}.keys", "aten.transpose.int", k, across, replace(HEADS, context=R), dim0=-1, dim1=-2)
+    turned = b.view(
+        f"{name}.keys", "aten.transpose.int", k, across, replace(HEADS, context=R), dim0=-1, dim1=-2
+    )
     precision: dict[str, Value] = {"compute": TF32} if b.kernels.products == TF32 else {}
-    w = b.add(f"{name}.scores", "aten.matmul.default", {"self": q, "other": turned}, (*grouped[:3], keys[2]), HEADS, precision)[0]
+    w = b.add(
+        f"{name}.scores",
+        "aten.matmul.default",
+        {"self": q, "other": turned},
+        (*grouped[:3], keys[2]),
+        HEADS,
+        precision,
+    )[0]
     if b.shape.position == "alibi":  # the bias is laid out whole before the product adds to it
         w = b.pointwise(f"{name}.bias", "aten.clone.default", w, HEADS)
     w = b.dropout(f"{name}.dropout", _softmax(b, name, w, causal=causal), HEADS)
-    w = b.add(f"{name}.context", "aten.matmul.default", {"self": w, "other": v}, (*grouped[:3], out[-1]), HEADS, precision)[0]
-    return w if grouped == shape else b.view(f"{name}.ungroup", "aten.reshape.default", w, out, HEADS, shape=out)
+    w = b.add(
+        f"{name}.context",
+        "aten.matmul.default",
+        {"self": w, "other": v},
+        (*grouped[:3], out[-1]),
+        HEADS,
+        precision,
+    )[0]
+    return (
+        w
+        if grouped == shape
+        else b.view(f"{name}.ungroup", "aten.reshape.default", w, out, HEADS, shape=out)
+    )
 
 
 def _softmax(b: GraphBuilder, name: str, w: str, *, causal: bool) -> str:
-    """Scale, mask and softmax: one kernel, or a copy, a masked fill, a softmax in float32 and a cast."""
+    """Add scale, mask and softmax: one kernel, or a chain of four.
+
+    The chain is a copy, a masked fill, a softmax in float32 and a cast.
+    """
     shape = b.size(w)
     if b.kernels.attention == LIBRARY:
         half = causal and b.kernels.skips_masked and shape[-1] <= SKIPPING
-        return b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dim=-1, is_causal=half)[0]
+        return b.op(
+            f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dim=-1, is_causal=half
+        )[0]
     wide = "float32" if b.dtype == "float32" or b.kernels.skips_masked else None
     if b.dtype != "float32":
-        w = b.pointwise(f"{name}.copy", "aten.to.dtype" if wide else "aten.clone.default", w, HEADS, dtype=wide)
-    # In place on a view of the product, whose gradient is copied, and its part copied, filled and copied back.
+        w = b.pointwise(
+            f"{name}.copy", "aten.to.dtype" if wide else "aten.clone.default", w, HEADS, dtype=wide
+        )
+    # In place on a view of the product, whose gradient is copied, and its part copied, filled and
+    # copied back.
     again = FILLED_VIEW if b.dtype == "float32" else FILLED
-    w = b.op(f"{name}.mask", "aten.mul.Tensor", {"self": w}, shape, HEADS, dtype=wide, other=1.0, backward_passes=again)[0]
-    w = b.op(f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dtype="float32", dim=-1)[0]
-    return w if b.dtype == "float32" else b.pointwise(f"{name}.narrow", "aten.to.dtype", w, HEADS, dtype=b.dtype)
+    w = b.op(
+        f"{name}.mask",
+        "aten.mul.Tensor",
+        {"self": w},
+        shape,
+        HEADS,
+        dtype=wide,
+        other=1.0,
+        backward_passes=again,
+    )[0]
+    w = b.op(
+        f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dtype="float32", dim=-1
+    )[0]
+    return (
+        w
+        if b.dtype == "float32"
+        else b.pointwise(f"{name}.narrow", "aten.to.dtype", w, HEADS, dtype=b.dtype)
+    )

@@ -1,15 +1,18 @@
-"""The habits of training frameworks, read in their sources: kernels, fusions, overlaps and precision; none is fitted.
+"""The habits of training frameworks, read in their sources; none is fitted.
 
-Sources: NVIDIA/Megatron-LM (arXiv:2104.04473, arXiv:2205.05198; megatron/core of 2024 to 2026: @d98e8a64);
-NVIDIA/TransformerEngine; bigscience-workshop/Megatron-DeepSpeed@87a9dba0 and microsoft/DeepSpeed@2e1847d6
-(pipe/engine.py, zero/stage_1_and_2.py, bf16_optimizer.py); bigscience-workshop/bigscience@9e64edec
-(train/tr11-176B-ml); Aleph-Alpha/scaling@78489292 (later than the sweep of arXiv:2311.05610);
-pytorch/torchtitan@9dec370a; foundation-model-stack/fms-fsdp@5a296afe; mosaicml/llm-foundry@b2a43a14 and composer@0.17;
-NVIDIA/NeMo@e400b6de with NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d; alpa-projects/alpa;
-deepspeedai/DeepSpeed@edaa7221 (runtime/zero/config.py, ops/adam/fused_adam.py); huggingface/nanotron@2411b022
-(models/llama.py, parallel/tensor_parallel/functional.py, optim/gradient_accumulator.py); Oneflow-Inc/libai@9dcbe3b2
-(layers/, models/utils/graph_base.py); Dazz993/Mist@d69e530a (mist/model/gpt.py, mist/modules/losses.py,
-mist/analyzer/strategy.py).
+They are kernels, fusions, overlaps and precision.
+
+Sources: NVIDIA/Megatron-LM (arXiv:2104.04473, arXiv:2205.05198; megatron/core of 2024 to 2026:
+@d98e8a64); NVIDIA/TransformerEngine; bigscience-workshop/Megatron-DeepSpeed@87a9dba0 and
+microsoft/DeepSpeed@2e1847d6 (pipe/engine.py, zero/stage_1_and_2.py, bf16_optimizer.py);
+bigscience-workshop/bigscience@9e64edec (train/tr11-176B-ml); Aleph-Alpha/scaling@78489292 (later
+than the sweep of arXiv:2311.05610); pytorch/torchtitan@9dec370a;
+foundation-model-stack/fms-fsdp@5a296afe; mosaicml/llm-foundry@b2a43a14 and composer@0.17;
+NVIDIA/NeMo@e400b6de with NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Bridge@067f987d;
+alpa-projects/alpa; deepspeedai/DeepSpeed@edaa7221 (runtime/zero/config.py, ops/adam/fused_adam.py);
+huggingface/nanotron@2411b022 (models/llama.py, parallel/tensor_parallel/functional.py,
+optim/gradient_accumulator.py); Oneflow-Inc/libai@9dcbe3b2 (layers/, models/utils/graph_base.py);
+Dazz993/Mist@d69e530a (mist/model/gpt.py, mist/modules/losses.py, mist/analyzer/strategy.py).
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from .shape import Shape
 class Framework:
     """A framework: its `habits` and `kernels`.
 
-    `one_rotation`: rotary positions are one kernel. `gathered_logits`, `shared_input`: as in `Shape`.
+    `one_rotation`: rotary positions are one kernel. `gathered_logits`, `shared_input`: as in
+    `Shape`.
     """
 
     habits: Habits = field(default_factory=Habits)
@@ -39,87 +43,146 @@ class Framework:
 
     def shaped(self, shape: Shape) -> Shape:
         """The shape as this framework computes it."""
-        position = "rotary-unfused" if shape.position == "rotary" and not self.one_rotation else shape.position
-        return replace(shape, position=position, gathered_logits=self.gathered_logits, shared_input=self.shared_input)
+        position = (
+            "rotary-unfused"
+            if shape.position == "rotary" and not self.one_rotation
+            else shape.position
+        )
+        return replace(
+            shape,
+            position=position,
+            gathered_logits=self.gathered_logits,
+            shared_input=self.shared_input,
+        )
 
     def run(self, c: Configuration) -> Configuration:
         """The configuration in this framework."""
         return replace(c, habits=self.habits, kernels=self.kernels)
 
 
-# The fuser of 2021 leaves dropout, and so the chain of bias, dropout and residual, to kernels of their own.
-_MEGATRON_2021 = Framework(habits=Habits(loss="megatron"), kernels=Kernels(attention="fused", skips_masked=True))
+# The fuser of 2021 leaves dropout, and so the chain of bias, dropout and residual, to kernels of
+# their own.
+_MEGATRON_2021 = Framework(
+    habits=Habits(loss="megatron"), kernels=Kernels(attention="fused", skips_masked=True)
+)
 _MEGATRON_2022 = replace(
-    _MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, overlap_tensor=True, regather=True, fused_accumulation=True)
-)  # fmt: skip
-# Transformer Engine's layers: norms, gate and product, bias, dropout and residual, and rotary positions are one kernel
-# each; gate and up are one product, attention is cuDNN's, messages of context parallelism run under it. An update reads
-# the norm's gradients (4), gradient, master and moments (16), writes the latter (12), reads the master and writes the
-# parameter (6), and zeroes gradients (4).
+    _MEGATRON_2021,
+    habits=replace(
+        _MEGATRON_2021.habits, overlap_tensor=True, regather=True, fused_accumulation=True
+    ),
+)
+# Transformer Engine's layers: norms, gate and product, bias, dropout and residual, and rotary
+# positions are one kernel each; gate and up are one product, attention is cuDNN's, messages of
+# context parallelism run under it. An update reads the norm's gradients (4), gradient, master and
+# moments (16), writes the latter (12), reads the master and writes the parameter (6), and zeroes
+# gradients (4).
 _MEGATRON_CORE = Framework(
     habits=Habits(
-        overlap_tensor=True, regather=True, fused_accumulation=True, fused=True, loss="megatron", update_traffic=42.0, overlap_context=True
+        overlap_tensor=True,
+        regather=True,
+        fused_accumulation=True,
+        fused=True,
+        loss="megatron",
+        update_traffic=42.0,
+        overlap_context=True,
     ),
     kernels=Kernels(attention="cudnn", joined=True),
-)  # fmt: skip
-# Gradients are summed in 16 bits where the scripts say so, and reduced and gathered under the passes. A master holds
-# only the 16 bits that its parameter lacks. 24.03 fuses neither the activation nor the residual.
+)
+# Gradients are summed in 16 bits where the scripts say so, and reduced and gathered under the
+# passes. A master holds only the 16 bits that its parameter lacks. 24.03 fuses neither the
+# activation nor the residual.
 _NEMO = replace(
     _MEGATRON_CORE,
     habits=replace(
-        _MEGATRON_CORE.habits, overlap_gradients=True, overlap_gather=True, overlap_sends=True, state_bytes=10, gradient_bytes=2,
+        _MEGATRON_CORE.habits,
+        overlap_gradients=True,
+        overlap_gather=True,
+        overlap_sends=True,
+        state_bytes=10,
+        gradient_bytes=2,
         reduced_bytes=2,
     ),
-)  # fmt: skip
-# Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits, segments of memory grow.
-_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place", expandable=True))
-# Messages in shares, gathered once forward and twice backward; gradients are summed and reduced in 16 bits.
+)
+# Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits, segments of
+# memory grow.
+_BRIDGE = replace(
+    _NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place", expandable=True)
+)
+# Messages in shares, gathered once forward and twice backward; gradients are summed and reduced in
+# 16 bits.
 _DEEPSPEED = Framework(
     habits=Habits(gradient_bytes=2, reduced_bytes=2, send_gathers=1.5, loss="megatron"),
     kernels=Kernels(attention="fused", skips_masked=True),
-)  # fmt: skip
+)
 # Parameters and states in float32 shards, gathered in 16 bits, gradients scattered in float32.
 _FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10)
-# Every second product is kept (wq, wv, w1, w2), and so is attention, whose keys and values are copied for every head.
-# The optimizer of 2024 is a chain of kernels over all parameters (foreach): it reads and writes 22 tensors of four
-# bytes.
+# Every second product is kept (wq, wv, w1, w2), and so is attention, whose keys and values are
+# copied for every head. The optimizer of 2024 is a chain of kernels over all parameters (foreach):
+# it reads and writes 22 tensors of four bytes.
 _TITAN = Framework(
-    habits=replace(_FSDP, kept=(".query", ".core", ".mlp.gate", ".mlp.down"), update_traffic=88.0, expandable=True),
-    kernels=Kernels(norm="unfused", repeats_keys=True), one_rotation=False,
-)  # fmt: skip
-# A compiler fuses chains, norms and the loss, and runs ahead of the device; complex positions stay as they are.
+    habits=replace(
+        _FSDP,
+        kept=(".query", ".core", ".mlp.gate", ".mlp.down"),
+        update_traffic=88.0,
+        expandable=True,
+    ),
+    kernels=Kernels(norm="unfused", repeats_keys=True),
+    one_rotation=False,
+)
+# A compiler fuses chains, norms and the loss, and runs ahead of the device; complex positions stay
+# as they are.
 _COMPILED = replace(
-    _TITAN, habits=replace(_TITAN.habits, fused=True, compiled=True, loss="compiled"), kernels=Kernels(repeats_keys=True)
-)  # fmt: skip
-# Composer's optimizer is a loop of float32 kernels over flat shards. Attention is Triton's kernel of the first
-# generation, the default of the scripts of the time.
-_COMPOSER = Framework(habits=replace(_FSDP, loss="one-kernel", update_traffic=84.0), kernels=Kernels(attention="flash1"))
+    _TITAN,
+    habits=replace(_TITAN.habits, fused=True, compiled=True, loss="compiled"),
+    kernels=Kernels(repeats_keys=True),
+)
+# Composer's optimizer is a loop of float32 kernels over flat shards. Attention is Triton's kernel
+# of the first generation, the default of the scripts of the time.
+_COMPOSER = Framework(
+    habits=replace(_FSDP, loss="one-kernel", update_traffic=84.0),
+    kernels=Kernels(attention="flash1"),
+)
 
-# Parameters, gradients and their reduction in 16 bits over float32 shards of master and moments, updated by one kernel;
-# the model is whatever the user gives, in eager mode. Reductions run under the backward pass by default with ZeRO-3
-# alone.
+# Parameters, gradients and their reduction in 16 bits over float32 shards of master and moments,
+# updated by one kernel; the model is whatever the user gives, in eager mode. Reductions run under
+# the backward pass by default with ZeRO-3 alone.
 _ZERO = Habits(gradient_bytes=2, reduced_bytes=2, state_bytes=12, update_traffic=34.0)
-# Queries, keys and values are one product, as are gate and up; norms and positions are kernels of their own, the gate
-# is not fused. Gradients are added to a float32 buffer micro-batch by micro-batch and reduced in it under the last
-# backward pass.
+# Queries, keys and values are one product, as are gate and up; norms and positions are kernels of
+# their own, the gate is not fused. Gradients are added to a float32 buffer micro-batch by
+# micro-batch and reduced in it under the last backward pass.
 _NANOTRON = Framework(
-    habits=Habits(regather=True, overlap_gradients=True, loss="megatron", update_traffic=34.0), kernels=Kernels(joined=True)
-)  # fmt: skip
-# A graph that is compiled: biases, activations and dropout, scale, mask and softmax, and updates are fused, and
-# collectives take turns with computation on one stream. Parameters are stored in float32, cast where they are used.
+    habits=Habits(regather=True, overlap_gradients=True, loss="megatron", update_traffic=34.0),
+    kernels=Kernels(joined=True),
+)
+# A graph that is compiled: biases, activations and dropout, scale, mask and softmax, and updates
+# are fused, and collectives take turns with computation on one stream. Parameters are stored in
+# float32, cast where they are used.
 _LIBAI = Framework(
-    habits=Habits(fused=True, compiled=True, loss="one-kernel", weight_bytes=4, state_bytes=8, update_traffic=28.0),
+    habits=Habits(
+        fused=True,
+        compiled=True,
+        loss="one-kernel",
+        weight_bytes=4,
+        state_bytes=8,
+        update_traffic=28.0,
+    ),
     kernels=Kernels(attention="fused"),
-)  # fmt: skip
-# This project's own runtime: units of parameters gathered ahead and gradients reduced behind, AdamW of torch over
-# float32 masters.
-_AUTOPAR = Framework(habits=Habits(overlap_gradients=True, overlap_gather=True, overlap_context=True, update_traffic=84.0))
+)
+# This project's own runtime: units of parameters gathered ahead and gradients reduced behind, AdamW
+# of torch over float32 masters.
+_AUTOPAR = Framework(
+    habits=Habits(
+        overlap_gradients=True, overlap_gather=True, overlap_context=True, update_traffic=84.0
+    )
+)
 
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-2021": _MEGATRON_2021,
-    # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six published runs come to,
-    # whatever their size.
-    "megatron-2021 zero-3": replace(_MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, reduced_bytes=2, gather_rate=1.7e10)),
+    # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six
+    # published runs come to, whatever their size.
+    "megatron-2021 zero-3": replace(
+        _MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, reduced_bytes=2, gather_rate=1.7e10)
+    ),
     "megatron-2022": _MEGATRON_2022,
     "megatron-core": _MEGATRON_CORE,
     "nemo-2024.03": replace(_NEMO, habits=replace(_NEMO.habits, fused=False)),
@@ -127,20 +190,36 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-bridge": _BRIDGE,
     "megatron-deepspeed": _DEEPSPEED,
     # CUDA_LAUNCH_BLOCKING=1 kept 384 devices from hanging; layers are dealt out greedily.
-    "megatron-deepspeed bloom": replace(_DEEPSPEED, habits=replace(_DEEPSPEED.habits, blocking=True, partition="greedy")),
-    # Five all-reduces a layer (gate and up have one each backward), the loss on gathered logits, messages whole from
-    # every rank, gradients reduced whole in float32 although the optimizer is sharded, embedding and head recomputed
-    # with the layers.
+    "megatron-deepspeed bloom": replace(
+        _DEEPSPEED, habits=replace(_DEEPSPEED.habits, blocking=True, partition="greedy")
+    ),
+    # Five all-reduces a layer (gate and up have one each backward), the loss on gathered logits,
+    # messages whole from every rank, gradients reduced whole in float32 although the optimizer is
+    # sharded, embedding and head recomputed with the layers.
     "scaling": Framework(
         habits=Habits(
-            gradient_bytes=2, reduced_bytes=4, reduce_whole=True, scatter_sends=False, partition="balanced", recompute_ends=True
+            gradient_bytes=2,
+            reduced_bytes=4,
+            reduce_whole=True,
+            scatter_sends=False,
+            partition="balanced",
+            recompute_ends=True,
         ),
-        kernels=Kernels(norm="unfused"), one_rotation=False, gathered_logits=True, shared_input=False,
+        kernels=Kernels(norm="unfused"),
+        one_rotation=False,
+        gathered_logits=True,
+        shared_input=False,
     ),
     "torchtitan-2024.12": _TITAN,
     "torchtitan-2024.12 compiled": _COMPILED,
-    "torchtitan-2025.06 compiled": replace(_COMPILED, habits=replace(_COMPILED.habits, update_traffic=28.0)),
-    "fms-fsdp": Framework(habits=replace(_FSDP, gradient_bytes=2, reduced_bytes=2, fused=True, compiled=True, loss="compiled")),
+    "torchtitan-2025.06 compiled": replace(
+        _COMPILED, habits=replace(_COMPILED.habits, update_traffic=28.0)
+    ),
+    "fms-fsdp": Framework(
+        habits=replace(
+            _FSDP, gradient_bytes=2, reduced_bytes=2, fused=True, compiled=True, loss="compiled"
+        )
+    ),
     # Parameters, gradients and their reduction in 16 bits.
     "llm-foundry-2023.05": replace(_COMPOSER, habits=replace(_COMPOSER.habits, reduced_bytes=2)),
     "llm-foundry-2023.10": _COMPOSER,
@@ -149,16 +228,25 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "nanotron": _NANOTRON,
     "libai": _LIBAI,
     "autopar": _AUTOPAR,
-    # Stages of their own, states sharded and in part in host memory, layers with flash attention or one kernel for the
-    # softmax.
+    # Stages of their own, states sharded and in part in host memory, layers with flash attention or
+    # one kernel for the softmax.
     "mist": Framework(
-        habits=Habits(fused=True, gradient_bytes=2, reduced_bytes=2, loss="megatron-narrow", overlap_sends=True),
+        habits=Habits(
+            fused=True,
+            gradient_bytes=2,
+            reduced_bytes=2,
+            loss="megatron-narrow",
+            overlap_sends=True,
+        ),
         kernels=Kernels(attention="fused", skips_masked=True),
     ),
     "alpa": Framework(
-        habits=Habits(fused=True, compiled=True, gradient_bytes=2, reduced_bytes=2, loss="compiled"), kernels=Kernels(attention="fused")
+        habits=Habits(
+            fused=True, compiled=True, gradient_bytes=2, reduced_bytes=2, loss="compiled"
+        ),
+        kernels=Kernels(attention="fused"),
     ),
-}  # fmt: skip
+}
 """Frameworks by name, with the year of the source read if the framework changed."""
 
 

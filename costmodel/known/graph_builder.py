@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autopar.costmodel.device.device import TF32
 from autopar.errors import UsageError, unknown
 from autopar.ir import Operator, Ref, Role, Tensor, Value
 
-from ..device.model import TF32
+from .placements import ROWS, Wanted
 from .shape import Shape
-from .wanted import ROWS, Wanted
 
 ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3", "cudnn")
-"""Attention: separate kernels for scale, mask and softmax; these in one kernel; kernels that never write the scores."""
+"""Attention: separate kernels for scale, mask and softmax; these in one kernel; kernels that never
+write the scores.
+"""
 LIBRARY = "fused"
-"""Attention with scale, mask and softmax in one kernel. All others but `unfused` are one kernel from queries to
-results.
+"""Attention with scale, mask and softmax in one kernel. All others but `unfused` are one kernel
+from queries to results.
 """
 SCORES = 4
 """Matrices of scores that Megatron's kernel takes at once."""
 NORMS = ("fused", "unfused")
 PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4", TF32)
-"""The types to which linear operators of the layers cast their operands: none, 8 bits with a scale for each tensor or
-each block, or 4 bits. With the last one all products read float32 as tensor units do, and nothing is cast.
+"""The types to which linear operators of the layers cast their operands: none, 8 bits with a scale
+for each tensor or each block, or 4 bits. With the last one all products read float32 as tensor
+units do, and nothing is cast.
 """
 
 
@@ -31,12 +34,13 @@ each block, or 4 bits. With the last one all products read float32 as tensor uni
 class Kernels:
     """The kernels that a framework runs for a transformer.
 
-    `attention`: of `ATTENTIONS`. `norm`: of `NORMS`, one kernel or the chain of elementwise kernels in float32.
-    `products`: of `PRODUCTS`. `joined`: gate and up are one product, as are queries, keys and values. `wide_loss`: the
-    loss reads logits that a kernel of its own has cast to float32. `accumulates`: bytes of an element of the sums to
-    which products of weight gradients add their results (0: they write them). `repeats_keys`: keys and values are
-    copied for every head. `skips_masked`: the kernel of scale, mask and softmax skips scores behind a causal mask; it
-    needs a number of score matrices divisible by four (Megatron-LM, fused_softmax.py and
+    `attention`: of `ATTENTIONS`. `norm`: of `NORMS`, one kernel or the chain of elementwise kernels
+    in float32. `products`: of `PRODUCTS`. `joined`: gate and up are one product, as are queries,
+    keys and values. `wide_loss`: the loss reads logits that a kernel of its own has cast to
+    float32. `accumulates`: bytes of an element of the sums to which products of weight gradients
+    add their results (0: they write them). `repeats_keys`: keys and values are copied for every
+    head. `skips_masked`: the kernel of scale, mask and softmax skips scores behind a causal mask;
+    it needs a number of score matrices divisible by four (Megatron-LM, fused_softmax.py and
     scaled_upper_triang_masked_softmax.h).
     """
 
@@ -73,8 +77,20 @@ class GraphBuilder:
     wanted: dict[str, Wanted] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: str | None = None, role: Role = Role.ACTIVATION) -> str:
-        self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype or self.dtype, role=role, trainable=role is Role.PARAMETER)
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str | None = None,
+        role: Role = Role.ACTIVATION,
+    ) -> str:
+        self.tensors[name] = Tensor(
+            name=name,
+            shape=shape,
+            dtype=dtype or self.dtype,
+            role=role,
+            trainable=role is Role.PARAMETER,
+        )
         return name
 
     def given(self, name: str, shape: tuple[int, ...], dtype: str = "int64") -> str:
@@ -89,68 +105,146 @@ class GraphBuilder:
         return self.tensors[name].shape
 
     def op(
-        self, name: str, kind: str, inputs: Mapping[str, str], out: tuple[int, ...], wanted: Wanted, *, dtype: str | None = None,
-        outputs: int = 1, **attributes: Value,
-    ) -> tuple[str, ...]:  # fmt: skip
-        """Add an operator whose outputs are all of shape `out`, with one dtype and pin."""
-        return self.add(name, kind, inputs, out, wanted, attributes, dtype, outputs)
+        self,
+        name: str,
+        kind: str,
+        inputs: Mapping[str, str],
+        out: tuple[int, ...],
+        wanted: Wanted,
+        *,
+        dtype: str | None = None,
+        **attributes: Value,
+    ) -> tuple[str, ...]:
+        """Add an operator with one output of shape `out`."""
+        output = self.result(name, out, dtype)
+        return self.append(
+            name, kind, tuple(inputs.values()), output, wanted, {**_refs(inputs), **attributes}
+        )
 
     def add(
-        self, name: str, kind: str, inputs: Mapping[str, str], out: tuple[int, ...], wanted: Wanted, attributes: Mapping[str, Value],
-        dtype: str | None = None, outputs: int = 1,
-    ) -> tuple[str, ...]:  # fmt: skip
-        refs = {argument: Ref(index) for index, argument in enumerate(inputs)}
-        return self.append(name, kind, tuple(inputs.values()), out, wanted, {**refs, **attributes}, dtype, outputs)
+        self,
+        name: str,
+        kind: str,
+        inputs: Mapping[str, str],
+        out: tuple[int, ...],
+        wanted: Wanted,
+        attributes: Mapping[str, Value],
+    ) -> tuple[str, ...]:
+        """Add an operator with one output of shape `out`, and attributes of any name."""
+        output = self.result(name, out)
+        return self.append(
+            name, kind, tuple(inputs.values()), output, wanted, {**_refs(inputs), **attributes}
+        )
+
+    def result(
+        self, name: str, shape: tuple[int, ...], dtype: str | None = None
+    ) -> tuple[str, ...]:
+        """Make the one output of an operator called `name`."""
+        return (self.tensor(f"{name}:0", shape, dtype),)
 
     def append(
-        self, name: str, kind: str, inputs: tuple[str, ...], out: tuple[int, ...], wanted: Wanted, attributes: Mapping[str, Value],
-        dtype: str | None = None, outputs: int = 1,
-    ) -> tuple[str, ...]:  # fmt: skip
+        self,
+        name: str,
+        kind: str,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        wanted: Wanted,
+        attributes: Mapping[str, Value],
+    ) -> tuple[str, ...]:
         """Add an operator whose attributes say themselves which argument is which input."""
-        names = tuple(self.tensor(f"{name}:{i}", out, dtype) for i in range(outputs))
-        self.operators.append(Operator(name=name, kind=kind, inputs=inputs, outputs=names, attributes=dict(attributes)))
+        self.operators.append(
+            Operator(
+                name=name, kind=kind, inputs=inputs, outputs=outputs, attributes=dict(attributes)
+            )
+        )
         self.wanted[name] = wanted
-        return names
+        return outputs
 
-    def linear(self, name: str, x: str, width: int, wanted: Wanted, *, bias: bool | None = None) -> str:
+    def linear(
+        self, name: str, x: str, width: int, wanted: Wanted, *, bias: bool | None = None
+    ) -> str:
         inputs = {"input": x, "weight": self.weight(f"{name}.weight", width, self.size(x)[-1])}
         if self.shape.bias if bias is None else bias:
             inputs["bias"] = self.weight(f"{name}.bias", width)
-        return self.add(name, "aten.linear.default", inputs, (*self.size(x)[:-1], width), wanted, self.of_products(name))[0]
+        return self.add(
+            name,
+            "aten.linear.default",
+            inputs,
+            (*self.size(x)[:-1], width),
+            wanted,
+            self.of_products(name),
+        )[0]
 
     def of_products(self, name: str) -> dict[str, Value]:
-        """Attributes of a product with weights: the embedding and the head keep the dtype of the model."""
-        found: dict[str, Value] = {"accumulates": self.kernels.accumulates} if self.kernels.accumulates else {}
-        everywhere = self.kernels.products == TF32
-        if everywhere or (self.kernels.products and "head." not in name and "router" not in name and not name.startswith("embed.")):
-            found["compute"] = self.kernels.products
-        return found
+        """Return the attributes of a product with weights.
 
-    def pointwise(self, name: str, kind: str, x: str, wanted: Wanted, *, other: str | None = None, dtype: str | None = None) -> str:
+        The embedding and the head keep the dtype of the model.
+        """
+        attributes: dict[str, Value] = (
+            {"accumulates": self.kernels.accumulates} if self.kernels.accumulates else {}
+        )
+        # TF32 is a mode of the library that holds for all products; frameworks cast operands to
+        # narrower types only in linear operators of the layers, other than routers.
+        everywhere = self.kernels.products == TF32
+        if everywhere or (
+            self.kernels.products
+            and "head." not in name
+            and "router" not in name
+            and not name.startswith("embed.")
+        ):
+            attributes["compute"] = self.kernels.products
+        return attributes
+
+    def pointwise(
+        self,
+        name: str,
+        kind: str,
+        x: str,
+        wanted: Wanted,
+        *,
+        other: str | None = None,
+        dtype: str | None = None,
+    ) -> str:
         inputs = {"self": x} if other is None else {"self": x, "other": other}
         return self.op(name, kind, inputs, self.size(x), wanted, dtype=dtype)[0]
 
-    def view(self, name: str, kind: str, x: str, out: tuple[int, ...], wanted: Wanted, **attributes: Value) -> str:
+    def view(
+        self,
+        name: str,
+        kind: str,
+        x: str,
+        out: tuple[int, ...],
+        wanted: Wanted,
+        **attributes: Value,
+    ) -> str:
         return self.add(name, kind, {"self": x}, out, wanted, attributes)[0]
 
     def pieces(self, name: str, x: str, widths: tuple[int, ...], wanted: Wanted) -> tuple[str, ...]:
         """Views of the last dim in pieces of the given widths."""
-        made = tuple(self.tensor(f"{name}:{i}", (*self.size(x)[:-1], width)) for i, width in enumerate(widths))
+        pieces = tuple(
+            self.tensor(f"{name}:{i}", (*self.size(x)[:-1], width))
+            for i, width in enumerate(widths)
+        )
         attributes: dict[str, Value] = {"self": Ref(0), "split_sizes": widths, "dim": -1}
-        self.operators.append(Operator(name=name, kind="aten.split_with_sizes.default", inputs=(x,), outputs=made, attributes=attributes))
-        self.wanted[name] = wanted
-        return made
+        return self.append(name, "aten.split_with_sizes.default", (x,), pieces, wanted, attributes)
 
     def join(self, name: str, parts: tuple[str, ...], wanted: Wanted) -> str:
         """Copy tensors side by side, along the last dim."""
         out = (*self.size(parts[0])[:-1], sum(self.size(part)[-1] for part in parts))
-        attributes: dict[str, Value] = {"tensors": tuple(Ref(index) for index in range(len(parts))), "dim": -1}
-        return self.append(name, "aten.cat.default", parts, out, wanted, attributes)[0]
+        attributes: dict[str, Value] = {
+            "tensors": tuple(Ref(index) for index in range(len(parts))),
+            "dim": -1,
+        }
+        output = self.result(name, out)
+        return self.append(name, "aten.cat.default", parts, output, wanted, attributes)[0]
 
     def dropout(self, name: str, x: str, wanted: Wanted) -> str:
         if not self.shape.dropout:
             return x
-        return self.op(name, "aten.dropout.default", {"input": x}, self.size(x), wanted, p=0.1, train=True)[0]
+        # The price does not depend on the rate.
+        return self.op(
+            name, "aten.dropout.default", {"input": x}, self.size(x), wanted, p=0.1, train=True
+        )[0]
 
     def normalised(self, name: str, x: str, wanted: Wanted = ROWS) -> str:
         """Layer or RMS norm over the last dim."""
@@ -160,16 +254,53 @@ class GraphBuilder:
         inputs = {"input": x, "weight": self.weight(f"{name}.weight", width)}
         if self.shape.norm == "layer_norm":
             inputs["bias"] = self.weight(f"{name}.bias", width)
-        return self.op(name, f"aten.{self.shape.norm}.default", inputs, self.size(x), wanted, normalized_shape=(width,))[0]
+        return self.op(
+            name,
+            f"aten.{self.shape.norm}.default",
+            inputs,
+            self.size(x),
+            wanted,
+            normalized_shape=(width,),
+        )[0]
 
     def _norm_in_pieces(self, name: str, x: str, wanted: Wanted) -> str:
         """RMS norm as a chain of kernels in float32: x * rsqrt(mean(x^2) + eps) * weight."""
         shape = self.size(x)
         one = (*shape[:-1], 1)
         wide = self.pointwise(f"{name}.float", "aten.to.dtype", x, wanted, dtype="float32")
-        square = self.op(f"{name}.square", "aten.pow.Tensor_Scalar", {"self": wide}, shape, wanted, dtype="float32", exponent=2)[0]
-        mean = self.op(f"{name}.mean", "aten.mean.dim", {"self": square}, one, wanted, dtype="float32", dim=(-1,), keepdim=True)[0]
+        square = self.op(
+            f"{name}.square",
+            "aten.pow.Tensor_Scalar",
+            {"self": wide},
+            shape,
+            wanted,
+            dtype="float32",
+            exponent=2,
+        )[0]
+        mean = self.op(
+            f"{name}.mean",
+            "aten.mean.dim",
+            {"self": square},
+            one,
+            wanted,
+            dtype="float32",
+            dim=(-1,),
+            keepdim=True,
+        )[0]
         scale = self.pointwise(f"{name}.rsqrt", "aten.rsqrt.default", mean, wanted, dtype="float32")
-        scaled = self.pointwise(f"{name}.scale", "aten.mul.Tensor", wide, wanted, other=scale, dtype="float32")
+        scaled = self.pointwise(
+            f"{name}.scale", "aten.mul.Tensor", wide, wanted, other=scale, dtype="float32"
+        )
         narrow = self.pointwise(f"{name}.narrow", "aten.to.dtype", scaled, wanted, dtype=self.dtype)
-        return self.pointwise(f"{name}.weigh", "aten.mul.Tensor", narrow, wanted, other=self.weight(f"{name}.weight", shape[-1]))
+        return self.pointwise(
+            f"{name}.weigh",
+            "aten.mul.Tensor",
+            narrow,
+            wanted,
+            other=self.weight(f"{name}.weight", shape[-1]),
+        )
+
+
+def _refs(inputs: Mapping[str, str]) -> dict[str, Value]:
+    """Return the attributes that name the inputs, in their order."""
+    return {argument: Ref(index) for index, argument in enumerate(inputs)}

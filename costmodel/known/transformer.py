@@ -1,7 +1,7 @@
-"""The graph of a transformer from its shape alone, with each operator's placements under the known schemes.
+"""The graph of a transformer from its shape alone, with placements under the known schemes.
 
-It holds the operators that a framework's kernels run: one operator for a fused kernel, several where a framework runs
-several.
+It holds the operators that a framework's kernels run: one operator for a fused kernel, several
+where a framework runs several.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from .attention_part import attend
 from .ends_part import embed, head
 from .feed_forward_part import experts, feed_forward
 from .graph_builder import GraphBuilder, Kernels
+from .placements import INNER, ROWS, SCALAR, SUM, Wanted
 from .shape import PATTERN, Shape
 from .state_part import state_space
-from .wanted import INNER, ROWS, SCALAR, SUM, Wanted
 
 DEFAULT_KERNELS = Kernels()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A graph with the pins of its operators; `kinds`: of its layers, in the order of their numbers."""
+    """A graph with the pins of its operators.
+
+    `kinds`: of its layers, in the order of their numbers.
+    """
 
     shape: Shape
     graph: Graph
@@ -33,7 +36,10 @@ class Transformer:
     kinds: tuple[str, ...]
 
     def part(self, name: str) -> str:
-        """The part of an operator or tensor by its name: embed, mtp, head, or the kind of its layer."""
+        """Return the part of an operator or tensor by its name.
+
+        A part is embed, mtp, head, or the kind of a layer.
+        """
         first, _, rest = name.partition(".")
         if first == "layers":
             return self.kinds[int(rest.partition(".")[0])]
@@ -42,44 +48,81 @@ class Transformer:
 
 @functools.lru_cache(maxsize=256)
 def transformer(
-    shape: Shape, *, batch: int, dtype: str = "bfloat16", kernels: Kernels = DEFAULT_KERNELS, kinds: Sequence[str] | None = None,
+    shape: Shape,
+    *,
+    batch: int,
+    dtype: str = "bfloat16",
+    kernels: Kernels = DEFAULT_KERNELS,
+    kinds: Sequence[str] | None = None,
     layers: int | None = None,
-) -> Transformer:  # fmt: skip
-    """The training graph of `batch` sequences; layers are of the given `kinds`, else the first `layers`, else all."""
+) -> Transformer:
+    """Return the training graph of `batch` sequences.
+
+    Its layers are of the given `kinds`, else the first `layers`, else all.
+    """
     b = GraphBuilder(shape, batch, dtype, kernels)
-    found = tuple(shape.kinds()[:layers] if kinds is None else kinds)
-    x, memory = embed(b, "embed", shape.sequence), ""
-    if "encoder" in found:
+    layer_kinds = tuple(shape.kinds()[:layers] if kinds is None else kinds)
+    x = embed(b, "embed", shape.sequence)
+    memory = ""
+    if "encoder" in layer_kinds:
         memory = embed(b, "encode", shape.encoder_sequence or shape.sequence)
+    # An image has one label, a sequence one for each token.
     labels = b.given("labels", (batch if shape.patch else batch * shape.sequence,))
-    for index, kind in enumerate(found):
+    for index, kind in enumerate(layer_kinds):
         if kind == "encoder":
             memory = _layer(b, f"layers.{index}", memory, kind, "")
         else:
             x = _layer(b, f"layers.{index}", x, kind, memory)
-    further = tuple(PATTERN[letter] for letter in shape.mtp_pattern) or found[-1:]
+    # Without a pattern of its own, a further module has a layer like the model's last.
+    further = tuple(PATTERN[letter] for letter in shape.mtp_pattern) or layer_kinds[-1:]
     extra = [_predicts_further(b, f"mtp.{index}", x, labels, further) for index in range(shape.mtp)]
     loss = head(b, "head", x, labels)
     for index, other in enumerate(extra):
-        loss = b.op(f"mtp.{index}.add", "aten.add.Tensor", {"self": loss, "other": other}, (), SCALAR, dtype=b.tensors[loss].dtype)[0]
+        loss = b.op(
+            f"mtp.{index}.add",
+            "aten.add.Tensor",
+            {"self": loss, "other": other},
+            (),
+            SCALAR,
+            dtype=b.tensors[loss].dtype,
+        )[0]
     graph = Graph(
-        name="transformer", tensors=b.tensors, operators=tuple(b.operators), inputs=tuple(b.inputs), outputs=(loss,), loss=loss,
-    )  # fmt: skip
-    return Transformer(shape=shape, graph=graph, wanted=b.wanted, kinds=found)
+        name="transformer",
+        tensors=b.tensors,
+        operators=tuple(b.operators),
+        inputs=tuple(b.inputs),
+        outputs=(loss,),
+        loss=loss,
+    )
+    return Transformer(shape=shape, graph=graph, wanted=b.wanted, kinds=layer_kinds)
 
 
 def _layer(b: GraphBuilder, name: str, x: str, kind: str, memory: str) -> str:
-    """A layer: attention (also to an encoder's results, if any) and a feed-forward part, each with a residual."""
+    """Add a layer: attention and a feed-forward part, each with a residual.
+
+    A decoder attends to an encoder's results, too, if there are any.
+    """
     causal = b.shape.causal and kind != "encoder"
+    # Layers of a pattern are one mixer each, with one residual.
     if kind in PATTERN.values():
         return _residual(b, name, x, _mixer(b, name, b.normalised(f"{name}.norm1", x), kind), "1")
-    h = attend(b, f"{name}.attention", b.normalised(f"{name}.norm1", x), windowed="windowed" in kind, causal=causal)
+    h = attend(
+        b,
+        f"{name}.attention",
+        b.normalised(f"{name}.norm1", x),
+        windowed="windowed" in kind,
+        causal=causal,
+    )
     x = _residual(b, name, x, h, "1")
     if memory and kind != "encoder":
         h = attend(b, f"{name}.cross", b.normalised(f"{name}.norm3", x), memory=memory)
         x = _residual(b, name, x, h, "3")
     h = b.normalised(f"{name}.norm2", x)
-    h = experts(b, f"{name}.experts", h) if "experts" in kind else feed_forward(b, f"{name}.mlp", h, b.shape.ffn)
+    h = (
+        experts(b, f"{name}.experts", h)
+        if "experts" in kind
+        else feed_forward(b, f"{name}.mlp", h, b.shape.ffn)
+    )
     return _residual(b, name, x, h, "2")
 
 
@@ -89,18 +132,47 @@ def _mixer(b: GraphBuilder, name: str, x: str, kind: str) -> str:
         return state_space(b, f"{name}.state", x)
     if kind == PATTERN["*"]:
         return attend(b, f"{name}.attention", x, causal=b.shape.causal)
-    return experts(b, f"{name}.experts", x) if kind == PATTERN["E"] else feed_forward(b, f"{name}.mlp", x, b.shape.ffn)
+    return (
+        experts(b, f"{name}.experts", x)
+        if kind == PATTERN["E"]
+        else feed_forward(b, f"{name}.mlp", x, b.shape.ffn)
+    )
 
 
 def _residual(b: GraphBuilder, name: str, x: str, h: str, number: str) -> str:
-    return b.pointwise(f"{name}.add{number}", "aten.add.Tensor", x, ROWS, other=b.dropout(f"{name}.dropout{number}", h, ROWS))
+    return b.pointwise(
+        f"{name}.add{number}",
+        "aten.add.Tensor",
+        x,
+        ROWS,
+        other=b.dropout(f"{name}.dropout{number}", h, ROWS),
+    )
 
 
 def _predicts_further(b: GraphBuilder, name: str, x: str, labels: str, kinds: Sequence[str]) -> str:
-    """A module that predicts a further token: two normalised rows joined and projected, layers and a head."""
-    again = b.op(f"{name}.lookup", "aten.embedding.default", {"weight": "embed.weight", "indices": "tokens"}, b.size(x), SUM)[0]
-    both = b.join(f"{name}.join", (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", again)), ROWS)
-    x = b.linear(f"{name}.down", both, b.shape.hidden, replace(INNER, tensor=ROWS.tensor, sequence=ROWS.sequence), bias=False)
+    """Add a module that predicts a further token.
+
+    Two normalised rows are joined and projected; layers and a head follow.
+    """
+    again = b.op(
+        f"{name}.lookup",
+        "aten.embedding.default",
+        {"weight": "embed.weight", "indices": "tokens"},
+        b.size(x),
+        SUM,
+    )[0]
+    both = b.join(
+        f"{name}.join",
+        (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", again)),
+        ROWS,
+    )
+    x = b.linear(
+        f"{name}.down",
+        both,
+        b.shape.hidden,
+        replace(INNER, tensor=ROWS.tensor, sequence=ROWS.sequence),
+        bias=False,
+    )
     for index, kind in enumerate(kinds):
         x = _layer(b, f"{name}.layer{index or ''}", x, kind, "")
     return head(b, f"{name}.head", x, labels)

@@ -1,4 +1,4 @@
-"""Memories with a size, a birth and a last use, and the bytes that are alive at every moment between."""
+"""Memories with a size, a birth and a last use, and the bytes alive at every moment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ KEPT, GRADIENT, BUFFER, PASSING, GATHERED = range(5)
 class Live:
     """Bytes alive at every moment, by their kind.
 
-    `saved`: bytes that the forward pass of one micro-batch leaves to its backward pass. `gathered`: parameters in used
-    layouts that differ from the stored ones. `moments`: the operator or redistributed tensor of every moment.
-    `saved_of`: the share of `saved` that each of them is the first to keep.
+    `saved`: bytes that the forward pass of one micro-batch leaves to its backward pass. `gathered`:
+    parameters in used layouts that differ from the stored ones. `moments`: the operator or
+    redistributed tensor of every moment. `saved_of`: the share of `saved` that each of them is the
+    first to keep.
     """
 
     kept: Sequence[float]
@@ -46,7 +47,7 @@ class LiveBytes:
         self.keeper: dict[int, str] = {}  # a memory → the first operator that keeps it
 
     def tick(self, name: str) -> None:
-        """The next moment, in which `name` is at work."""
+        """Go on to the next moment, in which `name` is at work."""
         self.now += 1
         self.moments.append(name)
 
@@ -62,11 +63,17 @@ class LiveBytes:
             self.death[memory] = max(self.death[memory], self.now)
 
     def live(self, *, accumulating: bool) -> Live:
-        """The sums at every moment; `accumulating`: a complete gradient has been added to a buffer and is gone."""
+        """Return the sums at every moment.
+
+        `accumulating`: a complete gradient has been added to a buffer and is gone.
+        """
         moments = self.now + 2
         changes = [[0.0] * moments for _ in range(5)]
         saved_of: dict[str, float] = {}
-        for memory, (size, birth, death, what) in enumerate(zip(self.size, self.birth, self.death, self.what, strict=True)):
+        for memory, (size, birth, death, what) in enumerate(
+            zip(self.size, self.birth, self.death, self.what, strict=True)
+        ):
+            # Made in the forward pass and read in the backward pass: the value was kept.
             if what in (PASSING, GATHERED) and birth <= self.forward_end < death:
                 what = KEPT if what == PASSING else what
                 keeper = self.keeper.get(memory, self.moments[birth])
@@ -74,12 +81,21 @@ class LiveBytes:
             elif what == GRADIENT and accumulating:
                 what = PASSING
             changes[what][birth] += size
+            # At the moment of its last use a memory is still there.
             changes[what][death + 1] -= size
         for moment, size in self.scratch:
             changes[PASSING][moment] += size
             changes[PASSING][moment + 1] -= size
-        kept, gradients, buffers, passing, gathered = (list(itertools.accumulate(change))[:-1] for change in changes)
+        kept, gradients, buffers, passing, gathered = (
+            list(itertools.accumulate(change))[:-1] for change in changes
+        )
         return Live(
-            kept=kept, gradients=gradients, buffers=buffers, passing=passing, gathered=gathered, saved=math.fsum(saved_of.values()),
-            moments=self.moments, saved_of=saved_of,
-        )  # fmt: skip
+            kept=kept,
+            gradients=gradients,
+            buffers=buffers,
+            passing=passing,
+            gathered=gathered,
+            saved=math.fsum(saved_of.values()),
+            moments=self.moments,
+            saved_of=saved_of,
+        )

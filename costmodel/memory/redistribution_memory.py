@@ -10,7 +10,7 @@ from autopar.sharding.layout import Kind, Placement
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The effect of a single-axis step on a value or a gradient: new memory or none, and temporaries.
+    """The effect of a single-axis step on a value or a gradient: new memory, and temporaries.
 
     `gathers`: the new memory holds only data that the ranks already have, so it can be made again.
     """
@@ -25,17 +25,24 @@ SAME = Action(False, 0.0)
 
 @functools.lru_cache(maxsize=1 << 12)
 def actions(before: Placement, after: Placement, size: float, degree: int) -> tuple[Action, Action]:
-    """The effects of one step on the value (of `size` local bytes before) and on its gradient, as in the runtime.
+    """Return the effects of one step on the value and on its gradient, as in the runtime.
 
-    A gather along another dim than the first joins the pieces in a second copy; a scatter separates them in one.
+    `size`: local bytes of the value before it. A gather along another dim than the first joins the
+    pieces in a second copy; a scatter separates them in one.
     """
-    split, whole, share, partial = Kind.SPLIT, Kind.REPLICATED, Kind.BROADCAST, Kind.PARTIAL
+    split = Kind.SPLIT
+    whole = Kind.REPLICATED
+    share = Kind.BROADCAST
+    partial = Kind.PARTIAL
     dim = before.dim if before.kind is split else after.dim
     first = dim == 0 and before.parts == 1 and after.parts == 1
     large = size * degree if before.kind is split else size
     gather = Action(True, 0.0 if first else large, True)
     scatter = Action(True, 0.0 if first else large)
-    new, take = Action(True, 0.0), Action(not first, 0.0)
+    new = Action(True, 0.0)
+    # A slice of the first dim is a view; one of another dim is made contiguous.
+    take = Action(not first, 0.0)
+    # (before, after): the effects forward and backward.
     table = {
         (whole, share): (SAME, new),
         (whole, split): (take, gather),

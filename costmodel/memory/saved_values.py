@@ -1,28 +1,38 @@
-"""Values that autograd keeps from the forward to the backward pass, as facts of operators and shares of their keepers.
+"""Values that autograd keeps from the forward to the backward pass.
 
-A value is kept in its reader's layout: of a gathered value the gathered copy lives on. A value that k operators keep is
-one memory if they use it in the same layout, so each bears 1/k of it. A view's memory is all of its source's.
+They are facts of operators and shares of their keepers. A value is kept in its reader's layout: of
+a gathered value the gathered copy lives on. A value that k operators keep is one memory if they use
+it in the same layout, so each bears 1/k of it. A view's memory is all of its source's.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.ir import Graph, Operator, Role
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.rules import RULES, Call
-from autopar.sharding.rules.saved_for_backward import Keeps, Made, backward_scratch, drops, keeps, passes_gradient, shares_memory
+from autopar.sharding.rules.saved_for_backward import (
+    Keeps,
+    Made,
+    backward_scratch,
+    drops,
+    keeps,
+    passes_gradient,
+    shares_memory,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """An operator's effects on memory, whatever the layouts.
 
-    `view`: its outputs are its first input's memory. `keeps`: the values kept for its backward pass. `flows`: its
-    inputs with a gradient, and whether that is (a view of) the output's. `scratch`: temporaries of its backward pass.
-    `backward`: whether it has one.
+    `view`: its outputs are its first input's memory. `keeps`: the values kept for its backward
+    pass. `flows`: its inputs with a gradient, and whether that is (a view of) the output's.
+    `scratch`: temporaries of its backward pass. `backward`: whether it has one.
     """
 
     view: bool
@@ -34,9 +44,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """An operator's share of a kept value: `nbytes` for each element of its input (or output) at `position`.
+    """An operator's share of a kept value.
 
-    `factors`: as in `Made`.
+    `nbytes`: for each element of its input (or output) at `position`. `factors`: as in `Made`.
     """
 
     output: bool
@@ -50,8 +60,9 @@ class Share:
 class Kept:
     """The kept values of a graph.
 
-    `shares`: of every operator that keeps something. `weights`: parameters that are kept in their used layouts.
-    `passing`: shares of the last recomputed segment's operators while it is computed again.
+    `shares`: of every operator that keeps something. `weights`: parameters that are kept in their
+    used layouts. `passing`: shares of the last recomputed segment's operators while it is computed
+    again.
     """
 
     shares: Mapping[str, tuple[Share, ...]]
@@ -59,31 +70,20 @@ class Kept:
     passing: Mapping[str, tuple[Share, ...]] = field(default_factory=dict)
 
 
-REMEMBERED = 16
-_facts: OrderedDict[tuple[int, bool, bool], tuple[Analysis, Mapping[str, Facts]]] = OrderedDict()
+@functools.lru_cache(maxsize=16)
+def facts_of(
+    analysis: Analysis, *, composite: bool = False, counted: bool = False
+) -> Mapping[str, Facts]:
+    """Return the facts of every operator of a graph, remembered for the last few graphs.
 
-
-def facts_of(analysis: Analysis, *, composite: bool = False, counted: bool = False) -> Mapping[str, Facts]:
-    """The facts of every operator of a graph, cached for the last few graphs.
-
-    `composite`: with a CPU's kernels (see `rules.saved`). `counted`: with dropout by counted masks, as in the runtime,
-    which is not composite.
+    `composite`: with a CPU's kernels (see `rules.saved_for_backward`). `counted`: with dropout by
+    counted masks, as in the runtime, which is not composite.
     """
-    key = (id(analysis), composite, counted)
-    found = _facts.get(key)
-    if found is None or found[0] is not analysis:
-        found = analysis, _find_facts(analysis, composite, counted)
-        _facts[key] = found
-        if len(_facts) > REMEMBERED:
-            _facts.popitem(last=False)
-    return found[1]
-
-
-def _find_facts(analysis: Analysis, composite: bool, counted: bool) -> dict[str, Facts]:
-    graph, gradients = analysis.graph, analysis.gradients
+    graph = analysis.graph
+    gradients = analysis.gradients
     orders = _Orders(graph)
     known: dict[object, Facts] = {}
-    found: dict[str, Facts] = {}
+    facts: dict[str, Facts] = {}
     for operator in graph.operators:
         contiguous = orders.visit(operator)
         flows = tuple(name in gradients for name in operator.inputs)
@@ -94,14 +94,20 @@ def _find_facts(analysis: Analysis, composite: bool, counted: bool) -> dict[str,
             view = operator.kind in RULES and shares_memory(call, contiguous=contiguous)
             known[key] = Facts(
                 view=view,
-                keeps=keeps(call, flows, composite=composite and not (counted and drops(call))) if backward else Keeps(),
-                flows=tuple((i, passes_gradient(call, i, view=view)) for i, flows in enumerate(flows) if flows and backward),
+                keeps=keeps(call, flows, composite=composite and not (counted and drops(call)))
+                if backward
+                else Keeps(),
+                flows=tuple(
+                    (i, passes_gradient(call, i, view=view))
+                    for i, flows in enumerate(flows)
+                    if flows and backward
+                ),
                 scratch=backward_scratch(call) if backward else None,
                 backward=backward,
             )
-        found[operator.name] = known[key]
+        facts[operator.name] = known[key]
         orders.make(operator, known[key].view)
-    return found
+    return facts
 
 
 class _Orders:
@@ -116,31 +122,54 @@ class _Orders:
 
     def visit(self, operator: Operator) -> bool:
         """Whether the first input lies in the order of its dims."""
-        return not operator.inputs or self.of(operator.inputs[0]) == tuple(range(len(self.graph.tensors[operator.inputs[0]].shape)))
+        return not operator.inputs or self.of(operator.inputs[0]) == tuple(
+            range(len(self.graph.tensors[operator.inputs[0]].shape))
+        )
 
     def make(self, operator: Operator, view: bool) -> None:
         """Note the order of the elements of an operator's outputs."""
-        kind, tensors = operator.kind, self.graph.tensors
-        if kind == "aten.scaled_dot_product_attention.default" and len(tensors[operator.outputs[0]].shape) == 4:
-            self.orders[operator.outputs[0]] = (0, 2, 1, 3)  # flash attention writes the heads of a token side by side
+        kind = operator.kind
+        tensors = self.graph.tensors
+        if (
+            kind == "aten.scaled_dot_product_attention.default"
+            and len(tensors[operator.outputs[0]].shape) == 4
+        ):
+            # Flash attention writes the heads of a token side by side.
+            self.orders[operator.outputs[0]] = (0, 2, 1, 3)
         if not view:
             return
         source = operator.inputs[0]
-        before, order = tensors[source].shape, self.of(source)
+        before = tensors[source].shape
+        order = self.of(source)
         for name in operator.outputs:
             after = tensors[name].shape
             if before == after and kind not in _PERMUTING:
                 self.orders[name] = order
             elif kind in _PERMUTING:
                 self.orders[name] = _permuted(operator, order, len(after))
-            elif len(operator.outputs) > 1 or tensors[name].size != tensors[source].size or order != tuple(range(len(before))):
+            elif (
+                len(operator.outputs) > 1
+                or tensors[name].size != tensors[source].size
+                or order != tuple(range(len(before)))
+            ):
+                # Pieces have gaps; a view of permuted memory is not followed any further.
                 self.orders[name] = None
 
 
-_PERMUTING = frozenset(("aten.transpose.int", "aten.permute.default", "aten.t.default", "aten.mT.default", "onnx.Transpose"))
+_PERMUTING = frozenset(
+    (
+        "aten.transpose.int",
+        "aten.permute.default",
+        "aten.t.default",
+        "aten.mT.default",
+        "onnx.Transpose",
+    )
+)
 
 
-def _permuted(operator: Operator, order: tuple[int, ...] | None, rank: int) -> tuple[int, ...] | None:
+def _permuted(
+    operator: Operator, order: tuple[int, ...] | None, rank: int
+) -> tuple[int, ...] | None:
     """The order of the dims after they are permuted: where each dim of memory went."""
     if order is None:
         return None
@@ -149,7 +178,9 @@ def _permuted(operator: Operator, order: tuple[int, ...] | None, rank: int) -> t
     if isinstance(given, tuple):
         dims = [int(d) % rank for d in given if isinstance(d, int)]
     elif rank >= 2:
-        one, other = (operator.attributes.get(name, default) for name, default in (("dim0", -1), ("dim1", -2)))
+        one, other = (
+            operator.attributes.get(name, default) for name, default in (("dim0", -1), ("dim1", -2))
+        )
         assert isinstance(one, int) and isinstance(other, int)
         dims[one], dims[other] = dims[other], dims[one]
     return tuple(dims.index(d) for d in order)
@@ -158,11 +189,13 @@ def _permuted(operator: Operator, order: tuple[int, ...] | None, rank: int) -> t
 def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> Kept:
     """The shares of every operator; nothing is kept outside training.
 
-    Operators of `segments` are computed again in the backward pass: only the inputs of each segment are kept.
+    Operators of `segments` are computed again in the backward pass: only the inputs of each segment
+    are kept.
     """
     if not analysis.train:
         return Kept(shares={}, weights=frozenset())
-    facts, tensors = facts_of(analysis), analysis.graph.tensors
+    facts = facts_of(analysis)
+    tensors = analysis.graph.tensors
     roots: dict[str, str] = {}
     places: dict[str, list[tuple[bool, int, str]]] = {}
     segment_of = {name: number for number, segment in enumerate(segments) for name in segment}
@@ -173,29 +206,46 @@ def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> K
         if facts[op.name].view:
             roots.update((name, roots.get(op.inputs[0], op.inputs[0])) for name in op.outputs)
         kept = facts[op.name].keeps
-        places[op.name] = [(False, i, op.inputs[i]) for i in kept.inputs] + [(True, i, op.outputs[i]) for i in kept.outputs]
+        places[op.name] = [(False, i, op.inputs[i]) for i in kept.inputs] + [
+            (True, i, op.outputs[i]) for i in kept.outputs
+        ]
         if segment >= 0:
-            weights = [place for place in places[op.name] if tensors[place[2]].role is Role.PARAMETER]
-            entering = [(False, i, name) for i, name in enumerate(op.inputs) if name in made_in and made_in[name] != segment]
+            weights = [
+                place for place in places[op.name] if tensors[place[2]].role is Role.PARAMETER
+            ]
+            entering = [
+                (False, i, name)
+                for i, name in enumerate(op.inputs)
+                if name in made_in and made_in[name] != segment
+            ]
             places[op.name] = weights + entering
-    count = Counter(roots.get(name, name) for found in places.values() for _, _, name in found)
+    count = Counter(roots.get(name, name) for kept in places.values() for _, _, name in kept)
     shares: dict[str, tuple[Share, ...]] = {}
     for op in analysis.warm:
         made = () if op.name in segment_of else facts[op.name].keeps.made
-        found = [Share(output=one.output, position=one.position, nbytes=one.nbytes, factors=one.factors) for one in made]
+        own = [
+            Share(output=one.output, position=one.position, nbytes=one.nbytes, factors=one.factors)
+            for one in made
+        ]
         for output, position, name in places[op.name]:
             root = roots.get(name, name)
+            # A view keeps all of its source's memory, and all keepers of that bear equal shares.
             nbytes = tensors[root].bytes / max(tensors[name].size, 1) / count[root]
             weight = tensors[root].role is Role.PARAMETER
-            found.append(Share(output=output, position=position, nbytes=nbytes, weight=weight))
-        if found:
-            shares[op.name] = tuple(found)
+            own.append(Share(output=output, position=position, nbytes=nbytes, weight=weight))
+        if own:
+            shares[op.name] = tuple(own)
     used = frozenset(name for name in count if tensors[name].role is Role.PARAMETER)
-    return Kept(shares=shares, weights=used, passing=_passing(analysis, segments[-1]) if segments else {})
+    return Kept(
+        shares=shares, weights=used, passing=_passing(analysis, segments[-1]) if segments else {}
+    )
 
 
 def _passing(analysis: Analysis, segment: Sequence[str]) -> dict[str, tuple[Share, ...]]:
     """Shares of a segment's operators while it is computed again: activations only."""
     shares = kept_values(analysis).shares
-    found = ((name, tuple(share for share in shares.get(name, ()) if not share.weight)) for name in segment)
-    return {name: mine for name, mine in found if mine}
+    activations = (
+        (name, tuple(share for share in shares.get(name, ()) if not share.weight))
+        for name in segment
+    )
+    return {name: mine for name, mine in activations if mine}

@@ -1,6 +1,7 @@
-"""Seconds of casts: parameters from the master's type to the computation's, gradients to the type in which they travel.
+"""Seconds of casts of parameters and gradients.
 
-A cast of n elements reads and writes each once:
+Parameters go from the master's type to the computation's, gradients to the type in which they
+travel. A cast of n elements reads and writes each once:
 
     seconds = n (bytes before + bytes after) / bandwidth + launch
 
@@ -15,6 +16,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.device.elementwise import memory_seconds, with_launch
 from autopar.ir import Role, Tensor
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.value_flow import moves_value
@@ -23,71 +26,127 @@ from autopar.sharding.program import Redistribute
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import Types
 
-from ..cluster.model import Cluster
-from ..device.elementwise import memory_seconds, with_launch
-
 Floats = NDArray[np.float64]
 
 
-def cast_seconds(tensor: Tensor, shards: NDArray[np.int64], cluster: Cluster, types: Types) -> Floats:
+def cast_seconds(
+    tensor: Tensor, shards: NDArray[np.int64], cluster: Cluster, types: Types
+) -> Floats:
     """Seconds of casting a parameter stored in 1 of `shards` shards, once: array [layouts]."""
     if not types.casts(tensor):
         return np.zeros(len(shards))
-    return with_launch(0.0, memory_seconds((types.stored_bytes(tensor) + tensor.bytes) / shards, cluster.device), cluster.device)
+    return with_launch(
+        0.0,
+        memory_seconds((types.stored_bytes(tensor) + tensor.bytes) / shards, cluster.device),
+        cluster.device,
+    )
 
 
 def unit_seconds(plan: Scheduled, cluster: Cluster) -> dict[int, float]:
-    """For every unit whose shards are cast when it is gathered: seconds of the casts."""
-    found: dict[int, float] = {}
-    types, tensors, mesh = plan.schedule.types, plan.program.graph.tensors, plan.program.assignment.mesh.shape
+    """The seconds of the casts of every unit whose shards are cast when it is gathered."""
+    seconds: dict[int, float] = {}
+    types = plan.schedule.types
+    tensors = plan.program.graph.tensors
+    mesh = plan.program.assignment.mesh.shape
     for unit in plan.units:
-        steps = [step for index in unit.members if isinstance(step := plan.program.steps[index], Redistribute) and moves_value(step)]
+        steps = [
+            step
+            for index in unit.members
+            if isinstance(step := plan.program.steps[index], Redistribute) and moves_value(step)
+        ]
         cast = [step for step in steps if types.casts(tensors[step.tensor])]
-        nbytes = [local_bytes(s.chain[0], types.stored_bytes(tensors[s.tensor]) + tensors[s.tensor].bytes, mesh) for s in cast]
+        nbytes = [
+            local_bytes(
+                s.chain[0], types.stored_bytes(tensors[s.tensor]) + tensors[s.tensor].bytes, mesh
+            )
+            for s in cast
+        ]
         if nbytes:
-            found[unit.number] = float(with_launch(0.0, memory_seconds(np.array(nbytes), cluster.device), cluster.device).sum())
-    return found
+            seconds[unit.number] = float(
+                with_launch(
+                    0.0, memory_seconds(np.array(nbytes), cluster.device), cluster.device
+                ).sum()
+            )
+    return seconds
 
 
-def gradient_seconds(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> tuple[float, float]:
-    """Seconds of casting gradients: in each backward pass, and once a step the sums to the stored type."""
-    types, tensors, mesh = plan.schedule.types, plan.program.graph.tensors, plan.program.assignment.mesh.shape
+def gradient_seconds(
+    plan: Scheduled, gradients: frozenset[str], cluster: Cluster
+) -> tuple[float, float]:
+    """Return the seconds of casting gradients in each backward pass, and once a step.
+
+    Once a step the sums are cast to the stored type.
+    """
+    types = plan.schedule.types
+    tensors = plan.program.graph.tensors
+    mesh = plan.program.assignment.mesh.shape
     home = {
         tensor.name: local_bytes(
-            plan.program.assignment.storage[tensor.name], types.reduced_bytes(tensor) + types.stored_bytes(tensor), mesh
+            plan.program.assignment.storage[tensor.name],
+            types.reduced_bytes(tensor) + types.stored_bytes(tensor),
+            mesh,
         )
         for tensor in map(tensors.__getitem__, plan.program.assignment.storage)
         if tensor.name in gradients and types.reduced(tensor) != types.stored(tensor)
-    }  # fmt: skip
-    return math.fsum(cast_of_gradients(plan, gradients, cluster).values()), math.fsum(_streamed(home, cluster).values())
+    }
+    return math.fsum(cast_of_gradients(plan, gradients, cluster).values()), math.fsum(
+        _streamed(home, cluster).values()
+    )
 
 
-def cast_of_gradients(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> dict[str, float]:
+def cast_of_gradients(
+    plan: Scheduled, gradients: frozenset[str], cluster: Cluster
+) -> dict[str, float]:
     """Seconds of casting the gradient of each parameter in a backward pass."""
-    types, tensors, mesh = plan.schedule.types, plan.program.graph.tensors, plan.program.assignment.mesh.shape
+    types = plan.schedule.types
+    tensors = plan.program.graph.tensors
+    mesh = plan.program.assignment.mesh.shape
     used: dict[str, float] = {}
     for name, layout in _places(plan):
         tensor = tensors[name]
         if name in gradients and types.reduced(tensor) != tensor.dtype:
-            used[name] = max(used.get(name, 0.0), local_bytes(layout, tensor.bytes + types.reduced_bytes(tensor), mesh))
+            used[name] = max(
+                used.get(name, 0.0),
+                local_bytes(layout, tensor.bytes + types.reduced_bytes(tensor), mesh),
+            )
     return _streamed(used, cluster)
 
 
-def adding_of_gradients(plan: Scheduled, gradients: frozenset[str], cluster: Cluster) -> dict[str, float]:
-    """Seconds of adding a micro-batch's gradient of each parameter to earlier ones, in the layout where they are added up."""
-    program, types, mesh = plan.program, plan.schedule.types, plan.program.assignment.mesh.shape
+def adding_of_gradients(
+    plan: Scheduled, gradients: frozenset[str], cluster: Cluster
+) -> dict[str, float]:
+    """Return the seconds of adding a micro-batch's gradient of each parameter to earlier ones.
+
+    They are added in the layout where they are summed.
+    """
+    program = plan.program
+    types = plan.schedule.types
+    mesh = plan.program.assignment.mesh.shape
     moved = ((step, plan.modes.get(index)) for index, step in enumerate(program.steps))
-    once = {step.tensor: step.chain[-1] for step, mode in moved if isinstance(step, Redistribute) and mode is Mode.ONCE}
+    once = {
+        step.tensor: step.chain[-1]
+        for step, mode in moved
+        if isinstance(step, Redistribute) and mode is Mode.ONCE
+    }
     trained = [tensor for tensor in program.graph.parameters if tensor.name in gradients]
-    places = {tensor.name: once.get(tensor.name, program.assignment.storage[tensor.name]) for tensor in trained}
-    nbytes = {tensor.name: 3 * local_bytes(places[tensor.name], types.reduced_bytes(tensor), mesh) for tensor in trained}
+    places = {
+        tensor.name: once.get(tensor.name, program.assignment.storage[tensor.name])
+        for tensor in trained
+    }
+    nbytes = {
+        # Both are read, and the sum is written.
+        tensor.name: 3 * local_bytes(places[tensor.name], types.reduced_bytes(tensor), mesh)
+        for tensor in trained
+    }
     return _streamed(nbytes, cluster)
 
 
 def _streamed(nbytes: Mapping[str, float], cluster: Cluster) -> dict[str, float]:
     if not nbytes:
         return {}
-    seconds = with_launch(0.0, memory_seconds(np.array(list(nbytes.values())), cluster.device), cluster.device)
+    seconds = with_launch(
+        0.0, memory_seconds(np.array(list(nbytes.values())), cluster.device), cluster.device
+    )
     return dict(zip(nbytes, seconds.tolist(), strict=True))
 
 
@@ -95,5 +154,8 @@ def _places(plan: Scheduled) -> Iterator[tuple[str, Layout]]:
     """The used and stored layouts of parameters."""
     yield from plan.program.assignment.storage.items()
     for step in plan.program.steps:
-        if isinstance(step, Redistribute) and plan.program.graph.tensors[step.tensor].role is Role.PARAMETER:
+        if (
+            isinstance(step, Redistribute)
+            and plan.program.graph.tensors[step.tensor].role is Role.PARAMETER
+        ):
             yield step.tensor, step.chain[-1]

@@ -1,6 +1,7 @@
 """The predicted time and memory of a plan's program: the priced collectives are the executed ones.
 
-step    = forward + backward + update computation + every collective of the program - seconds hidden by the timeline
+step    = forward + backward + update computation + every collective of the program - seconds hidden
+        by the timeline
 memory  = parameters + gradients + optimizer state + saved activations + the largest transient
 """
 
@@ -10,19 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.costmodel.device.operator_seconds import operator_parts
+from autopar.costmodel.memory.peak import Memory, predicted_memory
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.candidates import Strategies
 from autopar.sharding.program import Collective, Compute, Program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
+from autopar.sharding.strategies import Strategies
 
-from ..device.operators import operator_parts
-from ..memory.peak import Memory, predicted_memory
-from .host import state_bytes, stream_seconds
-from .host_share import hides
+from .host_offload import state_bytes, stream_seconds
+from .mesh_prices import MeshPrices, update_seconds
 from .pass_player import Seconds
-from .pricing import MeshPrices, update_seconds
+from .shared_cores import hides
 from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline
 
 
@@ -30,8 +31,8 @@ from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline
 class Estimate:
     """Seconds of one step (or one inference) by part, and the memory of a device.
 
-    `communication`: of all collectives; `overlapped` seconds of them are hidden under computation. `streamed`: seconds
-    of the update for moving optimizer state to host memory and back.
+    `communication`: of all collectives; `overlapped` seconds of them are hidden under computation.
+    `streamed`: seconds of the update for moving optimizer state to host memory and back.
     """
 
     forward: float
@@ -54,22 +55,32 @@ def collective_seconds(collective: Collective, prices: MeshPrices) -> float:
 
 
 def estimate(
-    program: Program | Scheduled, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule = PLAIN,
+    program: Program | Scheduled,
+    analysis: Analysis,
+    prices: MeshPrices,
+    *,
+    optimizer: str,
+    schedule: Schedule = PLAIN,
     memory: Memory | None = None,
-) -> Estimate:  # fmt: skip
-    """Price a program by its timeline; with micro-batches, program and analysis are those of one of them.
+) -> Estimate:
+    """Price a program by its timeline.
 
-    `memory`: of a device, if it is known already.
+    With micro-batches, program and analysis are those of one of them. `memory`: of a device, if it
+    is known already.
     """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
-    found = timeline(plan, analysis, prices, optimizer=optimizer)
+    played = timeline(plan, analysis, prices, optimizer=optimizer)
     return Estimate(
-        forward=found.forward,
-        backward=found.backward,
-        update=found.update,
-        communication=found.communication,
-        overlapped=found.hidden,
-        memory=memory or predicted_memory(plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"),
+        forward=played.forward,
+        backward=played.backward,
+        update=played.update,
+        communication=played.communication,
+        overlapped=played.hidden,
+        # Gloo's devices are CPUs, whose kernels are composed of smaller ones.
+        memory=memory
+        or predicted_memory(
+            plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"
+        ),
         streamed=_streamed(plan, prices, optimizer),
     )
 
@@ -83,20 +94,29 @@ def timeline(
     overlap: Overlap | None = None,
     schedule: Schedule = PLAIN,
 ) -> Timeline:
-    """A step's timeline under the program's own schedule or `schedule`, by default with the runtime's overlaps."""
+    """Return a step's timeline under the program's own schedule or `schedule`.
+
+    By default it has the runtime's overlaps.
+    """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
     known: dict[object, Seconds] = {}
 
     def seconds(step: Compute) -> Seconds:
         if step.operator.name in analysis.cold:
             return Seconds(0.0, 0.0)
-        key = (id(analysis.offers[step.operator.name]), tuple(option.name for option in step.decision.options))
+        # Equal operators share one offer, so those that are decided alike are priced once.
+        key = (
+            analysis.offers[step.operator.name].call.operator.name,
+            tuple(option.name for option in step.decision.options),
+        )
         if key not in known:
             known[key] = step_seconds(step, analysis, prices)
         return known[key]
 
     seen = not hides(prices.cluster)
-    habits = overlap or Overlap(gradients=not seen, prefetch=not seen, slowdown=SLOWDOWN[prices.cluster.backend])
+    habits = overlap or Overlap(
+        gradients=not seen, prefetch=not seen, slowdown=SLOWDOWN[prices.cluster.backend]
+    )
     update = _update(plan, prices, optimizer) if analysis.train else 0.0
     return step_timeline(plan, prices, seconds, update=update, overlap=habits)
 
@@ -104,34 +124,56 @@ def timeline(
 def _streamed(plan: Scheduled, prices: MeshPrices, optimizer: str) -> float:
     """Seconds that optimizer state in host memory adds to the update."""
     host = plan.program.assignment.host
-    return _update(plan, prices, optimizer) - _update(plan, prices, optimizer, streams=False) if host else 0.0
+    return (
+        _update(plan, prices, optimizer) - _update(plan, prices, optimizer, streams=False)
+        if host
+        else 0.0
+    )
 
 
 def _update(plan: Scheduled, prices: MeshPrices, optimizer: str, *, streams: bool = True) -> float:
-    """Seconds of the optimizer over all stored shards; parameters with state on the host are updated in sequence."""
-    program, types = plan.program, plan.schedule.types
+    """Return the seconds of the optimizer over all stored shards.
+
+    Parameters with state on the host are updated in sequence.
+    """
+    program = plan.program
+    types = plan.schedule.types
     known: dict[tuple[int, int, str, bool], tuple[float, float]] = {}
     total = 0.0
     streamed: list[tuple[float, float]] = []
     for tensor in program.graph.parameters:
-        stored = max(local_bytes(program.assignment.storage[tensor.name], tensor.bytes, prices.mesh.shape), 1)
+        stored = max(
+            local_bytes(program.assignment.storage[tensor.name], tensor.bytes, prices.mesh.shape), 1
+        )
         key = (tensor.bytes, stored, tensor.dtype, tensor.trainable)
         if key not in known:
             shards = np.array([max(tensor.bytes // stored, 1)])
-            own, size = update_seconds(tensor, shards, optimizer, prices.cluster, types), state_bytes(tensor, shards, optimizer, types)
+            own = update_seconds(tensor, shards, optimizer, prices.cluster, types)
+            size = state_bytes(tensor, shards, optimizer, types)
             known[key] = float(own[0]), float(size[0])
         if streams and tensor.name in program.assignment.host:
             streamed.append(known[key])
         else:
             total += known[key][0]
-    return total + stream_seconds([own for own, _ in streamed], [size for _, size in streamed], prices.cluster.device)
+    return total + stream_seconds(
+        [own for own, _ in streamed], [size for _, size in streamed], prices.cluster.device
+    )
 
 
-def step_seconds(step: Compute, analysis: Analysis, prices: MeshPrices, inside: frozenset[str] = frozenset()) -> Seconds:
-    """Seconds of an operator as it was decided; values `inside` a fused chain are neither written nor read."""
+def step_seconds(
+    step: Compute, analysis: Analysis, prices: MeshPrices, inside: frozenset[str] = frozenset()
+) -> Seconds:
+    """Return the seconds of an operator as it was decided.
+
+    Values `inside` a fused chain are neither written nor read.
+    """
     offer = analysis.offers[step.operator.name]
     choice = np.arange(len(step.decision.options))[None, :]
     strategies = Strategies(rule=offer.rule, options=step.decision.options, choices=choice)
-    gradients, unseen = (analysis.as_offered(step.operator, names) for names in (analysis.gradients, inside))
-    parts = operator_parts(offer.call, strategies, prices.mesh.shape, prices.cluster, gradients, unseen)
+    gradients, unseen = (
+        analysis.as_offered(step.operator, names) for names in (analysis.gradients, inside)
+    )
+    parts = operator_parts(
+        offer.call, strategies, prices.mesh.shape, prices.cluster, gradients, unseen
+    )
     return Seconds(float(parts.forward[0]), float(parts.backward[0]), float(parts.weight[0]))

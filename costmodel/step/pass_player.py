@@ -1,9 +1,9 @@
-"""The passes of a segment on the streams of a step: operators, redistributions, and collectives inside operators.
+"""The passes of a segment on the streams of a step, with their redistributions.
 
-    a redistribution   of values begins its first collective behind the computation before it; the first reader of its
-                       result waits for it and for the rest of the chain. Backward it begins behind that reader, and
-                       ends where it had begun
-    ring attention     sends a block while it attends to one
+a redistribution   of values begins its first collective behind the computation before it; the
+                   first reader of its result waits for it and for the rest of the chain.
+                   Backward it begins behind that reader, and ends where it had begun
+ring attention     sends a block while it attends to one
 """
 
 from __future__ import annotations
@@ -15,14 +15,24 @@ from typing import NamedTuple
 from autopar.ir import Graph
 from autopar.order.scheduled import Scheduled, Segment
 from autopar.order.value_flow import PlacedValue, makes, reads
-from autopar.sharding.program import Collective, Compute, Redistribute, chain_collectives, departure, operator_collectives
+from autopar.sharding.program import (
+    Collective,
+    Compute,
+    Redistribute,
+    chain_collectives,
+    departure,
+    operator_collectives,
+)
 
-from .issuing import Issuer
+from .issuer import Issuer
 from .shared_link import Sent
 
 
 class Seconds(NamedTuple):
-    """Seconds of an operator; `weight` is the part of `backward` that makes the gradients of parameters."""
+    """Seconds of an operator.
+
+    `weight` is the part of `backward` that makes the gradients of parameters.
+    """
 
     forward: float
     backward: float
@@ -30,7 +40,10 @@ class Seconds(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """The collectives of a redistribution: of the departing step and of those behind it; backward in order of issue."""
+    """The collectives of a redistribution: of the departing step and of those behind it.
+
+    Backward ones are in order of issue.
+    """
 
     first_ahead: list[Collective]
     ahead: list[Collective]
@@ -40,13 +53,20 @@ class _Chain(NamedTuple):
     @classmethod
     def of(cls, graph: Graph, step: Redistribute, mesh: Sequence[int]) -> _Chain:
         number = departure(step, mesh) or 0
-        ahead, back = chain_collectives(graph, replace(step, chain=step.chain[number : number + 2]), mesh)
-        more_ahead, more_back = chain_collectives(graph, replace(step, chain=step.chain[number + 1 :]), mesh)
+        ahead, back = chain_collectives(
+            graph, replace(step, chain=step.chain[number : number + 2]), mesh
+        )
+        more_ahead, more_back = chain_collectives(
+            graph, replace(step, chain=step.chain[number + 1 :]), mesh
+        )
         return cls(ahead, more_ahead, back, more_back[::-1])
 
 
 class _Work(NamedTuple):
-    """An operator: its seconds, the collectives inside it forward and backward, and whether either pass computes while it sends."""
+    """An operator: its seconds, and the collectives inside it forward and backward.
+
+    `rings`: whether either pass computes while it sends.
+    """
 
     seconds: Seconds
     ahead: list[Collective]
@@ -57,8 +77,9 @@ class _Work(NamedTuple):
 class _Script(NamedTuple):
     """The steps of a segment, which are the same in every micro-batch.
 
-    `ahead`: in the order of the forward pass, the redistributions whose results a step reads, its number, and its operator if it is one.
-    `read_by`: redistributions by the step that first reads their result (None: none does).
+    `ahead`: in the order of the forward pass, the redistributions whose results a step reads, its
+    number, and its operator if it is one. `read_by`: redistributions by the step that first reads
+    their result (None: none does).
     """
 
     ahead: list[tuple[list[int], int, Compute | None]]
@@ -68,9 +89,15 @@ class _Script(NamedTuple):
 class PassPlayer:
     """Plays forward and backward passes; `seconds` gives those of an operator."""
 
-    def __init__(self, plan: Scheduled, issuer: Issuer, seconds: Callable[[Compute], Seconds]) -> None:
-        self.issuer, self.clock, self.seconds_of = issuer, issuer.clock, seconds
-        self.program, self.graph, self.mesh = plan.program, plan.program.graph, issuer.prices.mesh.shape
+    def __init__(
+        self, plan: Scheduled, issuer: Issuer, seconds: Callable[[Compute], Seconds]
+    ) -> None:
+        self.issuer = issuer
+        self.clock = issuer.clock
+        self.seconds_of = seconds
+        self.program = plan.program
+        self.graph = plan.program.graph
+        self.mesh = issuer.prices.mesh.shape
         self.gradients = plan.program.assignment.gradients
         self.works: dict[str, _Work] = {}
         self.scripts: dict[tuple[int, ...], _Script] = {}
@@ -81,7 +108,7 @@ class PassPlayer:
         }
 
     def ahead(self, segment: Segment) -> None:
-        """The forward pass of a segment."""
+        """Play the forward pass of a segment."""
         travelling: dict[int, list[Sent]] = {}
         for arriving, index, operator in self._script(segment).ahead:
             for other in arriving:
@@ -90,6 +117,7 @@ class PassPlayer:
                 self._forward(operator)
             else:
                 travelling[index] = self._departed(self.chains[index].first_ahead)
+        # Results that no step of this segment reads.
         for index, coming in travelling.items():
             self._arrive(index, coming)
 
@@ -98,20 +126,27 @@ class PassPlayer:
         self.issuer.blocking(self.chains[index].ahead)
 
     def back(self, segment: Segment) -> None:
-        """The segment's backward pass, behind a second forward pass if it is recomputed."""
-        if segment.again:
+        """Play a segment's backward pass, behind a second forward pass if it is recomputed."""
+        if segment.recomputed:
             self.ahead(segment)
         script = self._script(segment)
-        travelling = {index: self._returned(index) for index in reversed(script.read_by.get(None, []))}
+        travelling = {
+            index: self._returned(index) for index in reversed(script.read_by.get(None, []))
+        }
         for _, index, operator in reversed(script.ahead):
             if operator is not None:
                 self._backward(operator)
             else:
                 self._wait(travelling.pop(index))
-            travelling.update((other, self._returned(other)) for other in reversed(script.read_by.get(index, [])))
+            travelling.update(
+                (other, self._returned(other)) for other in reversed(script.read_by.get(index, []))
+            )
 
     def _returned(self, index: int) -> list[Sent]:
-        """Gradients of a redistribution's result are complete: issue the collectives back to where it had begun."""
+        """Issue the collectives back to where a redistribution had begun.
+
+        The gradients of its result are complete.
+        """
         self.issuer.blocking(self.chains[index].back)
         return self._departed(self.chains[index].first_back)
 
@@ -124,7 +159,8 @@ class PassPlayer:
 
     def _script(self, segment: Segment) -> _Script:
         if segment.steps not in self.scripts:
-            script, waiting = _Script([], {}), dict[PlacedValue, int]()
+            script = _Script([], {})
+            waiting = dict[PlacedValue, int]()
             for index in segment.steps:
                 step = self.program.steps[index]
                 read = [waiting.pop(place) for place in reads(step) if place in waiting]
@@ -140,20 +176,29 @@ class PassPlayer:
     def _work(self, step: Compute) -> _Work:
         name = step.operator.name
         if name not in self.works:
-            found: list[Collective] = []
+            inside: list[Collective] = []
             if any(option.communication is not None for option in step.decision.options):
-                found = list(operator_collectives(self.graph, step, self.mesh, self.gradients))
-            ahead, back = ([c for c in found if c.phase == phase] for phase in ("forward", "backward"))
-            self.works[name] = _Work(self.seconds_of(step), ahead, back, (_is_ring(step, ahead), _is_ring(step, back)))
+                inside = list(operator_collectives(self.graph, step, self.mesh, self.gradients))
+            ahead, back = (
+                [c for c in inside if c.phase == phase] for phase in ("forward", "backward")
+            )
+            self.works[name] = _Work(
+                self.seconds_of(step), ahead, back, (_is_ring(step, ahead), _is_ring(step, back))
+            )
         return self.works[name]
 
     def _forward(self, step: Compute) -> None:
-        clock, name, kind, work = self.clock, step.operator.name, step.operator.kind, self._work(step)
-        seconds, ahead = work.seconds.forward, work.ahead
+        clock = self.clock
+        name = step.operator.name
+        kind = step.operator.kind
+        work = self._work(step)
+        seconds = work.seconds.forward
+        ahead = work.ahead
         if not work.rings[0]:
             self.issuer.blocking(ahead)
             clock.compute(name, kind, seconds)
             return
+        # A ring of n ranks sends n - 1 times, and computes on n blocks.
         share = seconds / (len(ahead) + 1)
         for collective in ahead:
             coming = self.issuer.started(collective)
@@ -170,7 +215,10 @@ class PassPlayer:
         self.clock.compute(step.operator.name, step.operator.kind, work.seconds.backward)
 
     def _backward_ring(self, step: Compute, back: list[Collective], seconds: float) -> None:
-        """Each round sends the next keys and values on, computes, and sends the gradients so far after them."""
+        """Play the rounds of a ring backward.
+
+        Each sends the next keys and values on, computes, and sends the gradients so far after them.
+        """
         clock = self.clock
         rounds = (len(back) + 1) // 2
         travelling = coming = Sent(0.0, 0.0)
@@ -186,4 +234,8 @@ class PassPlayer:
 
 def _is_ring(step: Compute, inside: list[Collective]) -> bool:
     """Whether an operator computes while it sends around a ring."""
-    return bool(inside) and all(c.kind == "send" for c in inside) and any(o.communication == "ring" for o in step.decision.options)
+    return (
+        bool(inside)
+        and all(c.kind == "send" for c in inside)
+        and any(o.communication == "ring" for o in step.decision.options)
+    )

@@ -1,7 +1,8 @@
-"""Simulates the order of a pipeline action by action: when each starts and ends, and how long stages idle.
+"""The order of a pipeline simulated action by action: start and end of each, idle stages.
 
-An action starts when its stage has finished the one before. A receive ends when its message has arrived: the message's
-seconds after its send. Meanwhile the sending stage goes on computing, or waits (`Times.overlap`).
+An action starts when its stage has finished the one before. A receive ends when its message has
+arrived: the message's seconds after its send. Meanwhile the sending stage goes on computing, or
+waits (`Times.overlap`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """All actions of every stage in order; `seconds`: end of the last pass; `idle`: a stage's seconds without one."""
+    """All actions of every stage in order.
+
+    `seconds`: end of the last pass. `idle`: a stage's seconds without one.
+    """
 
     stages: tuple[tuple[Timed, ...], ...]
     seconds: float
@@ -32,7 +36,10 @@ class PipelineRun:
 
 
 def simulate(orders: Orders, times: Times, interleave: int = 1) -> PipelineRun:
-    """Play the orders, with values from each chunk to the next; the chunks of a stage take equal parts of its time."""
+    """Play the orders, with values from each chunk to the next.
+
+    The chunks of a stage take equal parts of its time.
+    """
     work = {
         Word.FORWARD: times.forward / interleave,
         Word.BACKWARD: times.backward / interleave,
@@ -46,6 +53,7 @@ def simulate(orders: Orders, times: Times, interleave: int = 1) -> PipelineRun:
         start = end = free[stage]
         if action.word in SENDS:
             end = arrives[message_of(action)] = start + _travel(action, times)
+            # Without overlap the stage itself waits until its message has arrived.
             free[stage] = start if times.overlap else end
         elif action.word in RECEIVES:
             end = free[stage] = max(start, arrives[message_of(action)])

@@ -1,8 +1,9 @@
-"""A link that several streams send over: each sends in order of issue, and simultaneous senders share it equally.
+"""A link that several streams send over, each in order of issue, and share equally.
 
-    rate of each = 1 / number of streams that send        (processor sharing; a transfer's work is its seconds alone)
+    rate of each = 1 / number of streams that send
 
-A transfer that is issued later makes those under way end later, so a known end holds until the next one is issued.
+It is processor sharing; a transfer's work is its seconds alone. A transfer that is issued later
+makes those under way end later, so a known end holds until the next one is issued.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ SAME = 1e-12
 
 
 class Sent:
-    """A transfer: its start and end as now known, its stream, and its index among the events (-1: none)."""
+    """A transfer with its start and end as now known.
+
+    `stream`: where it is sent. `event`: its index among the events (-1: none).
+    """
 
     __slots__ = ("after", "end", "event", "left", "start", "stream", "work")
 
     def __init__(self, start: float, end: float, stream: str = "", event: int = -1) -> None:
-        self.start, self.end, self.stream, self.event = start, end, stream, event
-        self.after, self.work = start, end - start
+        self.start = start
+        self.end = end
+        self.stream = stream
+        self.event = event
+        self.after = start
+        self.work = end - start
         self.left = self.work
 
     def shift(self, seconds: float) -> None:
@@ -44,10 +52,15 @@ class SharedLink:
             yield from queue
 
     def send(self, sent: Sent, now: float) -> None:
-        """Add a transfer that is issued `now`, and compute start and end of every unfinished one."""
+        """Add a transfer that is issued `now`, and update start and end of all unfinished ones."""
         self._advance(now)
         self.queues.setdefault(sent.stream, []).append(sent)
-        kept = self.time, {stream: list(queue) for stream, queue in self.queues.items()}, [(one, one.left) for one in self.waiting()]
+        # The link is played to its end to know starts and ends, and then put back to the present.
+        kept = (
+            self.time,
+            {stream: list(queue) for stream, queue in self.queues.items()},
+            [(one, one.left) for one in self.waiting()],
+        )
         self._advance(math.inf)
         self.time, self.queues, lefts = kept
         for one, left in lefts:
@@ -68,7 +81,9 @@ class SharedLink:
             if not sending:
                 self.time = min(coming, until)
                 continue
-            least, sharers = min(one.left for one in sending), len(sending)
+            least = min(one.left for one in sending)
+            sharers = len(sending)
+            # Up to the next event: a transfer ends, another begins, or the time is over.
             step = min(least * sharers, coming - self.time, until - self.time)
             over = step == least * sharers
             for one in sending:

@@ -1,7 +1,8 @@
-"""Streams of a device: computation on one, communication on others; each does one thing at a time in order of issue.
+"""Streams of a device: computation on one, communication on others, each in order of issue.
 
-Streams that send over one link divide it (`shared_link`), so the known end of a transfer may move after its start. That
-is why a `Sent` is handed out instead of a time.
+A stream does one thing at a time. Streams that send over one link divide it (`shared_link`), so the
+known end of a transfer may move after its start. That is why a `Sent` is handed out instead of a
+time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ KEPT = 64
 
 
 class Event(NamedTuple):
-    """Something that a stream does from `start` to `end`; `phase` is forward, backward or update."""
+    """The work of a stream from `start` to `end`; `phase` is forward, backward or update."""
 
     name: str
     kind: str
@@ -28,13 +29,21 @@ class Event(NamedTuple):
 
 
 class Clock:
-    """Streams and their history; one has all computation. `links`: the link that a stream sends over, if any."""
+    """Streams and their history; one has all computation.
+
+    `links`: the link that a stream sends over, if any.
+    """
 
     def __init__(self, slowdown: float, links: Mapping[str, str] | None = None) -> None:
         self.slowdown = slowdown
         given = dict(links or {})
-        found = {link: SharedLink() for link in given.values() if list(given.values()).count(link) > 1}
-        self.shared = {stream: found[link] for stream, link in given.items() if link in found}
+        # A link that only one stream sends over needs no sharing.
+        shared_links = {
+            link: SharedLink() for link in given.values() if list(given.values()).count(link) > 1
+        }
+        self.shared = {
+            stream: shared_links[link] for stream, link in given.items() if link in shared_links
+        }
         self.events: list[Event] = []
         self.now = 0.0  # end of the computation issued so far, or of its wait
         self.phase = "forward"
@@ -44,7 +53,7 @@ class Clock:
         self.sent: list[float] = []
 
     def compute(self, name: str, kind: str, seconds: float) -> float:
-        """Compute for `seconds`, longer while something is sent; its end."""
+        """Compute for `seconds`, longer while something is sent, and return the end."""
         if seconds > 0:
             start = self.now
             self.now = self._slowed(start, seconds)
@@ -95,11 +104,17 @@ class Clock:
         self.sent.append(communicated)
 
     def _slowed(self, start: float, seconds: float) -> float:
-        """The end of `seconds` of work from `start`, at 1 / slowdown of the speed while something is sent."""
+        """Return the end of `seconds` of work from `start`.
+
+        While something is sent, the work runs at 1 / slowdown of its speed.
+        """
         if self.slowdown == 1.0 or not self.under_way:
             return start + seconds
-        self.under_way = sorted((sent for sent in self.under_way if sent.end > start), key=lambda sent: sent.start)
+        self.under_way = sorted(
+            (sent for sent in self.under_way if sent.end > start), key=lambda sent: sent.start
+        )
         for sent in self.under_way:
+            # Full speed up to the start of a transfer, slowed down until its end.
             if sent.start - start >= seconds:
                 break
             if sent.start > start:

@@ -1,9 +1,10 @@
-"""The timeline of a step on one rank: the actions of its order, played on streams, each in order of issue.
+"""The timeline of a step on one rank: the actions of its order, played on streams.
 
     step = forward + backward + update + communication - hidden
 
-`costmodel/step/player.py` decides what overlaps. Under a schedule with micro-batches the program is that of one of
-them, and played for each; those between the third and the last take the same time, which is added up, not played.
+`order_player` decides what overlaps. Under a schedule with micro-batches the program is that of one
+of them, and played for each; those between the third and the last take the same time, which is
+added up, not played.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from autopar.sharding.program import Compute, Redistribute, talking
 from autopar.sharding.redistribution import changed_axes
 
 from .casts import gradient_seconds
+from .mesh_prices import MeshPrices
+from .order_player import Player
 from .pass_player import Seconds
-from .player import Player
-from .pricing import MeshPrices
 from .streams import Clock, Event
 
 ROUNDING = 1e-12
+"""Hidden seconds below this share of the step are rounding."""
 PLAYED = 4
 """Micro-batches that are played: the first two, one in place of all between, and the last."""
 SLOWDOWN: Mapping[str, float] = {"nccl": 1.1256, "gloo": 1.0}
@@ -37,9 +39,10 @@ galvatron/profile_hardware/hardware_configs/overlap_coefficient.json); for Gloo 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Communication that runs under computation: the reduction of `gradients`, and gathers of parameters by `prefetch`.
+    """Communication that runs under computation.
 
-    `slowdown`: factor on the seconds of computation while anything is sent.
+    `gradients`: their reduction. `prefetch`: gathers of parameters. `slowdown`: factor on the
+    seconds of computation while anything is sent.
     """
 
     gradients: bool = True
@@ -49,7 +52,10 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Seconds of computation by phase, of all collectives, and of the step, in which some collectives are hidden."""
+    """Seconds of computation by phase, of all collectives, and of the step.
+
+    Some collectives are hidden in the step.
+    """
 
     forward: float
     backward: float
@@ -66,31 +72,59 @@ class Timeline:
 
 
 def step_timeline(
-    plan: Scheduled, prices: MeshPrices, seconds: Callable[[Compute], Seconds], *, update: float = 0.0, overlap: Overlap | None = None
+    plan: Scheduled,
+    prices: MeshPrices,
+    seconds: Callable[[Compute], Seconds],
+    *,
+    update: float = 0.0,
+    overlap: Overlap | None = None,
 ) -> Timeline:
     """Play the order of a step; then the optimizer computes for `update` seconds.
 
     Under a schedule with micro-batches the program is that of one of them.
     """
-    schedule, habits = plan.schedule, overlap or Overlap()
-    played = replace(schedule, micro_batches=min(schedule.micro_batches, PLAYED), prefetch=schedule.prefetch if habits.prefetch else 0)
+    schedule = plan.schedule
+    habits = overlap or Overlap()
+    played = replace(
+        schedule,
+        micro_batches=min(schedule.micro_batches, PLAYED),
+        prefetch=schedule.prefetch if habits.prefetch else 0,
+    )
     links = {prices.mesh.name(axes): prices.link(axes) for axes in _groups(plan, prices)}
     clock = Clock(habits.slowdown, links)
-    Player(replace(plan, schedule=played), prices, seconds, clock, hides=habits.gradients).play(schedule.micro_batches)
+    Player(replace(plan, schedule=played), prices, seconds, clock, hides=habits.gradients).play(
+        schedule.micro_batches
+    )
     clock.phase = "update"
     _, home = gradient_seconds(plan, plan.program.assignment.gradients, prices.cluster)
     clock.compute("optimizer", "update", update + home)
     spent = clock.spent
     return Timeline(
-        forward=spent["forward"], backward=spent["backward"], update=spent["update"], communication=math.fsum(clock.sent),
-        step=max([clock.now, *clock.free.values()]), events=tuple(clock.events),
-    )  # fmt: skip
+        forward=spent["forward"],
+        backward=spent["backward"],
+        update=spent["update"],
+        communication=math.fsum(clock.sent),
+        # Collectives for which nothing waits may end behind the computation.
+        step=max([clock.now, *clock.free.values()]),
+        events=tuple(clock.events),
+    )
 
 
 def _groups(plan: Scheduled, prices: MeshPrices) -> tuple[Axes, ...]:
-    """The groups of ranks that may communicate: every axis of several devices, and all sets of axes of one step."""
+    """Return the groups of ranks that may communicate.
+
+    They are every axis of several devices, and all sets of axes of one step.
+    """
     alone = ((number,) for number, axis in enumerate(prices.mesh.axes) if axis.size > 1)
     chains = (step.chain for step in plan.program.steps if isinstance(step, Redistribute))
-    steps = (changed_axes(before, after) for chain in chains for before, after in itertools.pairwise(chain))
-    inside = itertools.chain.from_iterable(talking(step.decision) for step in plan.program.steps if isinstance(step, Compute))
-    return tuple(dict.fromkeys((*alone, *sorted({axes for axes in (*steps, *inside) if len(axes) > 1}))))
+    steps = (
+        changed_axes(before, after)
+        for chain in chains
+        for before, after in itertools.pairwise(chain)
+    )
+    inside = itertools.chain.from_iterable(
+        talking(step.decision) for step in plan.program.steps if isinstance(step, Compute)
+    )
+    return tuple(
+        dict.fromkeys((*alone, *sorted({axes for axes in (*steps, *inside) if len(axes) > 1})))
+    )

@@ -1,7 +1,7 @@
-"""Timelines in the Trace Event Format (chrome://tracing, Perfetto): a process per rank or stage, a thread per stream.
+"""Timelines in the Trace Event Format (chrome://tracing, Perfetto).
 
-Complete events ("ph": "X") carry their start and duration in microseconds; metadata events ("ph": "M") name processes
-and threads.
+A rank or stage is a process, a stream is a thread. Complete events ("ph": "X") carry their start
+and duration in microseconds; metadata events ("ph": "M") name processes and threads.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ NAMES = {
 
 
 def chrome_trace(processes: Mapping[str, Sequence[Event]]) -> dict[str, Any]:
-    """The trace of several timelines by name of rank or stage, as an object to be written as JSON."""
-    found: list[dict[str, Any]] = []
+    """Return the trace of several timelines, by name of rank or stage, to be written as JSON."""
+    records: list[dict[str, Any]] = []
     for process, (name, events) in enumerate(processes.items()):
         streams = {COMPUTE: 0}
         for event in events:
             streams.setdefault(event.stream, len(streams))
-        found.append(_named("process_name", name, process, 0))
-        found += [_named("thread_name", stream, process, thread) for stream, thread in streams.items()]
-        found += [_complete(event, process, streams[event.stream]) for event in events]
-    return {"traceEvents": found, "displayTimeUnit": "ms"}
+        records.append(_named("process_name", name, process, 0))
+        records += [
+            _named("thread_name", stream, process, thread) for stream, thread in streams.items()
+        ]
+        records += [_complete(event, process, streams[event.stream]) for event in events]
+    return {"traceEvents": records, "displayTimeUnit": "ms"}
 
 
 def _named(what: str, name: str, process: int, thread: int) -> dict[str, Any]:
@@ -59,13 +61,21 @@ def _complete(event: Event, process: int, thread: int) -> dict[str, Any]:
 
 
 def pipeline_events(run: PipelineRun) -> dict[str, list[Event]]:
-    """The events of every stage of a simulated pipeline: passes, and messages to other stages while under way."""
+    """Return the events of every stage of a simulated pipeline.
+
+    They are passes, and messages to other stages while under way.
+    """
     stages = stages_of_chunks([[timed.action for timed in done] for done in run.stages])
     several = len(stages) > len(run.stages)
-    return {f"stage {number}": list(_stage_events(done, stages, several)) for number, done in enumerate(run.stages)}
+    return {
+        f"stage {number}": list(_stage_events(done, stages, several))
+        for number, done in enumerate(run.stages)
+    }
 
 
-def _stage_events(done: Sequence[Timed], stages: Mapping[int, int], several: bool) -> Iterator[Event]:
+def _stage_events(
+    done: Sequence[Timed], stages: Mapping[int, int], several: bool
+) -> Iterator[Event]:
     for timed in done:
         action = timed.action
         if action.word in RECEIVES:
@@ -76,4 +86,11 @@ def _stage_events(done: Sequence[Timed], stages: Mapping[int, int], several: boo
         if action.word not in SENDS:
             yield Event(name, said, COMPUTE, phase, timed.start, timed.end)
         elif timed.end > timed.start:
-            yield Event(name, said, f"to stage {stage_of_peer(action, stages)}", phase, timed.start, timed.end)
+            yield Event(
+                name,
+                said,
+                f"to stage {stage_of_peer(action, stages)}",
+                phase,
+                timed.start,
+                timed.end,
+            )

@@ -1,9 +1,10 @@
-"""Units of parameters on the streams of a step: their gathers and reductions, collective by collective.
+"""Units of parameters on the streams of a step: gathers and reductions by collective.
 
-    a gather      begins with the first collective of its first group; the others follow one by one when a segment
-                  needs the unit, and the segment waits for them. Shards are copied into the message and out of it
-    a reduction   begins in the same way, and issues its next collective whenever another reduction begins; the end
-                  of the step waits for all
+a gather      begins with the first collective of its first group; the others follow one by one
+              when a segment needs the unit, and the segment waits for them. Shards are copied
+              into the message and out of it
+a reduction   begins in the same way, and issues its next collective whenever another reduction
+              begins; the end of the step waits for all
 """
 
 from __future__ import annotations
@@ -13,25 +14,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.costmodel.device.elementwise import memory_seconds, with_launch
+from autopar.costmodel.memory.flat_messages import FlatStep, flat_steps
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.units import Unit
 from autopar.order.value_flow import moves_value
 from autopar.sharding.mesh import Axes, degree_of
 from autopar.sharding.program import Redistribute
 
-from ..device.elementwise import memory_seconds, with_launch
-from ..memory.flat import FlatStep, flat_steps
 from .casts import unit_seconds
-from .issuing import Issuer
+from .issuer import Issuer
 from .shared_link import Sent
 
 
 @dataclass(slots=True)
 class _Moving:
-    """A chain of a unit under way: when the present collective ends (None: it is over), and the collectives behind it.
+    """A unit's chain of collectives under way.
 
-    `phase`: in which it began. `rests`: the last one is a sum in place, for which nothing waits before the end of the
-    step.
+    `until`: when the present collective ends (None: it is over). `steps`: the collectives behind
+    it. `phase`: in which it began. `rests`: the last one is a sum in place, for which nothing waits
+    before the end of the step.
     """
 
     unit: int
@@ -43,11 +45,17 @@ class _Moving:
 
 
 class UnitPlayer:
-    """Plays the collectives of a plan's units; `hides`: reductions of gradients run under the backward pass."""
+    """Plays the collectives of a plan's units.
+
+    `hides`: reductions of gradients run under the backward pass.
+    """
 
     def __init__(self, plan: Scheduled, issuer: Issuer, *, hides: bool) -> None:
-        self.plan, self.issuer, self.hides = plan, issuer, hides
-        self.clock, self.cluster = issuer.clock, issuer.prices.cluster
+        self.plan = plan
+        self.issuer = issuer
+        self.hides = hides
+        self.clock = issuer.clock
+        self.cluster = issuer.prices.cluster
         self.program = plan.program
         self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
         self.casts = unit_seconds(plan, self.cluster)
@@ -77,14 +85,30 @@ class UnitPlayer:
             elif moving.left > 0 or not moving.rests:
                 self._go_on(moving)
         self.going = [moving for moving in self.going if moving.until is not None]
-        steps = [s for g in unit.groups for s in self._flat(g, back=True) if s.kind] if last or unit.mode is not Mode.ONCE else []
-        left = len(steps) + sum(self._talks(axes) for bucket in unit.buckets for axes in bucket.sums if last)
-        self.going.append(self._begun(unit.number, self._reducing(unit, last=last), left, rests=last and bool(unit.buckets)))
+        steps = (
+            [s for g in unit.groups for s in self._flat(g, back=True) if s.kind]
+            if last or unit.mode is not Mode.ONCE
+            else []
+        )
+        left = len(steps) + sum(
+            self._talks(axes) for bucket in unit.buckets for axes in bucket.sums if last
+        )
+        self.going.append(
+            self._begun(
+                unit.number,
+                self._reducing(unit, last=last),
+                left,
+                rests=last and bool(unit.buckets),
+            )
+        )
+        # Ranks that take turns on a core hide nothing under computation.
         if not self.hides:
             self._finish(self.going[-1])
 
     def _gathering(self, unit: Unit) -> Iterator[Sent]:
-        self.clock.compute(f"unit {unit.number}", "cast parameters", self.casts.get(unit.number, 0.0))
+        self.clock.compute(
+            f"unit {unit.number}", "cast parameters", self.casts.get(unit.number, 0.0)
+        )
         for group in unit.groups:
             first = self.program.steps[group[0]]
             assert isinstance(first, Redistribute)
@@ -101,15 +125,19 @@ class UnitPlayer:
         for bucket in unit.buckets if last else ():
             for axes in bucket.sums:
                 if self._talks(axes):
-                    self.clock.compute(bucket.parameters[0], "flatten", self._traffic([2.0 * bucket.nbytes]))
+                    self.clock.compute(
+                        bucket.parameters[0], "flatten", self._traffic([2.0 * bucket.nbytes])
+                    )
                     yield self.issuer.issue("all_reduce", axes, bucket.nbytes, bucket.parameters[0])
 
     def _sent(self, step: FlatStep, name: str) -> Iterator[Sent]:
-        """One step of a flat chain, with the copies into the message and out of it."""
+        """Play one step of a flat chain, with the copies into the message and out of it."""
         if step.kind:
             self.clock.compute(name, "flatten", self._traffic([step.traffic]))
             yield self.issuer.issue(step.kind, step.axes, step.nbytes, name)
-            self.clock.compute(name, "unflatten", self._traffic([2.0 * size for size in step.copied]))
+            self.clock.compute(
+                name, "unflatten", self._traffic([2.0 * size for size in step.copied])
+            )
 
     def _talks(self, axes: Axes) -> bool:
         return degree_of(axes, self.issuer.prices.mesh.shape) > 1
@@ -119,13 +147,17 @@ class UnitPlayer:
             self.flat[group, back] = flat_steps(self.plan, group, back=back)
         return self.flat[group, back]
 
-    def _begun(self, unit: int, steps: Iterator[Sent], left: int = 0, *, rests: bool = False) -> _Moving:
+    def _begun(
+        self, unit: int, steps: Iterator[Sent], left: int = 0, *, rests: bool = False
+    ) -> _Moving:
         return _Moving(unit, steps, next(steps, None), left - 1, self.clock.phase, rests)
 
     def _go_on(self, moving: _Moving) -> None:
         if moving.until is not None:
             self.clock.wait(moving.until.end)
-            now, self.clock.phase = self.clock.phase, moving.phase
+            # A collective counts to the phase in which its unit began to move.
+            now = self.clock.phase
+            self.clock.phase = moving.phase
             moving.until = next(moving.steps, None)
             self.clock.phase = now
             moving.left -= 1
@@ -137,4 +169,8 @@ class UnitPlayer:
     def _traffic(self, nbytes: Sequence[float]) -> float:
         """Seconds of kernels that each read and write so many bytes."""
         device = self.cluster.device
-        return float(with_launch(0.0, memory_seconds(np.array(nbytes), device), device).sum()) if nbytes else 0.0
+        return (
+            float(with_launch(0.0, memory_seconds(np.array(nbytes), device), device).sum())
+            if nbytes
+            else 0.0
+        )

@@ -1,7 +1,11 @@
-"""Smaller messages and states: gradients as low-rank factors, and an optimizer's moments in 16 bits."""
+"""Smaller messages and states.
+
+Gradients travel as low-rank factors, and an optimizer's moments are kept in 16 bits.
+"""
+
+from autopar.runtime.parameters.low_rank import LowRank
 
 from .adamw import SmallAdamW
-from .low_rank import LowRank
 from .minifloat import MEAN, VARIANCE, MiniFloat
 
 __all__ = ["MEAN", "VARIANCE", "LowRank", "MiniFloat", "SmallAdamW"]

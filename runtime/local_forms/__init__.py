@@ -1,1 +1,1 @@
-"""Local forms by family: operators on shards whose sizes, places or neighbours matter."""
+"""Local forms of operators: what a rank runs where sizes, places or random numbers are its own."""

@@ -1,7 +1,7 @@
-"""Layers of experts on one rank: with all experts, with some of them, or with rows that travel to their experts.
+"""Layers of experts on one rank: with all experts, with some, or with rows that travel to them.
 
-Every form sorts its rows by expert, runs the experts' network on all of them at once, and restores the order of the
-results.
+Every form sorts its rows by expert, runs the experts' network on all of them at once, and restores
+the order of the results.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ import torch
 from torch import Tensor
 
 from autopar.ir import Value
+from autopar.runtime.operators.functions import arguments_of, function_of
+from autopar.runtime.operators.local_call import Cuts, LocalCall
+from autopar.runtime.operators.registry import register
+from autopar.runtime.ranks.collectives import all_gather, exchange_rows
+from autopar.runtime.ranks.cuts import Cut, shard_of
+from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.sharding.rules.experts import EXPERTS
 
-from ..collectives import AxisGroup, Cut, all_gather, exchange_rows, shard_of
-from ..functions import arguments_of, function_of
-from ..local_call import Cuts, LocalCall
-from .registry import register
-
 Network = Sequence[tuple[str, Sequence[tuple[str, Any]], Sequence[Any]]]
+"""Calls in order: kind, arguments by name, results; a text like `%w0` or `%3` names a value."""
 
 
 class _Placed(torch.autograd.Function):
-    """Rows at their places among zeros; torch's own operators would keep the rows for the backward pass."""
+    """Rows at their places among zeros.
+
+    Torch's own operators would keep the rows for the backward pass, which needs their places alone.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor, count: int) -> Tensor:
@@ -42,108 +47,184 @@ def _placed(rows: Tensor, places: Tensor, count: int) -> Tensor:
     return out
 
 
-def run_network(network: Network, rows: Tensor, operands: Sequence[Tensor], ends: Tensor, experts: Tensor) -> Tensor:
-    """The experts' network on rows sorted by expert: expert e's end before row ends[e]; the rest have none."""
+def run_network(
+    network: Network, rows: Tensor, operands: Sequence[Tensor], ends: Tensor, experts: Tensor
+) -> Tensor:
+    """The experts' network on rows sorted by expert: those of expert e end before row `ends[e]`.
+
+    Rows behind the last end have no expert.
+    """
     held = operands[0].shape[0]
-    values: dict[str, Tensor] = {"%rows": rows, "%ends": ends, "%experts": experts.clamp(max=held - 1)}
+    values: dict[str, Tensor] = {
+        "%rows": rows,
+        "%ends": ends,
+        # Rows without an expert read the biases of the last one; their results are dropped below.
+        "%experts": experts.clamp(max=held - 1),
+    }
     values |= {f"%w{i}": operand for i, operand in enumerate(operands)}
-    count, last = 0, rows
+    count = 0
+    last = rows
     for kind, arguments, results in network:
         function = function_of(kind)
-        given: dict[str, Any] = {name: values[value] if isinstance(value, str) and value in values else value for name, value in arguments}
-        made = function(**arguments_of(function, given, (rows,), rows.device))
-        for value in made if len(results) > 1 else (made,):
+        inputs: dict[str, Any] = {
+            name: values[value] if isinstance(value, str) and value in values else value
+            for name, value in arguments
+        }
+        outputs = function(**arguments_of(function, inputs, (rows,), rows.device))
+        for value in outputs if len(results) > 1 else (outputs,):
             values[f"%{count}"] = last = value
             count += 1
+    # Grouped products leave zeros in rows without an expert; a bias would fill them.
     biased = any(value == "%experts" for _, arguments, _ in network for _, value in arguments)
     return torch.where((experts < held)[:, None], last, 0.0) if biased else last
 
 
-def grouped(rows: Tensor, choice: Tensor, operands: Sequence[Tensor], network: Network, *, all_held: bool) -> Tensor:
+def grouped(
+    rows: Tensor, choice: Tensor, operands: Sequence[Tensor], network: Network, *, all_held: bool
+) -> Tensor:
     """The results of rows j, of token j // k each, with the experts `choice` [rows].
 
-    A choice is below the number of held experts, or equal to it for no held expert. `all_held`: only rows without any
-    expert have that number.
+    A choice is below the number of held experts, or equal to it for an expert that is not held.
+    all_held: only rows without any expert have that number.
     """
     experts = operands[0].shape[0]
+    # Stable, so that rows of one expert keep their order and sums their rounding.
     order = torch.argsort(choice, stable=True)
     placed = choice[order]
-    ends = torch.searchsorted(placed, torch.arange(experts, device=placed.device), right=True).to(torch.int32)
+    numbers = torch.arange(experts, device=placed.device)
+    ends = torch.searchsorted(placed, numbers, right=True).to(torch.int32)
+    # Reading `ends` waits for the device, so it is done only where rows of other ranks are many.
     if not all_held:
         order = order[: int(ends[-1])]
     per_token = choice.shape[0] // max(rows.shape[0], 1)
-    made = run_network(network, rows[order // per_token], operands, ends, choice[order])
-    return _placed(made, order, choice.shape[0])
+    results = run_network(network, rows[order // per_token], operands, ends, choice[order])
+    return _placed(results, order, choice.shape[0])
 
 
-def experts(rows: Tensor, operands: Sequence[Tensor], network: Network, chosen: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
-    """A layer of experts: on tokens whose rows have the experts `chosen`, or on rows sorted by expert to `ends`."""
+def experts(
+    rows: Tensor,
+    operands: Sequence[Tensor],
+    network: Network,
+    chosen: Tensor | None = None,
+    ends: Tensor | None = None,
+) -> Tensor:
+    """A layer of experts on one device.
+
+    The rows are tokens with their experts `chosen`, or they are sorted by expert to `ends`.
+    """
     if chosen is not None:
-        return grouped(rows, chosen.clamp(max=operands[0].shape[0]), operands, network, all_held=True)
+        choice = chosen.clamp(max=operands[0].shape[0])
+        return grouped(rows, choice, operands, network, all_held=True)
     assert ends is not None
     numbers = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
     return run_network(network, rows, operands, ends, numbers)
 
 
-def _numbers(rows: Tensor, count: int, cuts: Cuts, chosen: Tensor | None, ends: Tensor | None) -> Tensor:
-    """The expert of each row of this rank; where the rows are sorted, of the rows that it has of all `count`."""
+def _numbers(
+    rows: Tensor, count: int, cuts: Cuts, chosen: Tensor | None, ends: Tensor | None
+) -> Tensor:
+    """The expert of each row of this rank.
+
+    Where the rows are sorted, this rank has some of all `count`, and their places give the expert.
+    """
     if chosen is not None:
         return chosen
     assert ends is not None
-    places = shard_of(torch.arange(count, device=rows.device), [Cut(*cut) for cut in cuts]).contiguous()
-    return torch.searchsorted(ends.contiguous(), places, right=True)
+    places = shard_of(torch.arange(count, device=rows.device), [Cut(*cut) for cut in cuts])
+    return torch.searchsorted(ends.contiguous(), places.contiguous(), right=True)
 
 
 def own_experts(
-    rows: Tensor, operands: Sequence[Tensor], network: Network, count: int, row_cuts: Cuts, total: int, expert_cuts: Cuts,
-    chosen: Tensor | None = None, ends: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The results of this rank's rows and experts; rows of other experts are zero, so the ranks' results add up."""
+    rows: Tensor,
+    operands: Sequence[Tensor],
+    network: Network,
+    count: int,
+    row_cuts: Cuts,
+    total: int,
+    expert_cuts: Cuts,
+    chosen: Tensor | None = None,
+    ends: Tensor | None = None,
+) -> Tensor:
+    """The results of this rank's rows and experts.
+
+    Rows of other experts are zero, so that the ranks' results add up.
+    """
+    # The numbers are of the whole layer: of its experts and of its rows.
     numbers = _numbers(rows, count, row_cuts, chosen, ends)
     held = shard_of(torch.arange(total, device=rows.device), [Cut(*cut) for cut in expert_cuts])
+    # From the number of an expert to its place on this rank; one more for rows without any expert.
     places = torch.full((total + 1,), held.shape[0], device=rows.device)
     places[held] = torch.arange(held.shape[0], device=rows.device)
-    return grouped(rows, places[numbers.clamp(max=total)], operands, network, all_held=not expert_cuts)
+    choice = places[numbers.clamp(max=total)]
+    return grouped(rows, choice, operands, network, all_held=not expert_cuts)
 
 
 def travelling(
-    rows: Tensor, operands: Sequence[Tensor], network: Network, count: int, row_cuts: Cuts, group: AxisGroup,
-    chosen: Tensor | None = None, ends: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Results of this rank's rows, each from its expert's rank (dispatch and combine; GShard, arXiv:2006.16668)."""
+    rows: Tensor,
+    operands: Sequence[Tensor],
+    network: Network,
+    count: int,
+    row_cuts: Cuts,
+    group: AxisGroup,
+    chosen: Tensor | None = None,
+    ends: Tensor | None = None,
+) -> Tensor:
+    """Results of this rank's rows, each computed on its expert's rank.
+
+    This is the dispatch and combine of GShard (arXiv:2006.16668).
+    """
     held = int(operands[0].shape[0])
     total = held * group.size
     numbers = _numbers(rows, count, row_cuts, chosen, ends).clamp(max=total)
     order = torch.argsort(numbers, stable=True)
     reach = torch.searchsorted(numbers[order], torch.arange(total + 1, device=rows.device))
+    # How many rows each rank has for each expert: all ranks must know what arrives before it is
+    # sent.
     table = all_gather(reach.diff()[None], 0, 1, group).view(group.size, group.size, held)
     me = group.coordinate
+    # This waits for the device, since an all-to-all takes its sizes from the host.
     counts = table.tolist()
+    # Rows without an expert stay here: their results are zeros.
     outgoing = [sum(counts[me][rank]) for rank in range(group.size)]
     incoming = [sum(counts[rank][me]) for rank in range(group.size)]
     order = order[: sum(outgoing)]
     per_token = numbers.shape[0] // max(rows.shape[0], 1)
     arrived = exchange_rows(rows[order // per_token], outgoing, incoming, group)
-    kinds = torch.arange(held, device=rows.device).repeat(group.size).repeat_interleave(table[:, me].flatten(), output_size=sum(incoming))
-    made = grouped(arrived, kinds, operands, network, all_held=True)
-    back = exchange_rows(made, incoming, outgoing, group)
+    # The rows of each sender arrive sorted by expert.
+    arrivals = torch.arange(held, device=rows.device).repeat(group.size)
+    choice = arrivals.repeat_interleave(table[:, me].flatten(), output_size=sum(incoming))
+    results = grouped(arrived, choice, operands, network, all_held=True)
+    back = exchange_rows(results, incoming, outgoing, group)
     return _placed(back, order, numbers.shape[0])
 
 
 def shard_layer(call: LocalCall) -> Mapping[str, Value] | None:
     """The places of a rank's rows and experts; None if the layer's ordinary form is right."""
-    row_cuts, expert_cuts = _cuts(call, 0), _cuts(call, 2)
+    row_cuts = _cuts(call, 0)
+    expert_cuts = _cuts(call, 2)
     if not expert_cuts and (not row_cuts or "chosen" in call.operator.attributes):
         return None
-    return {"count": call.inputs[0].shape[0], "row_cuts": row_cuts, "total": call.inputs[2].shape[0], "expert_cuts": expert_cuts}
+    return {
+        "count": call.inputs[0].shape[0],
+        "row_cuts": row_cuts,
+        "total": call.inputs[2].shape[0],
+        "expert_cuts": expert_cuts,
+    }
 
 
-def travelling_layer(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """The local form in which rows travel on one axis."""
-    return travelling, {"group": group, "count": call.inputs[0].shape[0], "row_cuts": _cuts(call, 0)}
+def travelling_layer(
+    call: LocalCall, group: AxisGroup
+) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """The local form in which rows travel on one axis, and its arguments."""
+    return travelling, {
+        "group": group,
+        "count": call.inputs[0].shape[0],
+        "row_cuts": _cuts(call, 0),
+    }
 
 
 def _cuts(call: LocalCall, index: int) -> tuple[tuple[int, ...], ...]:
+    """The cuts of an input's first dim on this rank."""
     return tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[index]) if cut.dim == 0)
 
 

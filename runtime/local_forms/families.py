@@ -1,24 +1,44 @@
 """All families of local forms; importing them fills the table."""
 
-from ..split_operators import halo, loss, ring, rows, scans, softmax, statistics
-from . import attention_dropout, drawn, dropout, experts, lookup, onnx_places, own_functions, placed_reads, seeded, sizes
+from autopar.runtime.split_operators import (
+    halo_exchange,
+    prefix_scans,
+    ring_attention,
+    split_normalization,
+    split_softmax,
+    travelling_rows,
+    vocabulary_loss,
+)
+
+from . import (
+    attention_dropout,
+    dropout,
+    experts,
+    onnx_shard_indexing,
+    random_tensors,
+    seeded_operators,
+    shard_indexing,
+    shard_lookup,
+    shard_sizes,
+    single_device,
+)
 
 __all__ = [
     "attention_dropout",
-    "drawn",
     "dropout",
     "experts",
-    "halo",
-    "lookup",
-    "loss",
-    "onnx_places",
-    "own_functions",
-    "placed_reads",
-    "ring",
-    "rows",
-    "scans",
-    "seeded",
-    "sizes",
-    "softmax",
-    "statistics",
+    "halo_exchange",
+    "onnx_shard_indexing",
+    "prefix_scans",
+    "random_tensors",
+    "ring_attention",
+    "seeded_operators",
+    "shard_indexing",
+    "shard_lookup",
+    "shard_sizes",
+    "single_device",
+    "split_normalization",
+    "split_softmax",
+    "travelling_rows",
+    "vocabulary_loss",
 ]

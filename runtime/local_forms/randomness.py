@@ -1,4 +1,4 @@
-"""Operators that draw random numbers."""
+"""Tells which operators of a graph draw random numbers."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 from autopar.ir import Graph, Operator
+from autopar.runtime.operators.registry import FORMS, form_of
 
-from . import attention_dropout, drawn, dropout, seeded
-from .registry import FORMS, form_of
+from . import attention_dropout, dropout, random_tensors, seeded_operators
 
-_FAMILIES = tuple(module.__name__ for module in (attention_dropout, drawn, dropout, seeded))
+_FAMILIES = tuple(
+    module.__name__ for module in (attention_dropout, random_tensors, dropout, seeded_operators)
+)
 _RATES = ("p", "ratio", "dropout_p", "dropout")
 _SWITCHES = ("train", "training_mode", "training")
 
 
 def draws_numbers(operator: Operator) -> bool:
     """Whether an operator may draw: its kind does, and its attributes do not switch that off."""
-    form_of(operator.kind)  # the table is filled when it is first asked
+    # The table is filled when a form is first asked for.
+    form_of(operator.kind)
     form = FORMS.get(operator.kind)
     if form is None or form.local is None:
         return False
     if not is_drawing(form.local):
         return False
-    given = operator.attributes
-    if "attention" in operator.kind and not given.get("dropout_p"):  # graphs leave out arguments that have their default
+    attributes = operator.attributes
+    # Graphs leave out arguments that have their default: attention's rate is zero, others' not.
+    if "attention" in operator.kind and not attributes.get("dropout_p"):
         return False
-    return all(given.get(name, True) for name in _SWITCHES) and all(given.get(name, True) for name in _RATES)
+    return all(attributes.get(name, True) for name in (*_SWITCHES, *_RATES))
 
 
 def is_drawing(function: Callable[..., Any]) -> bool:

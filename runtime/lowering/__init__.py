@@ -1,8 +1,17 @@
-"""Lowering: a plan's program becomes the local program of this rank, segments of local operators and collectives."""
+"""From a plan's program to that of this rank: segments of local operators and collectives."""
 
-from .build import Arrival, lower, lower_preamble, lower_scheduled, same_operators
+from .lower import Arrival, Exchange, lower, lower_preamble, lower_scheduled, same_operators
 from .program import LocalProgram, LocalSegment, Time, identifier
 
 __all__ = [
-    "Arrival", "LocalProgram", "LocalSegment", "Time", "identifier", "lower", "lower_preamble", "lower_scheduled", "same_operators",
-]  # fmt: skip
+    "Arrival",
+    "Exchange",
+    "LocalProgram",
+    "LocalSegment",
+    "Time",
+    "identifier",
+    "lower",
+    "lower_preamble",
+    "lower_scheduled",
+    "same_operators",
+]

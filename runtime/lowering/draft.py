@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
+from autopar.runtime.redistribution.steps import Chain
 from autopar.sharding.layout import Placement
 from autopar.sharding.program import Redistribute
 
-from ..redistribution import Chain
 from .program import LocalSegment, Place, identifier
 
 Source = tuple[str, Placement | None]
 
 
 class Coming(NamedTuple):
-    """A redistribution under way: the node where it continues, all its steps, and the number of the present one."""
+    """A redistribution under way: the node where it goes on, its steps, and the present step."""
 
     node: fx.Node
     item: Redistribute
@@ -27,32 +28,37 @@ class Coming(NamedTuple):
 
 
 class Draft:
-    """The graph of one segment; its values, parameters and sources are arguments, each kind by first use."""
+    """The graph of one segment.
 
-    def __init__(self, number: int, *, again: bool) -> None:
-        self.number, self.again = number, again
+    Its values, parameters and sources are arguments in this order, each kind by first use.
+    """
+
+    def __init__(self, number: int, *, recomputed: bool) -> None:
+        self.number = number
+        self.recomputed = recomputed
         self.graph = fx.Graph()
         self.nodes: dict[Place, fx.Node] = {}
         self.coming: dict[Place, Coming] = {}
         self.values: dict[Place, fx.Node] = {}
         self.parameters: dict[Place, fx.Node] = {}
         self.sources: dict[Source, fx.Node] = {}
-        self.hosted: dict[Place, fx.Node] = {}  # sources and their parts on their own device, which may be another one
+        # Sources and their parts on their own device, which may be another one.
+        self.hosted: dict[Place, fx.Node] = {}
         self._names: Counter[str] = Counter()
 
     def value(self, place: Place) -> fx.Node:
-        """A value of an earlier segment."""
+        """An argument for a value of an earlier segment."""
         self.nodes[place] = self.values[place] = self._argument(place[0], [*self.values.values()])
         return self.nodes[place]
 
     def parameter(self, place: Place) -> fx.Node:
-        """A parameter in its used layout."""
+        """An argument for a parameter in its used layout."""
         before = [*self.values.values(), *self.parameters.values()]
         self.nodes[place] = self.parameters[place] = self._argument(place[0], before)
         return self.nodes[place]
 
     def source(self, source: Source) -> fx.Node:
-        """An input or a constant."""
+        """An argument for an input or a constant."""
         if source not in self.sources:
             before = [*self.values.values(), *self.parameters.values(), *self.sources.values()]
             self.sources[source] = self._argument(source[0], before)
@@ -60,13 +66,21 @@ class Draft:
 
     def _argument(self, name: str, before: list[fx.Node]) -> fx.Node:
         """A placeholder behind those before it, with a unique name."""
-        found = identifier(name)
-        self._names[found] += 1
-        text = found if self._names[found] == 1 else f"{found}_as_{self._names[found]}"
+        text = identifier(name)
+        self._names[text] += 1
+        # A tensor in several layouts is several arguments.
+        if self._names[text] > 1:
+            text = f"{text}_as_{self._names[text]}"
+        # Arguments stand before all calls, in the order in which the stage gives them.
         first = next(iter(self.graph.nodes), None)
-        if not before and first is None:
-            return self.graph.placeholder(text)
-        with self.graph.inserting_after(before[-1]) if before else self.graph.inserting_before(first):
+        place: contextlib.AbstractContextManager[Any]
+        if before:
+            place = self.graph.inserting_after(before[-1])
+        elif first is not None:
+            place = self.graph.inserting_before(first)
+        else:
+            place = contextlib.nullcontext()
+        with place:
             return self.graph.placeholder(text)
 
     def finish(self, outputs: tuple[Place, ...], gradients: frozenset[str]) -> LocalSegment:
@@ -74,12 +88,13 @@ class Draft:
         self.graph.output(tuple(self.nodes[place] for place in outputs))
         self.graph.lint()
         flows = tuple(name in gradients for name, _ in (*self.values, *self.parameters, *outputs))
+        name = f"Segment{self.number}"
         return LocalSegment(
-            module=fx.GraphModule(torch.nn.Module(), self.graph, class_name=f"Segment{self.number}"),
+            module=fx.GraphModule(torch.nn.Module(), self.graph, class_name=name),
             values=tuple(self.values),
             parameters=tuple(self.parameters),
             sources=tuple(self.sources),
             outputs=outputs,
             differentiable=flows,
-            again=self.again,
+            recomputed=self.recomputed,
         )

@@ -11,12 +11,12 @@ from autopar.sharding.layout import Layout, Placement
 from autopar.sharding.time_split import TimeSplit
 
 Place = tuple[str, Layout]
-"""A tensor in a layout; on micro-batches the layout begins with the placement on the axis of time."""
+"""A tensor in a layout; that of a micro-batch begins with the placement on the axis of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Time:
-    """One of `count` micro-batches: its coordinate on the axis of time, and how the model lies there."""
+    """One of `count` micro-batches: its coordinate on the axis of time, and the model's split."""
 
     split: TimeSplit
     count: int
@@ -27,10 +27,11 @@ class Time:
 class LocalSegment:
     """A segment: `module(*values, *parameters, *sources)` gives the values at `outputs` as a tuple.
 
-    `values`: results of earlier segments. `parameters`: used values, from the units. `sources`: inputs and constants
-    (and values made of them once a step), whole, or cut for the micro-batch by their placement on the axis of time.
-    `differentiable`: for each value and parameter, then for each output, whether a gradient may flow there. `again`: it
-    runs once more in the backward pass.
+    values: results of earlier segments. parameters: used values, from the units. sources: inputs
+    and constants (and values computed from them once a step), whole, or cut for the micro-batch by
+    their placement on the axis of time. differentiable: for each value and parameter, then for each
+    output, whether a gradient may flow there. recomputed: the segment runs once more in the
+    backward pass.
     """
 
     module: fx.GraphModule
@@ -39,16 +40,17 @@ class LocalSegment:
     sources: tuple[tuple[str, Placement | None], ...]
     outputs: tuple[Place, ...]
     differentiable: tuple[bool, ...]
-    again: bool
+    recomputed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalProgram:
     """The program of one rank.
 
-    `outputs`: every output of the graph made here with its layout (that of all micro-batches joined), in order, the
-    loss last if it is none of them; `output_places`: their places. `updates`: constants that a run changes, with the
-    places of their new values. `handed`: values that other stages read.
+    outputs: every output of the graph that this rank computes with its layout (that of all
+    micro-batches joined), in order, the loss last if it is none of them. output_places: their
+    places. updates: constants that a run changes, with the places of their new values. handed:
+    values that other stages read. loss: the loss's place among the outputs.
     """
 
     segments: tuple[LocalSegment, ...]
@@ -60,8 +62,10 @@ class LocalProgram:
 
     @property
     def sources(self) -> tuple[tuple[str, Placement | None], ...]:
-        """Inputs, constants and values made of them that any segment reads."""
-        return tuple(dict.fromkeys(source for segment in self.segments for source in segment.sources))
+        """Inputs, constants and values computed from them that any segment reads."""
+        return tuple(
+            dict.fromkeys(source for segment in self.segments for source in segment.sources)
+        )
 
 
 def identifier(name: str) -> str:

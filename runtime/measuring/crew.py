@@ -22,21 +22,33 @@ _PR_SET_TIMERSLACK = 29
 
 
 class Crew:
-    """Made on every rank of the process group; control messages go over Gloo, whatever backend is measured."""
+    """A rank among those that measure together; every rank of the process group makes one.
+
+    Control messages go over Gloo, whatever backend is measured.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
         self.backend = "nccl" if "nccl" in dist.get_backend() else "gloo"
-        self.control = dist.group.WORLD if self.backend == "gloo" else dist.new_group(backend="gloo")
+        # A GPU's own collectives would disturb what is measured.
+        self.control = (
+            dist.group.WORLD if self.backend == "gloo" else dist.new_group(backend="gloo")
+        )
+        # By default the kernel may end a sleep 50 microseconds late.
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # sleeps end within microseconds
-        hosts, networks = zip(*self._everyone((_host(), _network())), strict=True)
-        self.nodes = _numbered(list(zip(hosts, networks, strict=True)))
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        places = self._everyone((_host(), _network()))
+        self.nodes = _numbered(places)
         self.per_node = self.world // (max(self.nodes) + 1)
         if self.nodes != [rank // self.per_node for rank in range(self.world)]:
-            raise RunError(f"the ranks lie on nodes {self.nodes}; give every node as many ranks, and neighbouring ranks the same node")
-        self.offset = self._clock_offset([host == hosts[0] for host in hosts])
+            raise RunError(
+                f"the ranks lie on nodes {self.nodes}; give every node as many ranks,"
+                " and neighbouring ranks the same node"
+            )
+        first_host, _ = places[0]
+        self.offset = self._clock_offset([host == first_host for host, _ in places])
         self.margin = self._control_latency()
 
     @property
@@ -53,29 +65,38 @@ class Crew:
         dist.barrier(group=self.control)
 
     def start(self) -> float:
-        """Return at the same time, which it tells, on all ranks; sleeping, since ranks may share a core."""
+        """Return at the same time on all ranks, and say which.
+
+        It sleeps, since ranks may share a core.
+        """
         self.barrier()
         at = torch.tensor([self.now() + self.margin], dtype=torch.float64)
+        # The start lies so far ahead that the slowest rank has heard of it by then.
         dist.broadcast(at, 0, group=self.control)
-        while (left := float(at) - self.now()) > 0:
-            time.sleep(left)
+        while (seconds := float(at) - self.now()) > 0:
+            time.sleep(seconds)
         return float(at)
 
     def timed(self, call: Callable[[], None], calls: int) -> torch.Tensor:
-        """Planned start of each call, and every rank's entry and exit: array [ranks, calls, 3], on all ranks."""
+        """The planned start of each call, and every rank's entry and exit, on all ranks.
+
+        The result is [ranks, calls, 3].
+        """
         mine = torch.empty(calls, 3, dtype=torch.float64)
         for index in range(calls):
-            start, entered = self.start(), self.now()
+            start = self.start()
+            entered = self.now()
             call()
+            # A call of NCCL returns when it is enqueued, not when it is done.
             self.synchronize()
             mine[index] = torch.tensor([start, entered, self.now()], dtype=torch.float64)
         return self.gathered(mine)
 
     def gathered(self, mine: torch.Tensor) -> torch.Tensor:
         """The tensors of all ranks, stacked, on all ranks."""
-        every = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(every, mine, group=self.control)
-        return torch.stack(every)
+        tensors = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(tensors, mine, group=self.control)
+        return torch.stack(tensors)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -83,9 +104,10 @@ class Crew:
             torch.cuda.synchronize(self.device)
 
     def _everyone(self, mine: tuple[str, str]) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = [("", "")] * self.world
-        dist.all_gather_object(found, mine, group=self.control)
-        return found
+        """The host and network of every rank."""
+        places: list[tuple[str, str]] = [("", "")] * self.world
+        dist.all_gather_object(places, mine, group=self.control)
+        return places
 
     def _control_latency(self) -> float:
         """Seconds that cover an agreement on a start."""
@@ -94,14 +116,20 @@ class Crew:
             start = time.monotonic()
             self.barrier()
             times.append(time.monotonic() - start)
-        return float(self.gathered(torch.tensor([2 * statistics.median(times) + 5e-4], dtype=torch.float64)).max())
+        # A broadcast takes about as long as a barrier; half a millisecond is for a late wake-up.
+        mine = torch.tensor([2 * statistics.median(times) + 5e-4], dtype=torch.float64)
+        return float(self.gathered(mine).max())
 
     def _clock_offset(self, same_clock: list[bool]) -> float:
-        """The correction of this host's clock (Cristian 1989): half the shortest round trip after rank 0 answered."""
+        """The correction of this host's clock (Cristian 1989).
+
+        Rank 0 is taken to have answered half the shortest round trip ago.
+        """
         offset = 0.0
         for rank in (r for r in range(self.world) if not same_clock[r]):
             if self.rank == rank:
                 trips = [self._ping() for _ in range(PINGS)]
+                # The shortest trip has waited least, so its middle is closest to the answer.
                 offset = min(trips)[1]
             elif self.rank == 0:
                 for _ in range(PINGS):
@@ -109,6 +137,7 @@ class Crew:
         return offset
 
     def _ping(self) -> tuple[float, float]:
+        """The duration of a round trip to rank 0, and the correction of the clock that it gives."""
         answer = torch.zeros(1, dtype=torch.float64)
         sent = time.monotonic()
         dist.send(answer, 0, group=self.control)
@@ -117,19 +146,23 @@ class Crew:
         return trip, float(answer) + trip / 2 - (sent + trip)
 
     def _pong(self, rank: int) -> None:
+        """Answer a round trip of another rank with the time here."""
         question = torch.zeros(1, dtype=torch.float64)
         dist.recv(question, rank, group=self.control)
         dist.send(torch.tensor([time.monotonic()], dtype=torch.float64), rank, group=self.control)
 
 
 def _host() -> str:
-    """The name of the running kernel; its processes share a clock."""
+    """The boot id of the running kernel; its processes share a clock."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text(encoding="ascii").strip() if boot.exists() else platform.node()
 
 
 def _network() -> str:
-    """Names the network namespace: ranks in different ones reach each other over a network, even on one host."""
+    """A name of the network namespace.
+
+    Ranks in different ones reach each other over a network, even on one host.
+    """
     try:
         return os.readlink("/proc/self/ns/net")
     except OSError:
@@ -137,6 +170,6 @@ def _network() -> str:
 
 
 def _numbered(names: list[tuple[str, str]]) -> list[int]:
-    """Numbers in the order of first appearance."""
+    """Numbers of names in the order of first appearance."""
     first = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return [first[name] for name in names]

@@ -1,6 +1,7 @@
-"""Every ONNX operator as a torch function, called with the operator's attributes by their formal names.
+"""Every ONNX operator as a torch function, called with its attributes by their formal names.
 
-Shapes come from the tensors given, which may be local shards, or from attributes that the caller has made local.
+Shapes come from the tensors given, which may be local shards, or from attributes that the caller
+has made local.
 """
 
 from __future__ import annotations
@@ -32,20 +33,36 @@ from . import (
 Function = Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
 
 _FAMILIES = (
-    attention, casts, contraction, detection, elementwise, features, indexing, losses, normalization, quantization, recurrent, reduction,
-    shape, signal, state, training, windows,
-)  # fmt: skip
+    attention,
+    casts,
+    contraction,
+    detection,
+    elementwise,
+    features,
+    indexing,
+    losses,
+    normalization,
+    quantization,
+    recurrent,
+    reduction,
+    shape,
+    signal,
+    state,
+    training,
+    windows,
+)
 
 
 def _table() -> dict[str, Function]:
-    found: dict[str, Function] = {}
+    functions: dict[str, Function] = {}
     for family in _FAMILIES:
         for name, function in family.FUNCTIONS.items():
-            kind = name if "." in name else f"onnx.{name}"  # other domains than the default one are written out
-            if kind in found:
+            # Other domains than the default one are written out.
+            kind = name if "." in name else f"onnx.{name}"
+            if kind in functions:
                 raise ValueError(f"two functions are registered for {kind}")
-            found[kind] = function
-    return found
+            functions[kind] = function
+    return functions
 
 
 ONNX_FUNCTIONS: Mapping[str, Function] = _table()

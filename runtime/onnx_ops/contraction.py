@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products and other contractions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ def matmul(*, A: Tensor, B: Tensor) -> Tensor:
 
 
 def gemm(
-    *, A: Tensor, B: Tensor, C: Tensor | None = None, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0
+    *,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
 ) -> Tensor:
-    """alpha A' B' + beta C."""
+    """The product alpha A' B' + beta C, where A' and B' are A and B, transposed if so asked."""
     product = torch.matmul(A.mT if transA else A, B.mT if transB else B)
+    # A factor of one costs a pass over the product: skipped, since it is the default.
     if alpha != 1.0:
         product = product * alpha
     if C is None:
@@ -37,4 +45,9 @@ def determinant(*, X: Tensor) -> Tensor:
     return result
 
 
-FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {"MatMul": matmul, "Gemm": gemm, "Einsum": einsum, "Det": determinant}
+FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
+    "MatMul": matmul,
+    "Gemm": gemm,
+    "Einsum": einsum,
+    "Det": determinant,
+}

@@ -18,14 +18,17 @@ def _wrap(indices: Tensor, size: int) -> Tensor:
 
 
 def gather(*, data: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
-    """The slices of a dim that the indices name."""
+    """Take the slices of a dim that the indices name."""
+    # The index may have any number of dims: one look-up of all, then their shape.
     axis %= data.dim()
     flat = _wrap(indices.reshape(-1), data.shape[axis])
-    return data.index_select(axis, flat).reshape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
+    return data.index_select(axis, flat).reshape(
+        (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+    )
 
 
 def gather_elements(*, data: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
-    """Every element from the place along a dim that its index names."""
+    """Take every element from the place along a dim that its index names."""
     return torch.gather(data, axis, _wrap(indices, data.shape[axis]))
 
 
@@ -38,27 +41,38 @@ def _flat_places(indices: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 def gather_nd(*, data: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
-    """The slices that the innermost index tuples name."""
+    """Take the slices that the innermost index tuples name."""
     depth = indices.shape[-1]
     batch = data.shape[:batch_dims]
-    indexed, rest = data.shape[batch_dims : batch_dims + depth], data.shape[batch_dims + depth :]
+    indexed = data.shape[batch_dims : batch_dims + depth]
+    rest = data.shape[batch_dims + depth :]
+    # The indexed dims become one, behind which the batch dims are one, too: a single look-up.
     place = _flat_places(indices, tuple(indexed))
-    count, width = math.prod(batch), math.prod(indexed)
-    place = place.reshape(count, -1) + torch.arange(count, device=indices.device).unsqueeze(1) * width
+    count = math.prod(batch)
+    width = math.prod(indexed)
+    place = (
+        place.reshape(count, -1) + torch.arange(count, device=indices.device).unsqueeze(1) * width
+    )
     picked = data.reshape(count * width, *rest).index_select(0, place.reshape(-1))
     return picked.reshape((*indices.shape[:-1], *rest))
 
 
-def scatter_elements(*, data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "none") -> Tensor:
-    """A copy of the data with every update written at, or combined with, the place its index names."""
+def scatter_elements(
+    *, data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "none"
+) -> Tensor:
+    """A copy of the data with each update written at, or combined with, its index's place."""
     places = _wrap(indices, data.shape[axis])
     if reduction == "none":
         return data.scatter(axis, places, updates)
-    return data.scatter_reduce(axis, places, updates, reduce=_REDUCTIONS[reduction], include_self=True)
+    return data.scatter_reduce(
+        axis, places, updates, reduce=_REDUCTIONS[reduction], include_self=True
+    )
 
 
-def scatter_nd(*, data: Tensor, indices: Tensor, updates: Tensor, reduction: str = "none") -> Tensor:
-    """A copy of the data with every slice of updates written at, or combined with, the place its index tuple names."""
+def scatter_nd(
+    *, data: Tensor, indices: Tensor, updates: Tensor, reduction: str = "none"
+) -> Tensor:
+    """A copy of the data with slices of updates written at, or combined with, their places."""
     depth = indices.shape[-1]
     rest = data.shape[depth:]
     place = _flat_places(indices, tuple(data.shape[:depth])).reshape(-1)
@@ -67,7 +81,8 @@ def scatter_nd(*, data: Tensor, indices: Tensor, updates: Tensor, reduction: str
     if reduction == "none":
         return flat.index_copy(0, place, new).reshape(*data.shape[:depth], *rest)
     where = place.unsqueeze(1).expand(new.shape)
-    return flat.scatter_reduce(0, where, new, reduce=_REDUCTIONS[reduction], include_self=True).reshape(data.shape)
+    reduced = flat.scatter_reduce(0, where, new, reduce=_REDUCTIONS[reduction], include_self=True)
+    return reduced.reshape(data.shape)
 
 
 def one_hot(*, indices: Tensor, depth: int, values: Tensor, axis: int = -1) -> Tensor:
@@ -75,6 +90,7 @@ def one_hot(*, indices: Tensor, depth: int, values: Tensor, axis: int = -1) -> T
     axis %= indices.dim() + 1
     places = _wrap(indices, depth).unsqueeze(axis)
     shape = [depth if i == axis else 1 for i in range(indices.dim() + 1)]
+    # Compared, not scattered: an index beyond the depth gives no hot element.
     hot = places == torch.arange(depth, device=indices.device).reshape(shape)
     return torch.where(hot, values[1], values[0])
 
@@ -82,7 +98,9 @@ def one_hot(*, indices: Tensor, depth: int, values: Tensor, axis: int = -1) -> T
 def compress(*, input: Tensor, condition: Tensor, axis: int | None = None) -> Tensor:
     """The slices where the condition holds."""
     picks = torch.nonzero(condition).squeeze(1)
-    return input.reshape(-1).index_select(0, picks) if axis is None else input.index_select(axis, picks)
+    if axis is None:
+        return input.reshape(-1).index_select(0, picks)
+    return input.index_select(axis, picks)
 
 
 def non_zero(*, X: Tensor) -> Tensor:
@@ -90,23 +108,41 @@ def non_zero(*, X: Tensor) -> Tensor:
     return torch.nonzero(X).t()
 
 
-def unique(*, X: Tensor, axis: int | None = None, sorted: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The distinct elements or slices, their first places, the index of every one among them, and their counts."""
+def unique(
+    *, X: Tensor, axis: int | None = None, sorted: int = 1
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The distinct elements or slices.
+
+    Also returns their first places, the number of each element's value among them, and their
+    counts.
+    """
     x = X.reshape(-1) if axis is None else X
     dim = 0 if axis is None else axis % X.dim()
     y, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True, dim=dim)
     inverse = inverse.reshape(-1)
     places = torch.arange(inverse.numel(), device=X.device)
-    first = places.new_full((counts.numel(),), inverse.numel()).scatter_reduce(0, inverse, places, reduce="amin")
+    beyond = places.new_full((counts.numel(),), inverse.numel())
+    first = beyond.scatter_reduce(0, inverse, places, reduce="amin")
     if not sorted:
+        # Torch sorts the values; ONNX wants them in the order of their first places.
         order = first.argsort()
-        rank = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=X.device))
-        y, first, inverse, counts = y.index_select(dim, order), first[order], rank[inverse], counts[order]
+        ranks = torch.arange(order.numel(), device=X.device)
+        rank = torch.empty_like(order).scatter(0, order, ranks)
+        y = y.index_select(dim, order)
+        first = first[order]
+        inverse = rank[inverse]
+        counts = counts[order]
     return y, first, inverse, counts
 
 
 FUNCTIONS: Mapping[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
-    "Gather": gather, "GatherElements": gather_elements, "GatherND": gather_nd, "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd, "OneHot": one_hot, "Compress": compress, "NonZero": non_zero,
+    "Gather": gather,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    "OneHot": one_hot,
+    "Compress": compress,
+    "NonZero": non_zero,
     "Unique": unique,
-}  # fmt: skip
+}

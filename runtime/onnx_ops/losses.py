@@ -1,4 +1,4 @@
-"""Losses."""
+"""Losses over scores of classes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ Tensor = torch.Tensor
 
 
 def negative_log_likelihood(
-    *, input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int | None = None, reduction: str = "mean"
+    *,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
 ) -> Tensor:
-    """Minus the log-probability of the target class, weighted by class."""
-    ignored = torch.zeros_like(target, dtype=torch.bool) if ignore_index is None else target == ignore_index
+    """Minus the log-probability of each target class, weighted by class."""
+    ignored = torch.zeros_like(target, dtype=torch.bool)
+    if ignore_index is not None:
+        ignored = target == ignore_index
+    # An ignored target may be no class at all: it reads class 0, with a weight of zero.
     safe = torch.where(ignored, torch.zeros_like(target), target).to(torch.int64)
     picked = -torch.gather(input, 1, safe.unsqueeze(1)).squeeze(1)
     weights = torch.ones_like(picked) if weight is None else weight[safe]
@@ -25,14 +33,26 @@ def negative_log_likelihood(
 
 
 def softmax_cross_entropy(
-    *, scores: Tensor, labels: Tensor, weights: Tensor | None = None, ignore_index: int | None = None, reduction: str = "mean"
+    *,
+    scores: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
 ) -> tuple[Tensor, Tensor]:
     """The negative log-likelihood of the softmax, and the log-probabilities."""
     log_prob = torch.log_softmax(scores, dim=1)
-    loss = negative_log_likelihood(input=log_prob, target=labels, weight=weights, ignore_index=ignore_index, reduction=reduction)
+    loss = negative_log_likelihood(
+        input=log_prob,
+        target=labels,
+        weight=weights,
+        ignore_index=ignore_index,
+        reduction=reduction,
+    )
     return loss, log_prob
 
 
 FUNCTIONS: Mapping[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
-    "NegativeLogLikelihoodLoss": negative_log_likelihood, "SoftmaxCrossEntropyLoss": softmax_cross_entropy,
-}  # fmt: skip
+    "NegativeLogLikelihoodLoss": negative_log_likelihood,
+    "SoftmaxCrossEntropyLoss": softmax_cross_entropy,
+}

@@ -9,18 +9,28 @@ import torch.nn.functional as F
 
 Tensor = torch.Tensor
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu, "softplus": F.softplus, "softsign": F.softsign,
-}  # fmt: skip
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "softplus": F.softplus,
+    "softsign": F.softsign,
+}
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
-def _functions(names: Sequence[str] | None, default: Sequence[str], direction: int) -> list[Callable[[Tensor], Tensor]]:
+def _functions(
+    names: Sequence[str] | None, default: Sequence[str], direction: int
+) -> list[Callable[[Tensor], Tensor]]:
+    """The activations of one direction, by their names; ONNX lists those of both in a row."""
     chosen = list(names or default)
+    # One list of names serves both directions.
     chosen = chosen * 2 if len(chosen) == len(default) else chosen
     picked = chosen[direction * len(default) : (direction + 1) * len(default)]
     unknown = [name for name in picked if name.lower() not in _ACTIVATIONS]
     if unknown:
-        raise ValueError(f"unknown activation {unknown[0]!r}: valid are {', '.join(sorted(_ACTIVATIONS))}")
+        raise ValueError(
+            f"unknown activation {unknown[0]!r}: valid are {', '.join(sorted(_ACTIVATIONS))}"
+        )
     return [_ACTIVATIONS[name.lower()] for name in picked]
 
 
@@ -28,15 +38,20 @@ def _clipped(x: Tensor, clip: float | None) -> Tensor:
     return x if clip is None else x.clamp(-clip, clip)
 
 
-def _scan(x: Tensor, states: tuple[Tensor, ...], lengths: Tensor | None, reverse: bool, step: Step) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Steps over the first dim; a sequence that has ended keeps its state and gives zeros."""
+def _scan(
+    x: Tensor, states: tuple[Tensor, ...], lengths: Tensor | None, reverse: bool, step: Step
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Step over the first dim; a sequence that has ended keeps its state and gives zeros."""
     outputs: list[Tensor] = []
     order = range(x.shape[0])
     for t in reversed(order) if reverse else order:
         new = step(x[t], states)
         if lengths is not None:
+            # Padding behind a sequence must not change its last state, whichever way it is read.
             alive = (t < lengths).unsqueeze(1)
-            states = tuple(torch.where(alive, fresh, old) for fresh, old in zip(new, states, strict=True))
+            states = tuple(
+                torch.where(alive, fresh, old) for fresh, old in zip(new, states, strict=True)
+            )
             outputs.append(torch.where(alive, new[0], torch.zeros_like(new[0])))
         else:
             states = new
@@ -54,15 +69,22 @@ def _run(
     layout: int,
     cell: Callable[[int], Step],
 ) -> tuple[Tensor, ...]:
-    """All directions of a layer: the outputs and the last states, in ONNX's layouts."""
+    """All directions of a layer: the outputs and the last states, in ONNX's layouts.
+
+    layout: 0 with the sequence first, 1 with the batch first.
+    """
+    # The steps run over the first dim.
     x = X.transpose(0, 1) if layout else X
     directions = [False, True] if direction == "bidirectional" else [direction == "reverse"]
-    outputs, finals = [], []
+    outputs = []
+    finals = []
     for index, reverse in enumerate(directions):
         states = []
         for state in initial:
-            given = None if state is None else (state.transpose(0, 1) if layout else state)[index]
-            states.append(X.new_zeros(x.shape[1], hidden) if given is None else given)
+            if state is None:
+                states.append(X.new_zeros(x.shape[1], hidden))
+            else:
+                states.append((state.transpose(0, 1) if layout else state)[index])
         y, last = _scan(x, tuple(states), lengths, reverse, cell(index))
         outputs.append(y)
         finals.append(last)
@@ -74,6 +96,7 @@ def _run(
 
 
 def _biases(B: Tensor | None, index: int, gates: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The biases of inputs and of states in one direction, zeros where there are none."""
     if B is None:
         zero = like.new_zeros(gates)
         return zero, zero
@@ -106,7 +129,15 @@ def rnn(
 
         return step
 
-    return _run(X, [initial_h], hidden=hidden, lengths=sequence_lens, direction=direction, layout=layout, cell=cell)
+    return _run(
+        X,
+        [initial_h],
+        hidden=hidden,
+        lengths=sequence_lens,
+        direction=direction,
+        layout=layout,
+        cell=cell,
+    )
 
 
 def gru(
@@ -138,12 +169,21 @@ def gru(
             bz, br, bh = rb.chunk(3)
             update = f(_clipped(xz + h @ rz.t() + bz, clip))
             reset = f(_clipped(xr + h @ rr.t() + br, clip))
+            # The two orders differ in the last bits and in what the reset gate multiplies.
             inner = reset * (h @ rh.t() + bh) if linear_before_reset else (reset * h) @ rh.t() + bh
             return ((1 - update) * g(_clipped(xh + inner, clip)) + update * h,)
 
         return step
 
-    return _run(X, [initial_h], hidden=hidden, lengths=sequence_lens, direction=direction, layout=layout, cell=cell)
+    return _run(
+        X,
+        [initial_h],
+        hidden=hidden,
+        lengths=sequence_lens,
+        direction=direction,
+        layout=layout,
+        cell=cell,
+    )
 
 
 def lstm(
@@ -163,7 +203,10 @@ def lstm(
     layout: int = 0,
     input_forget: int = 0,
 ) -> tuple[Tensor, ...]:
-    """A long short-term memory layer; gates in the order input, output, forget, cell, with peepholes `P`."""
+    """A long short-term memory layer with peepholes `P`.
+
+    The gates stand in the order input, output, forget, cell.
+    """
     hidden = R.shape[-1]
 
     def cell(index: int) -> Step:
@@ -173,7 +216,8 @@ def lstm(
 
         def step(x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             previous, memory = state
-            i, o, forget, c = (x @ W[index].t() + previous @ R[index].t() + wb + rb).chunk(4, dim=-1)
+            gates = x @ W[index].t() + previous @ R[index].t() + wb + rb
+            i, o, forget, c = gates.chunk(4, dim=-1)
             i = f(_clipped(i + peeps[0] * memory, clip))
             forget = 1 - i if input_forget else f(_clipped(forget + peeps[2] * memory, clip))
             memory = forget * memory + i * g(_clipped(c, clip))
@@ -181,7 +225,15 @@ def lstm(
 
         return step
 
-    return _run(X, [initial_h, initial_c], hidden=hidden, lengths=sequence_lens, direction=direction, layout=layout, cell=cell)
+    return _run(
+        X,
+        [initial_h, initial_c],
+        hidden=hidden,
+        lengths=sequence_lens,
+        direction=direction,
+        layout=layout,
+        cell=cell,
+    )
 
 
 FUNCTIONS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"RNN": rnn, "GRU": gru, "LSTM": lstm}

@@ -27,6 +27,7 @@ def _sum(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
 
 
 def _mean(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    """The mean; of integers rounded towards zero."""
     if x.is_floating_point():
         return torch.mean(x, dim=axes, keepdim=keep)
     count = math.prod(x.shape[axis] for axis in axes)
@@ -34,19 +35,28 @@ def _mean(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
 
 
 def _extremum(function: Callable[..., Tensor], fill: float) -> Reducer:
+    """A reduction by maximum or minimum; `fill` is its value over no elements."""
+
     def call(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+        # A boolean has no limits that could be its `fill`, so it is reduced as a number.
         if x.dtype == torch.bool:
             return call(x.to(torch.uint8), axes, keep).bool()
         if any(x.shape[axis] == 0 for axis in axes):
             shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
-            limit = fill if x.is_floating_point() else (torch.iinfo(x.dtype).min if fill < 0 else torch.iinfo(x.dtype).max)
-            return torch.full(shape, limit, dtype=x.dtype, device=x.device)
+            # Torch refuses to reduce nothing; ONNX gives the neutral value.
+            neutral = fill
+            if not x.is_floating_point():
+                integers = torch.iinfo(x.dtype)
+                neutral = integers.min if fill < 0 else integers.max
+            return torch.full(shape, neutral, dtype=x.dtype, device=x.device)
         return choosing(function)(x, dim=axes, keepdim=keep)
 
     return call
 
 
 def _product(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    """The product over `axes`, one after another: torch has it for a single dim only."""
+
     def product(y: Tensor) -> Tensor:
         for axis in sorted(axes, reverse=True):
             y = torch.prod(y, dim=axis, keepdim=keep, dtype=y.dtype)
@@ -82,11 +92,15 @@ def _alone(x: Tensor) -> Tensor:
 
 
 def _flattened(function: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    """Over one dim, or with `flatten` over all from `axis` on, as opsets before 13 had it."""
+    """A function over one dim, or with `flatten` over all dims from `axis` on.
+
+    Opsets before 13 flatten.
+    """
 
     def call(*, input: Tensor, axis: int = -1, flatten: int = 0) -> Tensor:
         if not flatten:
             return function(input, axis)
+        # The dims from `axis` on are one, over which the function runs.
         outer = math.prod(input.shape[:axis])
         return function(input.reshape(outer, math.prod(input.shape[axis:])), 1).reshape(input.shape)
 
@@ -98,18 +112,27 @@ def _hardmax(x: Tensor, axis: int) -> Tensor:
 
 
 def _argument(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(*, data: Tensor, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-        found: Tensor = function(data.flip(axis) if select_last_index else data, dim=axis, keepdim=bool(keepdims))
-        return data.shape[axis] - 1 - found if select_last_index else found
+    """The place of an extremum; of equal values the first, or the last if so asked."""
+
+    def call(
+        *, data: Tensor, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+    ) -> Tensor:
+        # Torch returns the first of equal values: the last is the first from the end.
+        x = data.flip(axis) if select_last_index else data
+        place: Tensor = function(x, dim=axis, keepdim=bool(keepdims))
+        return data.shape[axis] - 1 - place if select_last_index else place
 
     return call
 
 
 def _scan(function: Callable[..., Tensor], neutral: float) -> Callable[..., Tensor]:
+    """A running sum or product; `neutral` is its value before the first element."""
+
     def call(*, x: Tensor, axis: int, exclusive: int = 0, reverse: int = 0) -> Tensor:
         y = x.flip(axis) if reverse else x
         y = function(y, dim=axis, dtype=x.dtype)
         if exclusive:
+            # An exclusive scan starts from the neutral value, and drops the total.
             first = torch.full_like(y.narrow(axis, 0, 1), neutral)
             y = torch.cat((first, y.narrow(axis, 0, y.shape[axis] - 1)), dim=axis)
         return y.flip(axis) if reverse else y
@@ -117,18 +140,35 @@ def _scan(function: Callable[..., Tensor], neutral: float) -> Callable[..., Tens
     return call
 
 
-def top_k(*, X: Tensor, K: int, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:
-    """The K largest or smallest values along a dim, and their places; of equal values the first ones."""
+def top_k(
+    *, X: Tensor, K: int, axis: int = -1, largest: int = 1, sorted: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The K largest or smallest values along a dim, and their places.
+
+    Of equal values the first ones are taken.
+    """
+    # A stable sort, since `torch.topk` takes any of equal values, and others on another device.
     values, indices = torch.sort(X, dim=axis, descending=bool(largest), stable=True)
     return values.narrow(axis, 0, K), indices.narrow(axis, 0, K)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
-    "ReduceSum": _reduce(_sum, _alone), "ReduceMean": _reduce(_mean, _alone), "ReduceProd": _reduce(_product, _alone),
-    "ReduceMax": _reduce(_extremum(torch.amax, -math.inf), _alone), "ReduceMin": _reduce(_extremum(torch.amin, math.inf), _alone),
-    "ReduceL1": _reduce(_norm1, torch.abs), "ReduceL2": _reduce(_norm2, torch.abs), "ReduceLogSum": _reduce(_log_sum, torch.log),
-    "ReduceLogSumExp": _reduce(_log_sum_exp, _alone), "ReduceSumSquare": _reduce(_sum_square, torch.square),
-    "Softmax": _flattened(torch.softmax), "LogSoftmax": _flattened(torch.log_softmax), "Hardmax": _flattened(_hardmax),
-    "ArgMax": _argument(torch.argmax), "ArgMin": _argument(torch.argmin),
-    "CumSum": _scan(torch.cumsum, 0), "CumProd": _scan(torch.cumprod, 1), "TopK": top_k,
-}  # fmt: skip
+    "ReduceSum": _reduce(_sum, _alone),
+    "ReduceMean": _reduce(_mean, _alone),
+    "ReduceProd": _reduce(_product, _alone),
+    "ReduceMax": _reduce(_extremum(torch.amax, -math.inf), _alone),
+    "ReduceMin": _reduce(_extremum(torch.amin, math.inf), _alone),
+    "ReduceL1": _reduce(_norm1, torch.abs),
+    "ReduceL2": _reduce(_norm2, torch.abs),
+    "ReduceLogSum": _reduce(_log_sum, torch.log),
+    "ReduceLogSumExp": _reduce(_log_sum_exp, _alone),
+    "ReduceSumSquare": _reduce(_sum_square, torch.square),
+    "Softmax": _flattened(torch.softmax),
+    "LogSoftmax": _flattened(torch.log_softmax),
+    "Hardmax": _flattened(_hardmax),
+    "ArgMax": _argument(torch.argmax),
+    "ArgMin": _argument(torch.argmin),
+    "CumSum": _scan(torch.cumsum, 0),
+    "CumProd": _scan(torch.cumprod, 1),
+    "TopK": top_k,
+}

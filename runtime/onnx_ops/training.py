@@ -1,4 +1,7 @@
-"""Optimizer steps: tensors, their gradients and their states, each kind in a row of its own."""
+"""Steps of optimizers on tensors, their gradients and their states.
+
+ONNX passes all tensors, then all gradients, then all states of each kind in one list.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,24 @@ Tensors = tuple[Tensor, ...]
 
 
 def _rows(inputs: Tensors, count: int) -> list[Tensors]:
-    """For every tensor: itself, its gradient and its states."""
+    """Each tensor of an optimizer with its gradient and its states."""
     size = len(inputs) // count
     return [inputs[i::size] for i in range(size)]
 
 
 def _columns(rows: list[Tensors]) -> Tensors:
+    """Rows of results in ONNX's order: all first ones, then all second ones, and so on."""
     return tuple(item for column in zip(*rows, strict=True) for item in column)
 
 
 def adagrad(
-    *, R: Tensor, T: Tensor, inputs: Tensors, decay_factor: float = 0.0, epsilon: float = 0.0, norm_coefficient: float = 0.0
+    *,
+    R: Tensor,
+    T: Tensor,
+    inputs: Tensors,
+    decay_factor: float = 0.0,
+    epsilon: float = 0.0,
+    norm_coefficient: float = 0.0,
 ) -> Tensors:
     """New tensors, then the new sums of squared gradients."""
     rate = R / (1 + T * decay_factor)
@@ -45,20 +55,33 @@ def adam(
     norm_coefficient_post: float = 0.0,
 ) -> Tensors:
     """New tensors, then the new means of the gradients, then those of their squares."""
-    step = T.clamp(min=1).to(R.dtype)  # the first step, 0, is not corrected
+    # The first step, 0, is not corrected; clamped, since its correction would divide by zero.
+    step = T.clamp(min=1).to(R.dtype)
     rate = torch.where(T > 0, R * torch.sqrt(1 - beta**step) / (1 - alpha**step), R)
     rows: list[Tensors] = []
     for x, g, v, h in _rows(inputs, 4):
         g = norm_coefficient * x + g
-        mean, square = alpha * v + (1 - alpha) * g, beta * h + (1 - beta) * g * g
-        rows.append(((1 - norm_coefficient_post) * (x - rate * (mean / (square.sqrt() + epsilon))), mean, square))
+        mean = alpha * v + (1 - alpha) * g
+        square = beta * h + (1 - beta) * g * g
+        new = x - rate * (mean / (square.sqrt() + epsilon))
+        rows.append(((1 - norm_coefficient_post) * new, mean, square))
     return _columns(rows)
 
 
-def momentum(*, R: Tensor, T: Tensor, inputs: Tensors, alpha: float, beta: float, mode: str, norm_coefficient: float) -> Tensors:
+def momentum(
+    *,
+    R: Tensor,
+    T: Tensor,
+    inputs: Tensors,
+    alpha: float,
+    beta: float,
+    mode: str,
+    norm_coefficient: float,
+) -> Tensors:
     """New tensors, then the new momenta; `mode` is standard or nesterov."""
     if mode not in ("standard", "nesterov"):
         raise ValueError(f"unknown mode {mode!r}: valid are standard, nesterov")
+    # The first gradient enters the momentum in full.
     weight = torch.where(T > 0, beta, 1.0)
     rows: list[Tensors] = []
     for x, g, v in _rows(inputs, 3):
@@ -70,5 +93,7 @@ def momentum(*, R: Tensor, T: Tensor, inputs: Tensors, alpha: float, beta: float
 
 _DOMAIN = "ai.onnx.preview.training"
 FUNCTIONS: Mapping[str, Callable[..., Tensors]] = {
-    f"{_DOMAIN}.Adagrad": adagrad, f"{_DOMAIN}.Adam": adam, f"{_DOMAIN}.Momentum": momentum,
-}  # fmt: skip
+    f"{_DOMAIN}.Adagrad": adagrad,
+    f"{_DOMAIN}.Adam": adam,
+    f"{_DOMAIN}.Momentum": momentum,
+}

@@ -1,7 +1,8 @@
-"""Arithmetic on the unsigned integers that torch stores but does not compute with: in 64 signed bits, and back.
+"""Arithmetic on the unsigned integers that torch stores but does not compute with.
 
-In 64 bits the wrapped sum, difference and product are the same bits signed or not; the order is that of the values with
-the top bit flipped; a quotient by b is twice that of half the dividend, or one more.
+They become 64 signed bits and go back. In 64 bits the wrapped sum, difference and product are the
+same bits signed or not; the order is that of the values with the top bit flipped; a quotient by b
+is twice that of half the dividend, or one more.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ def to_signed(x: Tensor) -> Tensor:
 
 
 def from_signed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Back from 64 signed bits; overflow wraps."""
+    """Unsigned values from 64 signed bits; overflow wraps."""
     return x.view(torch.uint64) if dtype == torch.uint64 else x.to(dtype)
 
 
 def _to_ordered(x: Tensor) -> Tensor:
+    """Signed values in the order of the unsigned ones."""
     return to_signed(x) ^ _TOP_BIT if x.dtype == torch.uint64 else x.to(torch.int64)
 
 
@@ -51,13 +53,15 @@ def comparing(function: Function) -> Function:
 
 
 def choosing(function: Function) -> Function:
-    """`function`, which returns some of the values it is given, for unsigned tensors too."""
+    """`function`, which returns some of the values passed to it, for unsigned tensors too."""
 
     def call(first: Tensor, *rest: Tensor, **options: object) -> Tensor:
         if first.dtype not in UNSIGNED:
             return function(first, *rest, **options)
-        found = function(_to_ordered(first), *map(_to_ordered, rest), **options)
-        return from_signed(found ^ _TOP_BIT if first.dtype == torch.uint64 else found, first.dtype)
+        chosen = function(_to_ordered(first), *map(_to_ordered, rest), **options)
+        if first.dtype == torch.uint64:
+            chosen = chosen ^ _TOP_BIT
+        return from_signed(chosen, first.dtype)
 
     return call
 
@@ -68,12 +72,16 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
         return torch.div(a, b, rounding_mode="trunc")
     if a.dtype != torch.uint64:
         return torch.div(a.to(torch.int64), b.to(torch.int64), rounding_mode="trunc").to(a.dtype)
-    x, y = to_signed(a), to_signed(b)
+    x = to_signed(a)
+    y = to_signed(b)
+    # The shift keeps the sign bit, which the mask takes away: half of the unsigned value.
     half = torch.bitwise_right_shift(x, 1) & torch.iinfo(torch.int64).max
     quotient = torch.div(half, y.clamp(min=1), rounding_mode="trunc") * 2
     rest = x - quotient * y
     quotient = quotient + ((rest ^ _TOP_BIT) >= (y ^ _TOP_BIT))
-    return torch.where(y < 0, ((x ^ _TOP_BIT) >= (y ^ _TOP_BIT)).to(torch.int64), quotient).view(torch.uint64)
+    # A divisor beyond 2^63 goes into any value once at most.
+    once = ((x ^ _TOP_BIT) >= (y ^ _TOP_BIT)).to(torch.int64)
+    return torch.where(y < 0, once, quotient).view(torch.uint64)
 
 
 def remainder(a: Tensor, b: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from autopar.ir import Graph, Operator, Ref, Role, Value
 from autopar.ir import Tensor as GraphTensor
-
-from ..functions import arguments_of, function_of
+from autopar.runtime.operators.functions import arguments_of, function_of
 
 CPU = torch.device("cpu")
 
@@ -31,6 +31,7 @@ class Sample:
 
     @property
     def operator(self) -> Operator:
+        """The operator that is called."""
         return self.graph.operators[0]
 
     def __str__(self) -> str:
@@ -43,14 +44,15 @@ class _Recorder:
 
     inputs: list[Tensor] = field(default_factory=list)
 
-    def value(self, given: Any) -> Value:
-        if isinstance(given, Tensor):
-            self.inputs.append(given)
+    def value(self, argument: Any) -> Value:
+        """An argument as an attribute of a graph's operator."""
+        if isinstance(argument, Tensor):
+            self.inputs.append(argument)
             return Ref(len(self.inputs) - 1)
-        if isinstance(given, list | tuple):
-            return tuple(self.value(item) for item in given)
-        assert given is None or isinstance(given, int | float | str)
-        return given
+        if isinstance(argument, list | tuple):
+            return tuple(self.value(item) for item in argument)
+        assert argument is None or isinstance(argument, int | float | str)
+        return argument
 
 
 def sample(kind: str, note: str = "", /, **arguments: Any) -> Sample:
@@ -58,16 +60,30 @@ def sample(kind: str, note: str = "", /, **arguments: Any) -> Sample:
     recorder = _Recorder()
     attributes = {name: recorder.value(value) for name, value in arguments.items()}
     function = function_of(kind)
-    draft = Operator(name="op", kind=kind, inputs=tuple(f"in{i}" for i in range(len(recorder.inputs))), outputs=(), attributes=attributes)
+    inputs = tuple(f"in{i}" for i in range(len(recorder.inputs)))
     results = function(**arguments_of(function, attributes, recorder.inputs, CPU))
     outputs = list(results) if isinstance(results, list | tuple) else [results]
-    made = tuple(f"out{i}" for i in range(len(outputs)))
-    tensors: dict[str, GraphTensor] = {}
-    for name, value, role in (
-        *((n, v, Role.PARAMETER) for n, v in zip(draft.inputs, recorder.inputs, strict=True)),
-        *((n, v, Role.ACTIVATION) for n, v in zip(made, outputs, strict=True)),
-    ):
-        tensors[name] = GraphTensor(name=name, shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."), role=role)
-    operator = Operator(name="op", kind=kind, inputs=draft.inputs, outputs=made, attributes=attributes)
-    graph = Graph(name=kind, tensors=tensors, operators=(operator,), inputs=(), outputs=made)
+    names = tuple(f"out{i}" for i in range(len(outputs)))
+    # Inputs are parameters, which have gradients and may lie in any layout.
+    tensors = {
+        **_described(inputs, recorder.inputs, Role.PARAMETER),
+        **_described(names, outputs, Role.ACTIVATION),
+    }
+    operator = Operator(name="op", kind=kind, inputs=inputs, outputs=names, attributes=attributes)
+    graph = Graph(name=kind, tensors=tensors, operators=(operator,), inputs=(), outputs=names)
     return Sample(kind=kind, graph=graph, values=tuple(recorder.inputs), note=note)
+
+
+def _described(
+    names: Sequence[str], values: Sequence[Tensor], role: Role
+) -> dict[str, GraphTensor]:
+    """The tensors of a graph that describe values."""
+    return {
+        name: GraphTensor(
+            name=name,
+            shape=tuple(value.shape),
+            dtype=str(value.dtype).removeprefix("torch."),
+            role=role,
+        )
+        for name, value in zip(names, values, strict=True)
+    }

@@ -1,4 +1,5 @@
-"""Local forms of operators that communicate inside themselves, each registered under the word that rules use for it.
+"""Local forms of operators that communicate inside themselves, by the words of the rules.
 
-Each must issue the collectives of its word in `autopar.sharding.communication`: kind, bytes and order.
+Each must issue the collectives of its word in `autopar.sharding.communication`: kind, bytes and
+order.
 """

@@ -1,1 +1,1 @@
-"""Training at length: checkpoints, resumable samplers, and an orderly end when the machine is taken back."""
+"""Training at length: checkpoints, resumable samplers, and an orderly end on a signal."""

@@ -1,7 +1,7 @@
-"""Weights for others: safetensors files and their index, as Hugging Face writes them, from a checkpoint or a module.
+"""Weights for others: safetensors files and their index, as Hugging Face writes them.
 
-It reads one tensor at a time, and holds one file in memory. `autopar.parallelize(..., weights=FOLDER)` reads such
-folders.
+They come from a checkpoint or a module. One tensor is read at a time, and one file is in memory.
+`autopar.parallelize(..., weights=FOLDER)` reads such folders.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from autopar.errors import PlanError, UsageError, unknown
 from autopar.ir.dtype import FLOATS
+from autopar.runtime.files.weight_files import ENDING, INDEX
+from autopar.runtime.ranks.agreement import agree
 
-from ..agreement import agree
-from ..weight_files import ENDING, INDEX
+from .checkpoint_storage import SafeReader
+from .durable_files import synchronise, torch_dtype, write_synchronised
 from .manifest import MODEL, Entry, find_checkpoint, read_manifest
-from .saving import device_of, save
-from .storage import SafeReader, synchronise, torch_dtype, write_synchronised
+from .rank_facts import device_of
+from .saving import save
 
 LIMIT = 5 * 10**9
 """Bytes of a file, unless a single tensor is larger; Hugging Face's own."""
@@ -42,9 +44,10 @@ def export_checkpoint(
 ) -> Path:
     """Write the parameters and buffers of a checkpoint as safetensors files into a new folder.
 
-    `checkpoint`: a checkpoint, or a folder of them, of which the latest is taken, or the one called `name`. `dtype`:
-    the type of floating-point numbers in the files (default: the stored type). `strip`: a prefix to remove from all
-    names, if the model was inside another; `add`: a prefix to add instead. A folder is there whole or not at all.
+    `checkpoint`: a checkpoint, or a folder of them, of which the latest is taken, or the one called
+    `name`. `dtype`: the type of floating-point numbers in the files (default: the stored type).
+    `strip`: a prefix to remove from all names, if the model was inside another; `add`: a prefix to
+    add instead. A folder is there whole or not at all.
     """
     target = Path(folder).absolute()
     if dtype is not None and dtype not in FLOATS:
@@ -56,8 +59,8 @@ def export_checkpoint(
         raise PlanError(f"{checkpoint}: holds no checkpoint")
     reader = SafeReader(path, read_manifest(path)[0])
     entries = reader.manifest.named(MODEL)
-    if other := [name for name in entries if not name.startswith(strip) or name == strip]:
-        raise UsageError(f"{other[0]!r} does not begin with {strip!r}")
+    require_prefix(entries, strip)
+    # Written under another name and renamed, so that nobody reads a half.
     making = target.parent / f".{target.name}.making"
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
@@ -73,7 +76,14 @@ def export_checkpoint(
     return target
 
 
-def export_weights(module: nn.Module, folder: str | Path, *, dtype: str | None = None, strip: str = "", limit: int = LIMIT) -> Path:
+def export_weights(
+    module: nn.Module,
+    folder: str | Path,
+    *,
+    dtype: str | None = None,
+    strip: str = "",
+    limit: int = LIMIT,
+) -> Path:
     """Write the present weights of a module, planned or plain; every rank calls this.
 
     It needs the space of the result once more, next to the folder.
@@ -85,10 +95,13 @@ def export_weights(module: nn.Module, folder: str | Path, *, dtype: str | None =
             raise UsageError(f"{target}: is there already; name a new folder")
     except Exception as error:
         failure = error
+    # A folder that is there on one machine alone must stop every rank.
     agree({}, failure=failure, device=device_of(module))
+    # A checkpoint in between: DCP gathers the pieces of all ranks on the disk, not in memory.
     between = target.parent / f".{target.name}.checkpoint"
     path = save(module, None, between, step=0).wait()
     try:
+        # The checkpoint is on a disk that all ranks see, so one of them writes the export.
         if not dist.is_initialized() or dist.get_rank() == 0:
             export_checkpoint(path, target, dtype=dtype, strip=strip, limit=limit)
     except Exception as error:
@@ -101,13 +114,22 @@ def export_weights(module: nn.Module, folder: str | Path, *, dtype: str | None =
 
 
 def _write(
-    reader: SafeReader, entries: Mapping[str, Entry], folder: Path, dtype: str | None, renamed: Mapping[str, str], limit: int
+    reader: SafeReader,
+    entries: Mapping[str, Entry],
+    folder: Path,
+    dtype: str | None,
+    renamed: Mapping[str, str],
+    limit: int,
 ) -> None:
+    """Write the files of tensors, and the index where there are several."""
     from safetensors.torch import save_file
 
-    files = parts_within({name: math.prod(entry.shape) * _width(entry, dtype) for name, entry in entries.items()}, limit)
-    where, total = {}, 0
+    sizes = {name: math.prod(entry.shape) * _width(entry, dtype) for name, entry in entries.items()}
+    files = parts_within(sizes, limit)
+    where = {}
+    total = 0
     for number, names in enumerate(files):
+        # The names that Hugging Face's loaders look for.
         file = SINGLE if len(files) == 1 else f"model-{number + 1:05d}-of-{len(files):05d}{ENDING}"
         values = {renamed[name]: _whole(reader, entries[name], dtype) for name in names}
         save_file(values, folder / file, metadata={"format": "pt"})
@@ -126,30 +148,39 @@ def parts_within(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     >>> parts_within({"a": 4, "b": 4, "c": 9, "d": 1}, 8)
     [['a', 'b'], ['c'], ['d']]
     """
-    found: list[list[str]] = [[]]
-    held = 0
+    files: list[list[str]] = [[]]
+    total = 0
     for name, size in sizes.items():
-        if found[-1] and held + size > limit:
-            found.append([])
-            held = 0
-        found[-1].append(name)
-        held += size
-    return found
+        if files[-1] and total + size > limit:
+            files.append([])
+            total = 0
+        files[-1].append(name)
+        total += size
+    return files
+
+
+def require_prefix(names: Iterable[str], prefix: str) -> None:
+    """Refuse names from which a prefix cannot be removed."""
+    for name in names:
+        if not name.startswith(prefix) or name == prefix:
+            raise UsageError(f"{name!r} does not begin with {prefix!r}")
 
 
 def _target_type(entry: Entry, dtype: str | None) -> torch.dtype:
+    """The type of a tensor in the files; integers keep theirs."""
     own = torch_dtype(entry.dtype)
     return torch_dtype(dtype) if dtype is not None and own.is_floating_point else own
 
 
 def _width(entry: Entry, dtype: str | None) -> int:
+    """Bytes of an element in the files."""
     return _target_type(entry, dtype).itemsize
 
 
 def _whole(reader: SafeReader, entry: Entry, dtype: str | None) -> Tensor:
     """A tensor put together from its pieces."""
-    found = torch.empty(entry.shape, dtype=_target_type(entry, dtype))
+    whole = torch.empty(entry.shape, dtype=_target_type(entry, dtype))
     for piece in entry.pieces:
-        places: Iterable[slice] = (slice(at, at + size) for at, size in zip(piece.offsets, piece.shape, strict=True))
-        found[tuple(places)] = reader.read(piece)
-    return found
+        dims = zip(piece.offsets, piece.shape, strict=True)
+        whole[tuple(slice(start, start + size) for start, size in dims)] = reader.read(piece)
+    return whole

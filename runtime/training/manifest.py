@@ -1,10 +1,12 @@
-"""The manifest of a checkpoint: one JSON file beside safetensors files of pieces, read without pickle or torch.
+"""The manifest of a checkpoint, which is read without pickle or torch.
 
-FOLDER/latest                          the name of the last whole checkpoint
-FOLDER/step-00000200/checkpoint.json   this module's `Manifest`
-FOLDER/step-00000200/plan.json         the plan that ran, if one did
-FOLDER/step-00000200/rank-00000.safetensors
-FOLDER/.saving-step-00000300/          a save under way, or the rest of one that was killed
+It is one JSON file beside safetensors files of pieces.
+
+  FOLDER/latest                          the name of the last whole checkpoint
+  FOLDER/step-00000200/checkpoint.json   this module's `Manifest`
+  FOLDER/step-00000200/plan.json         the plan that ran, if one did
+  FOLDER/step-00000200/rank-00000.safetensors
+  FOLDER/.saving-step-00000300/          a save under way, or the rest of one that was killed
 """
 
 from __future__ import annotations
@@ -20,21 +22,27 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from autopar.errors import PlanError, unknown
 
 SCHEMA = "autopar-checkpoint"
-MANIFEST, PLAN, LATEST = "checkpoint.json", "plan.json", "latest"
+MANIFEST = "checkpoint.json"
+PLAN = "plan.json"
+LATEST = "latest"
 UNFINISHED = ".saving-"
-MODEL, OPTIMIZER, RANDOM, COMPRESSION = "model.", "optimizer.", "random.", "compression."
+MODEL = "model."
+OPTIMIZER = "optimizer."
+RANDOM = "random."
+COMPRESSION = "compression."
 """Prefixes of the names of tensors, by their owner."""
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 
 
 class _Part(BaseModel):
-    """Only the named fields, and none of them changes."""
+    """A part of the manifest: it has the named fields alone, and none of them changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 def _own_file(name: str) -> str:
+    """Refuse a path that leaves the checkpoint's folder."""
     if not _FILE.fullmatch(name):
         raise ValueError(f"{name!r} is no file of a rank")
     return name
@@ -45,7 +53,10 @@ FileName = Annotated[str, AfterValidator(_own_file)]
 
 
 class Piece(_Part):
-    """A piece of a tensor: its offsets in the whole, and the file's entry that holds it; `crc`: CRC-32 of its bytes."""
+    """A piece of a tensor: its offsets in the whole, and the file's entry that holds it.
+
+    crc: the CRC-32 of its bytes.
+    """
 
     file: FileName
     key: str
@@ -63,7 +74,10 @@ class Entry(_Part):
 
 
 class Scalar(_Part):
-    """A number of an optimizer's state; `dtype`: of the tensor that has it, else "int", "float", "bool" or "none"."""
+    """A number of an optimizer's state.
+
+    dtype: of the tensor that has it, else "int", "float", "bool" or "none".
+    """
 
     dtype: str
     value: float | int | bool | None
@@ -77,7 +91,7 @@ class Group(_Part):
 
 
 class Manifest(_Part):
-    """All of a checkpoint but the numbers of its tensors."""
+    """The contents of a checkpoint but for the numbers of its tensors."""
 
     schema_: Literal["autopar-checkpoint"] = Field(default="autopar-checkpoint", alias="schema")
     version: Literal[1] = 1
@@ -103,23 +117,33 @@ class Manifest(_Part):
 
     def named(self, prefix: str) -> dict[str, Entry]:
         """The tensors with this prefix, under names without it."""
-        return {name.removeprefix(prefix): entry for name, entry in self.tensors.items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): entry
+            for name, entry in self.tensors.items()
+            if name.startswith(prefix)
+        }
 
 
 def checkpoint_name(step: int, taken: list[str]) -> str:
-    """A name for a checkpoint of a step, which another of the same step does not take away.
+    """A name for a checkpoint of a step that no other of the same step has.
 
     >>> checkpoint_name(7, ["step-00000007", "step-00000007.1"])
     'step-00000007.2'
     """
     first = f"step-{step:08d}"
-    return next(name for number in range(len(taken) + 1) if (name := f"{first}.{number}" if number else first) not in taken)
+    names = (first, *(f"{first}.{number}" for number in range(1, len(taken) + 1)))
+    return next(name for name in names if name not in taken)
 
 
 def checkpoints_in(folder: Path) -> list[str]:
-    """The names of the whole checkpoints, the last one made last."""
-    found = [path.parent for path in folder.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name)]
-    return [path.name for path in sorted(found, key=lambda path: ((path / MANIFEST).stat().st_mtime_ns, path.name))]
+    """The names of the whole checkpoints in the order in which they were saved."""
+    # A training that was set back saves smaller steps later: the time says the order, not the name.
+    saved = [
+        ((path.stat().st_mtime_ns, path.parent.name))
+        for path in folder.glob(f"*/{MANIFEST}")
+        if _NAME.fullmatch(path.parent.name)
+    ]
+    return [name for _, name in sorted(saved)]
 
 
 def latest_in(folder: Path) -> str | None:
@@ -136,45 +160,77 @@ def latest_in(folder: Path) -> str | None:
 
 
 def find_checkpoint(folder: str | Path, name: str | None = None) -> Path | None:
-    """The checkpoint of that name, or the latest; `folder` may be a checkpoint itself. None where nothing was saved."""
+    """The checkpoint of that name, or the latest; None where nothing was saved.
+
+    folder: one of checkpoints, or a checkpoint itself.
+    """
     folder = Path(folder)
+    # A path to one checkpoint works wherever a folder of them does.
     if name is None and (folder / MANIFEST).is_file():
         return folder
     wanted = name or latest_in(folder)
     if wanted is None:
         return None
+    # `latest` may name a checkpoint that somebody removed by hand.
     if wanted not in checkpoints_in(folder):
         raise PlanError(f"{folder}: " + unknown("checkpoint", wanted, checkpoints_in(folder)))
     return folder / wanted
 
 
 def read_manifest(path: Path) -> tuple[Manifest, str]:
-    """The manifest of a checkpoint, and its text; a checkpoint with missing or truncated files is refused."""
+    """The manifest of a checkpoint, and its text.
+
+    A checkpoint with missing or truncated files is refused.
+    """
     try:
         text = (path / MANIFEST).read_text(encoding="utf-8")
         data = json.loads(text)
+        # Checked before pydantic does, which would list every missing field of some other JSON
+        # file.
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise PlanError(f"{path / MANIFEST}: no checkpoint: it holds no 'schema': '{SCHEMA}'")
         if data.get("version") != 1:
-            raise PlanError(f"{path / MANIFEST}: version {data.get('version')!r} of a checkpoint; this autopar reads version 1")
-        found = Manifest.model_validate(data)
+            raise PlanError(
+                f"{path / MANIFEST}: version {data.get('version')!r} of a checkpoint;"
+                " this autopar reads version 1"
+            )
+        manifest = Manifest.model_validate(data)
     except ValidationError as error:
+        # One problem in the message: a damaged file has hundreds.
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise PlanError(f"{path / MANIFEST}: no valid checkpoint: {where}: {first['msg']}") from error
+        raise PlanError(
+            f"{path / MANIFEST}: no valid checkpoint: {where}: {first['msg']}"
+        ) from error
     except PlanError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise PlanError(f"{path / MANIFEST}: cannot be read: {error}") from error
-    for file, size in found.files.items():
+    _require_files(path, manifest)
+    _require_pieces(path, manifest)
+    return manifest, text
+
+
+def _require_files(path: Path, manifest: Manifest) -> None:
+    """Refuse a checkpoint whose files are not all there, or not of their sizes."""
+    for file, size in manifest.files.items():
         held = (path / file).stat().st_size if (path / file).is_file() else None
         if held != size:
-            what = "is missing" if held is None else f"has {held} bytes instead of {size}"
-            raise PlanError(f"the checkpoint {path} is damaged: {file} {what}{others(path)}")
-    for name, entry in found.tensors.items():
-        if sum(math.prod(piece.shape) for piece in entry.pieces) != math.prod(entry.shape) or math.prod(entry.shape) > found.nbytes:
-            raise PlanError(f"the checkpoint {path} is damaged: the pieces of {name!r} do not make it up{others(path)}")
-    return found, text
+            problem = "is missing" if held is None else f"has {held} bytes instead of {size}"
+            raise PlanError(f"the checkpoint {path} is damaged: {file} {problem}{others(path)}")
+
+
+def _require_pieces(path: Path, manifest: Manifest) -> None:
+    """Refuse a checkpoint with a tensor whose pieces are not all of it."""
+    for name, entry in manifest.tensors.items():
+        elements = math.prod(entry.shape)
+        held = sum(math.prod(piece.shape) for piece in entry.pieces)
+        # An element has a byte at least: a larger tensor would only fill the reader's memory.
+        if held != elements or elements > manifest.nbytes:
+            raise PlanError(
+                f"the checkpoint {path} is damaged:"
+                f" the pieces of {name!r} do not make it up{others(path)}"
+            )
 
 
 def others(path: Path) -> str:

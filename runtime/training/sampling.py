@@ -1,8 +1,8 @@
-"""`sampler`: the samples of every batch, the same on any plan and number of ranks, and the training's position.
+"""`sampler`: the samples of every batch, the same on any plan and number of ranks.
 
-The order of an epoch is a permutation drawn from the seed and the epoch alone. The position counts samples, not
-batches, so a training resumed with another batch size continues at the next sample, none of them twice and none left
-out.
+The order of an epoch is a permutation drawn from the seed and the epoch alone. The position counts
+samples, not batches, so a training resumed with another batch size continues at the next sample,
+none of them twice and none left out.
 """
 
 from __future__ import annotations
@@ -16,52 +16,70 @@ from torch.utils.data import Sampler
 
 from autopar.errors import PlanError, UsageError, unknown
 from autopar.plan import Plan
-
-from ..module import ParallelModule
+from autopar.runtime.module.parallel_module import ParallelModule
 
 Batch = TypeVar("Batch")
 LASTS = ("drop", "wrap")
 
 
 class ResumableSampler(Sampler[list[int]]):
-    """A batch sampler: `DataLoader(dataset, batch_sampler=...)`. Each pass over it is the rest of an epoch.
+    """A batch sampler: `DataLoader(dataset, batch_sampler=...)`.
 
-    `own`: the part of every batch that this rank reads. `epoch`, `done`: the position: samples of the epoch that are
-    done.
+    Each pass over it is the rest of an epoch. `own`: the part of every batch that this rank reads.
+    `epoch`, `done`: the position: samples of the epoch that are done.
     """
 
     def __init__(
-        self, length: int, batch: int, *, seed: int = 0, shuffle: bool = True, last: str = "drop", own: slice | None = None
+        self,
+        length: int,
+        batch: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        last: str = "drop",
+        own: slice | None = None,
     ) -> None:
         if last not in LASTS:
             raise UsageError(unknown("way with the last samples", last, LASTS))
+        # A batch larger than the data would never be full, and an epoch would have no step.
         if not 1 <= batch <= length:
             raise UsageError(f"a batch of {batch} cannot be taken from {length} samples")
-        self.length, self.batch, self.seed, self.shuffle, self.last = length, batch, seed, shuffle, last
+        self.length = length
+        self.batch = batch
+        self.seed = seed
+        self.shuffle = shuffle
+        self.last = last
         self.own = own if own is not None else slice(None)
-        self.epoch, self.done = 0, 0
+        self.epoch = 0
+        self.done = 0
         self._counted = False
 
     def __len__(self) -> int:
         """The remaining batches of this epoch."""
-        left = self.length - self.done
-        return left // self.batch if self.last == "drop" else -(-left // self.batch)
+        samples = self.length - self.done
+        return samples // self.batch if self.last == "drop" else -(-samples // self.batch)
 
     def order(self, epoch: int) -> list[int]:
         """All samples in the order of an epoch."""
         if not self.shuffle:
             return list(range(self.length))
+        # Hashed, so that no other pair of seed and epoch has the same order, as with their sum.
         drawn = hashlib.blake2b(f"{self.seed} {epoch}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(drawn, "big") >> 1)
-        found: list[int] = torch.randperm(self.length, generator=generator).tolist()
-        return found
+        order: list[int] = torch.randperm(self.length, generator=generator).tolist()
+        return order
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's part of each remaining batch of the epoch; after the last one the next epoch begins."""
-        order, at = self.order(self.epoch), self.done
+        """This rank's part of each remaining batch of the epoch.
+
+        After the last one the next epoch begins.
+        """
+        order = self.order(self.epoch)
+        at = self.done
         for _ in range(len(self)):
             taken = order[at : at + self.batch]
-            taken += order[: self.batch - len(taken)]  # the first samples again, to fill the last batch
+            # The first samples again, to fill the last batch.
+            taken += order[: self.batch - len(taken)]
             at += self.batch
             if not self._counted:
                 self.done = min(at, self.length)
@@ -70,13 +88,15 @@ class ResumableSampler(Sampler[list[int]]):
             self._next()
 
     def counted(self, loader: Iterable[Batch], *, endless: bool = False) -> Iterator[Batch]:
-        """The batches of a loader over this sampler; a batch counts as done when the caller comes back for the next.
+        """The batches of a loader over this sampler, counted when they are done.
 
-        A loader with workers asks for batches long before they are trained on; without this they would count then. The
-        loader also does not draw from torch's generator here, as loaders do at the beginning of every epoch. `endless`:
-        one epoch after the other, along with `autopar.steps`: `zip(autopar.steps(...), sampler.counted(loader,
-        endless=True))`.
+        A batch counts as done when the caller comes back for the next. A loader with workers asks
+        for batches long before they are trained on; without this they would count then. The loader
+        also does not draw from torch's generator here, as loaders do at the beginning of every
+        epoch. `endless`: one epoch after the other, along with `autopar.steps`:
+        `zip(autopar.steps(...), sampler.counted(loader, endless=True))`.
         """
+        # From here on the sampler does not count what workers fetch ahead.
         self._counted = True
         try:
             going = True
@@ -90,32 +110,59 @@ class ResumableSampler(Sampler[list[int]]):
             self._counted = False
 
     def _next(self) -> None:
-        self.epoch, self.done = self.epoch + 1, 0
+        """Go to the start of the next epoch."""
+        self.epoch = self.epoch + 1
+        self.done = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the training, for `autopar.save`; in a loop over `counted` it includes the present batch."""
+        """The position of the training, for `autopar.save`.
+
+        In a loop over `counted` it includes the present batch.
+        """
         done = min(self.done + self.batch, self.length) if self._counted else self.done
-        return {"epoch": self.epoch, "done": done, "length": self.length, "seed": self.seed, "shuffle": self.shuffle}
+        return {
+            "epoch": self.epoch,
+            "done": done,
+            "length": self.length,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there; the samples and their order must be the same."""
+        """Go on at a position; the samples and their order must be the same."""
         for name in ("length", "seed", "shuffle"):
             if state_dict.get(name) != getattr(self, name):
-                raise PlanError(f"the sampler's {name} is {getattr(self, name)}, that of the checkpoint {state_dict.get(name)}")
-        epoch, done = state_dict.get("epoch"), state_dict.get("done")
-        if not (isinstance(epoch, int) and isinstance(done, int) and epoch >= 0 and 0 <= done <= self.length):
-            raise PlanError(f"the checkpoint's position, epoch {epoch} and {done} samples, is none among {self.length} samples")
-        self.epoch, self.done = epoch, done
+                raise PlanError(
+                    f"the sampler's {name} is {getattr(self, name)},"
+                    f" that of the checkpoint {state_dict.get(name)}"
+                )
+        epoch = state_dict.get("epoch")
+        done = state_dict.get("done")
+        if not isinstance(epoch, int) or not isinstance(done, int):
+            valid = False
+        else:
+            valid = epoch >= 0 and 0 <= done <= self.length
+        if not valid:
+            raise PlanError(
+                f"the checkpoint's position, epoch {epoch} and {done} samples,"
+                f" is none among {self.length} samples"
+            )
+        self.epoch = int(state_dict["epoch"])
+        self.done = int(state_dict["done"])
+        # The checkpoint was saved behind the last whole batch of an epoch.
         if len(self) == 0:
             self._next()
 
 
 def _undrawn(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """A loader's iterator; it seeds its workers from torch's generator, which is restored."""
+    """A loader's iterator, made without a draw from torch's generator.
+
+    The loader seeds its workers from it, so it is restored.
+    """
     state = torch.get_rng_state()
-    found = iter(loader)
+    batches = iter(loader)
     torch.set_rng_state(state)
-    return found
+    return batches
 
 
 def sampler(
@@ -127,23 +174,29 @@ def sampler(
     shuffle: bool = True,
     last: str = "drop",
 ) -> ResumableSampler:
-    """A resumable batch sampler of a dataset (or a number of samples): the same samples in the same order on any plan.
+    """A resumable batch sampler of a dataset (or a number of samples), the same on any plan.
 
-    Every rank gets the whole batch, as `parallelize` takes it. For a module that takes this rank's part (a context
-    without `full_batch`), give that module as `plan`. `batch`: another size than the plan's first input has. `last`:
-    samples that fill no batch: "drop" leaves them out of this epoch, "wrap" fills up with the first samples of it.
+    Every rank gets the whole batch, as `parallelize` takes it. For a module that takes this rank's
+    part (a context without `full_batch`), give that module as `plan`. `batch`: another size than
+    the plan's first input has. `last`: samples that fill no batch: "drop" leaves them out of this
+    epoch, "wrap" fills up with the first samples of it.
     """
     length = dataset if isinstance(dataset, int) else len(dataset)
     own = None
     size = batch
     if isinstance(plan, ParallelModule):
-        graph, parts = plan.engine.graph, plan.batch_parts
-        size = size or next((graph.tensors[name].shape[0] for name in graph.inputs if graph.tensors[name].shape), None)
+        graph = plan.engine.graph
+        parts = plan.batch_parts
+        shapes = (graph.tensors[name].shape for name in graph.inputs)
+        size = size or next((shape[0] for shape in shapes if shape), None)
+        # The ranks of a part lie one behind another, from the first of their stage.
         if parts is not None and size is not None and plan.engine.world.groups is not None:
-            share, rank = size // parts.count, plan.engine.world.rank - parts.first
+            share = size // parts.count
+            rank = plan.engine.world.rank - parts.first
             own = slice(rank * share, (rank + 1) * share)
     elif plan is not None:
-        size = size or next((spec.shape[0] for spec in plan.model.inputs.values() if spec.shape), None)
+        specs = plan.model.inputs.values()
+        size = size or next((spec.shape[0] for spec in specs if spec.shape), None)
     if size is None:
         raise UsageError("say how many samples a batch has: batch=..., or give the plan")
     return ResumableSampler(length, size, seed=seed, shuffle=shuffle, last=last, own=own)

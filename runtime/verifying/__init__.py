@@ -1,7 +1,7 @@
-"""Checks of other projects' shardings against the whole model, executed on ranks operator by operator."""
+"""Checks of other projects' shardings: executed on ranks, every operator against the whole."""
 
 from .case import Case, case_named, styles_case
-from .run import Verdict, verify
-from .watching import Finding
+from .operator_watch import Finding
+from .verdict import Verdict, verify
 
 __all__ = ["Case", "Finding", "Verdict", "case_named", "styles_case", "verify"]

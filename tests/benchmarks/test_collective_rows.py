@@ -1,4 +1,6 @@
-"""Published rows of collectives: what a row measured, which cluster it stands for, and what is left out."""
+"""Published rows of collectives: what a row measured, which cluster it stands for, and what is left
+out.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,18 @@ import pytest
 from benchmarks.validating.collectives import LARGE, MACHINES, Point, scored, size_of
 
 A100 = "DGX/HGX A100-SXM 8-GPU node (NVLink3)"
-EMPTY = {"collective": "all_reduce", "machine": A100, "gpus": "8", "nodes": "1", "size_bytes": "1000000", "busbw_GBps": "",
-         "algbw_GBps": "", "time_us": "", "tool": "nccl-tests", "notes": ""}  # fmt: skip
+EMPTY = {
+    "collective": "all_reduce",
+    "machine": A100,
+    "gpus": "8",
+    "nodes": "1",
+    "size_bytes": "1000000",
+    "busbw_GBps": "",
+    "algbw_GBps": "",
+    "time_us": "",
+    "tool": "nccl-tests",
+    "notes": "",
+}
 
 
 def point(**changes: str) -> Point:
@@ -46,15 +58,24 @@ def test_the_cluster_follows_the_row() -> None:
     h200 = {"machine": "8x H200 node (NVLink4)", "busbw_GBps": "400", "size_bytes": str(2**34)}
     assert point(**h200).predicted < point(**h200, notes="Ring, NVLS off").predicted
     p4de = {"machine": "AWS p4de.24xlarge (8x A100-80 + 4x100Gb EFA)", "time_us": "100"}
-    within, across = point(**p4de), point(**p4de, gpus="16", nodes="2")
+    within = point(**p4de)
+    across = point(**p4de, gpus="16", nodes="2")
     alone = point(**p4de, gpus="2", nodes="2")
     assert within.predicted < alone.predicted < 10 * across.predicted
-    several = point(machine="DGX A100 8x200Gb (multi-node)", gpus="multi", nodes="multi", busbw_GBps="192", size_bytes="large (unstated)")
+    several = point(
+        machine="DGX A100 8x200Gb (multi-node)",
+        gpus="multi",
+        nodes="multi",
+        busbw_GBps="192",
+        size_bytes="large (unstated)",
+    )
     assert several.label == f"all_reduce of {LARGE} B on 32 GPUs"
 
 
 def test_what_is_left_out() -> None:
-    assert left_out(size_bytes="profiler default (unstated)") == {"the size is the tool's default, which the source does not state": 1}
+    assert left_out(size_bytes="profiler default (unstated)") == {
+        "the size is the tool's default, which the source does not state": 1
+    }
     assert left_out(collective="overlap_slowdown") == {"overlap_slowdown is not a collective": 1}
     assert left_out(machine="a new one") == {"no preset for a new one": 1}
     assert left_out(gpus="") == {"the ranks on each node are not stated": 1}

@@ -1,4 +1,6 @@
-"""The table of conversions: twenty models, no plan that comes back as another without a word, and Python that runs and is equal."""
+"""The table of conversions: twenty models, no plan that comes back as another without a word, and
+Python that runs and is equal.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ def test_a_model_gives_a_batch(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_model_goes_through_all_targets() -> None:
-    found = list(rows(["llama"], ["tensor", "pipeline"], True))
-    assert {row["plan"] for row in found} == {"tensor", "pipeline"} <= set(PLANS)
-    assert all(row["why"] for row in found if row["outcome"] == "refused")
-    assert {row["back"] for row in found if "back" in row} <= {"same", "named"}
-    ran = {row["target"]: row["difference"] for row in found if "difference" in row}
+    actual = list(rows(["llama"], ["tensor", "pipeline"], True))
+    assert {row["plan"] for row in actual} == {"tensor", "pipeline"} <= set(PLANS)
+    assert all(row["why"] for row in actual if row["outcome"] == "refused")
+    assert {row["back"] for row in actual if "back" in row} <= {"same", "named"}
+    ran = {row["target"]: row["difference"] for row in actual if "difference" in row}
     assert set(ran) == {"dtensor", "pipelining"} and max(ran.values()) < 1e-5

@@ -17,12 +17,19 @@ def test_the_plans_are_what_their_names_say() -> None:
     for scheme, ranks in faults.PLANS:
         assert plan_of("dense", scheme, ranks).devices == ranks
     plan = plan_of("experts", "experts split", 4)
-    assert [plan.operators[name].strategy for name in expert_products("experts")] == [("e",), ("e",)]
-    assert {plan.parameters[name].storage for name in ("experts_up", "experts_down")} == {"S0"} and EXPERTS["experts"] % 8 == 0
+    assert [plan.operators[name].strategy for name in expert_products("experts")] == [
+        ("e",),
+        ("e",),
+    ]
+    assert {plan.parameters[name].storage for name in ("experts_up", "experts_down")} == {
+        "S0"
+    } and EXPERTS["experts"] % 8 == 0
     assert len(text()) > 100_000
 
 
-def test_what_goes_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_goes_wrong_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(disturbing.FAULTS, "rank killed", lambda run: "ranks were left behind")
     monkeypatch.setattr(faults, "QUICK", ("rank killed",))
     assert faults.main(["--quick", "--json", "--parts", "faults"]) == 1
@@ -34,10 +41,10 @@ def test_what_goes_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_curves_are_compared() -> None:
     one = {0: (1.0, [1]), 1: (2.0, [2])}
-    assert moving._compared("x", one, {0: (1.0, [1]), 1: (2.00001, [2])}).wrong == ""
-    assert "losses differ" in moving._compared("x", one, {0: (1.0, [1]), 1: (2.001, [2])}).wrong
-    assert "samples" in moving._compared("x", one, {0: (1.0, [1]), 1: (2.0, [3])}).wrong
-    assert "samples" in moving._compared("x", one, {0: (1.0, [1])}).wrong
+    assert moving.compared("x", one, {0: (1.0, [1]), 1: (2.00001, [2])}).wrong == ""
+    assert "losses differ" in moving.compared("x", one, {0: (1.0, [1]), 1: (2.001, [2])}).wrong
+    assert "samples" in moving.compared("x", one, {0: (1.0, [1]), 1: (2.0, [3])}).wrong
+    assert "samples" in moving.compared("x", one, {0: (1.0, [1])}).wrong
 
 
 @pytest.mark.slow

@@ -18,27 +18,93 @@ from benchmarks.validating.scores import Group, Sample, score
 from benchmarks.validating.sizes import forward_flops, public_models
 
 GOLDEN = {
-    "family": "gpt", "case": "c", "gpu": "H100", "gpus": "", "gpus_inferred": "16", "tp": "2", "pp": "2", "vp": "", "cp": "1", "ep": "1",
-    "layers": "8", "hidden": "2048", "heads": "16", "kv_heads": "4", "head_dim": "", "ffn": "8192", "gated": "1", "vocab": "32000",
-    "vocab_padded": "32000", "seq": "2048", "experts": "", "topk": "", "moe_ffn": "", "shared_expert_ffn": "", "moe_layer_freq": "",
-    "moe_dispatcher": "", "micro_batch": "1", "global_batch": "32", "precision": "bf16", "seq_parallel": "1", "recompute": "",
-    "dist_optimizer": "1", "overlap_grad_reduce": "1", "overlap_param_gather": "1", "tp_comm_overlap": "0", "untie": "1",
-    "deterministic": "0", "iter_time_s": "1.5", "mem_max_allocated_bytes": "2e10", "trap": "",
-}  # fmt: skip
+    "family": "gpt",
+    "case": "c",
+    "gpu": "H100",
+    "gpus": "",
+    "gpus_inferred": "16",
+    "tp": "2",
+    "pp": "2",
+    "vp": "",
+    "cp": "1",
+    "ep": "1",
+    "layers": "8",
+    "hidden": "2048",
+    "heads": "16",
+    "kv_heads": "4",
+    "head_dim": "",
+    "ffn": "8192",
+    "gated": "1",
+    "vocab": "32000",
+    "vocab_padded": "32000",
+    "seq": "2048",
+    "experts": "",
+    "topk": "",
+    "moe_ffn": "",
+    "shared_expert_ffn": "",
+    "moe_layer_freq": "",
+    "moe_dispatcher": "",
+    "micro_batch": "1",
+    "global_batch": "32",
+    "precision": "bf16",
+    "seq_parallel": "1",
+    "recompute": "",
+    "dist_optimizer": "1",
+    "overlap_grad_reduce": "1",
+    "overlap_param_gather": "1",
+    "tp_comm_overlap": "0",
+    "untie": "1",
+    "deterministic": "0",
+    "iter_time_s": "1.5",
+    "mem_max_allocated_bytes": "2e10",
+    "trap": "",
+}
 SIMUMAX = {
-    "case": "s", "layers": "4", "hidden": "2048", "heads": "16", "kv_heads": "4", "ffn": "8192", "vocab": "32000",
-    "experts": "", "topk": "",
-    "moe_ffn": "", "shared_ffn": "", "dense_layers": "", "attention": "gqa", "gated": "1", "seq": "4096", "tp": "2", "pp": "1", "cp": "1",
-    "cp_comm": "", "ep": "1", "dp": "4", "vp": "1", "micro_batch": "1", "global_batch": "16", "dist_optimizer": "1", "ce_fusion": "1",
-    "real_step_s": "0.4", "real_alloc_gib_max_rank": "20", "pred_step_s": "0.38",
-}  # fmt: skip
+    "case": "s",
+    "layers": "4",
+    "hidden": "2048",
+    "heads": "16",
+    "kv_heads": "4",
+    "ffn": "8192",
+    "vocab": "32000",
+    "experts": "",
+    "topk": "",
+    "moe_ffn": "",
+    "shared_ffn": "",
+    "dense_layers": "",
+    "attention": "gqa",
+    "gated": "1",
+    "seq": "4096",
+    "tp": "2",
+    "pp": "1",
+    "cp": "1",
+    "cp_comm": "",
+    "ep": "1",
+    "dp": "4",
+    "vp": "1",
+    "micro_batch": "1",
+    "global_batch": "16",
+    "dist_optimizer": "1",
+    "ce_fusion": "1",
+    "real_step_s": "0.4",
+    "real_alloc_gib_max_rank": "20",
+    "pred_step_s": "0.38",
+}
 
 
 def test_a_golden_value_is_of_the_last_stage() -> None:
-    found = golden(GOLDEN)
-    assert (found.configuration.data, found.configuration.zero, found.stage, found.measured) == (4, 1, -1, 1.5)
-    assert found.configuration.habits.overlap_gradients and not found.configuration.habits.pipelined_tensor
-    sample = found.sample()
+    actual = golden(GOLDEN)
+    assert (
+        actual.configuration.data,
+        actual.configuration.zero,
+        actual.stage,
+        actual.measured,
+    ) == (4, 1, -1, 1.5)
+    assert (
+        actual.configuration.habits.overlap_gradients
+        and not actual.configuration.habits.pipelined_tensor
+    )
+    sample = actual.sample()
     assert sample.memory == 2e10 and sample.predicted and sample.told_memory and sample.arithmetic
 
 
@@ -56,8 +122,16 @@ def test_golden_values_that_say_nothing_are_left_out(change: dict[str, str], rea
 
 
 def test_golden_values_are_grouped_by_what_they_leave_open() -> None:
-    changes: list[dict[str, str]] = [{}, {"deterministic": "1"}, {"trap": "inferred GPU count is ambiguous"}]
-    assert [golden_group(GOLDEN | c) for c in changes] == ["megatron_golden", "megatron_golden deterministic", "megatron_golden ambiguous"]
+    changes: list[dict[str, str]] = [
+        {},
+        {"deterministic": "1"},
+        {"trap": "inferred GPU count is ambiguous"},
+    ]
+    assert [golden_group(GOLDEN | c) for c in changes] == [
+        "megatron_golden",
+        "megatron_golden deterministic",
+        "megatron_golden ambiguous",
+    ]
     assert golden(GOLDEN | {"deterministic": "1"}).configuration.habits.filled
 
 
@@ -67,34 +141,63 @@ def test_an_encoder_and_its_decoder_are_read() -> None:
 
 
 def test_a_run_of_simumax_is_on_its_own_machine() -> None:
-    found = simumax(SIMUMAX)
-    assert found.cluster.device.clock < 1 and cluster_of("B200").device.clock == 1
-    assert (found.peer, found.configuration.sequence_parallel, found.configuration.habits.loss) == (0.38, True, "megatron-fused")
+    actual = simumax(SIMUMAX)
+    assert actual.cluster.device.clock < 1 and cluster_of("B200").device.clock == 1
+    assert (
+        actual.peer,
+        actual.configuration.sequence_parallel,
+        actual.configuration.habits.loss,
+    ) == (0.38, True, "megatron-fused")
     latent = simumax(SIMUMAX | {"attention": "mla q1536", "cp": "2", "cp_comm": "a2a"})
     assert latent.shape.latent is not None and latent.configuration.context_by == "heads"
 
 
 def test_a_layer_of_experts_has_no_attention() -> None:
     row = {
-        "case": "e", "gpu": "H100", "tp": "1", "ep": "8", "seq": "4096", "micro_batch": "1", "hidden": "4096", "moe_ffn": "14336",
-        "experts": "8", "topk": "2", "shared_expert_ffn": "", "router": "softmax", "dispatcher": "alltoall", "precision": "bf16",
-        "forward_s": "0.0043", "backward_s": "0.0077",
-    }  # fmt: skip
+        "case": "e",
+        "gpu": "H100",
+        "tp": "1",
+        "ep": "8",
+        "seq": "4096",
+        "micro_batch": "1",
+        "hidden": "4096",
+        "moe_ffn": "14336",
+        "experts": "8",
+        "topk": "2",
+        "shared_expert_ffn": "",
+        "router": "softmax",
+        "dispatcher": "alltoall",
+        "precision": "bf16",
+        "forward_s": "0.0043",
+        "backward_s": "0.0077",
+    }
     forward, backward = (sample for _, sample in experts_layer(row))
-    assert forward.predicted and backward.predicted and 0.7 * 0.0043 < forward.predicted < 1.3 * 0.0043
+    assert (
+        forward.predicted and backward.predicted and 0.7 * 0.0043 < forward.predicted < 1.3 * 0.0043
+    )
     assert 1.5 < backward.predicted / forward.predicted < 2.5
 
 
 def test_recipes_are_of_the_nearest_container() -> None:
     asked = ("DeepSeekV3 (w/ MTP)", "H100-SXM5-80GB", "FP8")
-    assert recipe_of("Megatron-Bridge 25.09 NeMo Container", *asked)["recompute"] == ["mla_up_proj", "mlp"]
+    assert recipe_of("Megatron-Bridge 25.09 NeMo Container", *asked)["recompute"] == [
+        "mla_up_proj",
+        "mlp",
+    ]
     assert recipe_of("Megatron-Bridge 26.04 NeMo Container", "Nobody's", "H100", "FP8") == {}
     assert framework_of("Megatron-Bridge 26.08 NeMo Container").habits.loss == "in-place"
 
 
 def test_public_models_have_the_parameters_that_their_names_say() -> None:
-    """Twice the parameters that a token meets, and attention, are its FLOPs: Qwen3 30B has 3 B active, DeepSeek-V3 37 B."""
-    for name, active in (("Llama3-70B", 70e9), ("Qwen3-30B-A3B", 3e9), ("DeepSeekV3", 37e9), ("GPT-OSS-120B", 5.1e9)):
+    """Twice the parameters that a token meets, and attention, are its FLOPs: Qwen3 30B has 3 B
+    active, DeepSeek-V3 37 B.
+    """
+    for name, active in (
+        ("Llama3-70B", 70e9),
+        ("Qwen3-30B-A3B", 3e9),
+        ("DeepSeekV3", 37e9),
+        ("GPT-OSS-120B", 5.1e9),
+    ):
         assert forward_flops(public_models()[name]) / 2 == pytest.approx(active, rel=0.2), name
 
 
@@ -102,22 +205,38 @@ def test_public_models_have_the_parameters_that_their_names_say() -> None:
 
 
 def group(name: str, errors: list[float]) -> Group:
-    samples = (Sample(label=str(e), measured=e, predicted=1.0, work=1.0, memory=2 * e, told_memory=1.0) for e in errors)
+    samples = (
+        Sample(label=str(e), measured=e, predicted=1.0, work=1.0, memory=2 * e, told_memory=1.0)
+        for e in errors
+    )
     return Group(name=name, samples=tuple(samples))
 
 
 def test_every_source_weighs_as_much() -> None:
     rng = np.random.default_rng(0)
     wide, narrow = (list(np.exp(rng.normal(0, s, n))) for s, n in ((0.2, 20), (0.01, 2000)))
-    held = of_steps([group("wide", wide), group("narrow", narrow), group("collectives, x", [100.0] * 9), group("few", [9.0, 9.0])])
+    held = of_steps(
+        [
+            group("wide", wide),
+            group("narrow", narrow),
+            group("collectives, x", [100.0] * 9),
+            group("few", [9.0, 9.0]),
+        ]
+    )
     assert held.residual.rows == 2020
     assert 0.1 < held.residual.high < 0.4, "the small group makes the tails"
     assert held.inside["narrow"] == 1.0 and held.inside["wide"] < 0.5
     assert held.coverage == pytest.approx(np.mean(list(held.inside.values())))
-    assert of_memory([group("a", wide), group("b", wide)]).residual.middle == pytest.approx(math.log(2), abs=0.1)
+    assert of_memory([group("a", wide), group("b", wide)]).residual.middle == pytest.approx(
+        math.log(2), abs=0.1
+    )
 
 
 def test_the_leaderboard_shows_every_group_with_a_null_model() -> None:
-    groups = [group("a <b>", [1.0, 1.1, 0.9]), group("c", [1.0, 5.0, 0.1]), Group(name="empty", samples=())]
+    groups = [
+        group("a <b>", [1.0, 1.1, 0.9]),
+        group("c", [1.0, 5.0, 0.1]),
+        Group(name="empty", samples=()),
+    ]
     picture: Any = leaderboard(groups, [score(g) for g in groups])
     assert "a &lt;b&gt; (3)" in picture and "c (3)" in picture and "empty" not in picture

@@ -1,4 +1,6 @@
-"""The benchmark of steps: that the contenders train one and the same model, its rows, and its command line."""
+"""The benchmark of steps: that the contenders train one and the same model, its rows, and its
+command line.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ STEPS = 3
 
 def _losses() -> dict[str, list[float]]:
     """On a rank: the losses of the steps of every rival."""
-    found = {}
+    results = {}
     for name, rival in RIVALS.items():
         step = rival.build(SMALL)
-        found[name] = [races._whole(step(number), shares(name)) for number in range(STEPS)]
-    return found
+        results[name] = [races.whole_loss(step(number), shares(name)) for number in range(STEPS)]
+    return results
 
 
 def _alone() -> list[float]:
@@ -44,17 +46,19 @@ def _alone() -> list[float]:
 
 
 def test_all_rivals_train_the_same_model() -> None:
-    """What is slower or faster here does the same."""
+    """All rivals compute the same, so that only their speed is compared."""
     (wanted,) = run_ranks(_alone, 1, timeout=60.0)
     assert wanted[0] != wanted[-1]
-    for found in run_ranks(_losses, 2, timeout=60.0):
-        assert found == {name: pytest.approx(wanted, rel=1e-5) for name in RIVALS}
+    for actual in run_ranks(_losses, 2, timeout=60.0):
+        assert actual == {name: pytest.approx(wanted, rel=1e-5) for name in RIVALS}
 
 
 def test_stages_hold_the_model_once() -> None:
     whole = model(SMALL)
     parts = [whole.stage(index, 2) for index in range(2)]
-    assert sorted(p.numel() for part in parts for p in part.parameters()) == sorted(p.numel() for p in whole.parameters())
+    assert sorted(p.numel() for part in parts for p in part.parameters()) == sorted(
+        p.numel() for p in whole.parameters()
+    )
     tokens, _ = batch(SMALL)
     assert parts[1](parts[0](tokens)).shape == (4, 8, 32)
 
@@ -63,14 +67,31 @@ def test_a_race() -> None:
     row = race("ddp", SMALL, 2, 2)
     assert isinstance(row, Row)
     assert (row.scheme, row.rival, row.ranks, row.width) == ("data", "ddp", 2, 128)
-    assert row.ratio > 0.0 and row.ours_s > 0.0 and row.rival_s > 0.0 and row.loss_error < runtime.CLOSE
-    # The model and what the optimizer keeps of it lie in memory, in float32: the weights and two moments.
+    assert (
+        row.ratio > 0.0
+        and row.ours_s > 0.0
+        and row.rival_s > 0.0
+        and row.loss_error < runtime.CLOSE
+    )
+    # The model and what the optimizer keeps of it lie in memory, in float32: the weights and two
+    # moments.
     weights = sum(p.numel() for p in model(SMALL).parameters()) * 4 / 1e6
     for peak in (row.ours_mb, row.rival_mb):
         assert peak is None or 3 * weights < peak < 100 * weights
-    assert row.memory_ratio is None or (row.ours_mb and row.rival_mb and row.memory_ratio == row.ours_mb / row.rival_mb)
+    assert row.memory_ratio is None or (
+        row.ours_mb and row.rival_mb and row.memory_ratio == row.ours_mb / row.rival_mb
+    )
     runtime.show(row)
-    assert {"scheme", "rival", "ranks", "width", "ours_s", "rival_s", "ratio", "memory_ratio"} <= row.as_json().keys()
+    assert {
+        "scheme",
+        "rival",
+        "ranks",
+        "width",
+        "ours_s",
+        "rival_s",
+        "ratio",
+        "memory_ratio",
+    } <= row.as_json().keys()
 
 
 @pytest.mark.slow
@@ -79,7 +100,9 @@ def test_a_race() -> None:
 def test_every_race(rival: str) -> None:
     """Pipelines may be refused, with the reason."""
     row = race(rival, SMALL, 2, 1, memory=False)
-    assert (isinstance(row, LeftOut) and RIVALS[rival].stages and row.why) or (isinstance(row, Row) and row.loss_error < runtime.CLOSE)
+    assert (isinstance(row, LeftOut) and RIVALS[rival].stages and row.why) or (
+        isinstance(row, Row) and row.loss_error < runtime.CLOSE
+    )
 
 
 def test_what_is_left_out_says_why() -> None:
@@ -91,7 +114,11 @@ def test_what_is_left_out_says_why() -> None:
 
 def test_plans_have_the_stages_that_they_are_asked_for() -> None:
     plan = plan_of(SMALL, 2, RIVALS["torch-1f1b"].asked, stages=True)
-    assert len(plan.stages) == 2 and plan.schedule.pipeline == "1f1b" and plan.schedule.micro_batches == 4
+    assert (
+        len(plan.stages) == 2
+        and plan.schedule.pipeline == "1f1b"
+        and plan.schedule.micro_batches == 4
+    )
     assert not plan_of(SMALL, 2, RIVALS["ddp"].asked, stages=False).stages
 
 
@@ -109,36 +136,57 @@ def test_the_share_of_a_bubble(once: float, twice: float, update: float, wanted:
 
 def test_a_bubble() -> None:
     """A row, or why there is none."""
-    found = bubble("1f1b", SMALL, 2, 2, 1)
-    assert (isinstance(found, LeftOut) and found.why) or (isinstance(found, Bubble) and 0.0 < found.priced < 1.0)
+    actual = bubble("1f1b", SMALL, 2, 2, 1)
+    assert (isinstance(actual, LeftOut) and actual.why) or (
+        isinstance(actual, Bubble) and 0.0 < actual.priced < 1.0
+    )
 
 
-def test_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked: list[tuple[str, int, int]] = []
 
     def told(rival: str, shape: Shape, ranks: int, rounds: int, *, memory: bool) -> Row | LeftOut:
         asked.append((rival, shape.width, ranks))
-        head: dict[str, Any] = {"scheme": RIVALS[rival].scheme, "rival": rival, "ranks": ranks, "width": shape.width}
+        head: dict[str, Any] = {
+            "scheme": RIVALS[rival].scheme,
+            "rival": rival,
+            "ranks": ranks,
+            "width": shape.width,
+        }
         if RIVALS[rival].stages:
             return LeftOut(**head, why="no stages yet")
         figures = {"memory_ratio": 1.5, "ours_mb": 3.0, "rival_mb": 2.0, "loss_error": 0.5}
         return Row(**head, ours_s=2.0, rival_s=1.0, ratio=2.0, **figures)  # type: ignore[arg-type]
 
     def waits(schedule: str, shape: Shape, stages: int, micro_batches: int, rounds: int) -> Bubble:
-        return Bubble(schedule=schedule, stages=stages, micro_batches=micro_batches, measured=0.25, priced=0.2)
+        return Bubble(
+            schedule=schedule, stages=stages, micro_batches=micro_batches, measured=0.25, priced=0.2
+        )
 
     monkeypatch.setattr(runtime, "race", told)
     monkeypatch.setattr(runtime, "bubble", waits)
     runtime.main(["--quick", "--json"])
     written = json.loads(capsys.readouterr().out)
-    assert {row["rival"] for row in written["rows"]} | {row["rival"] for row in written["left_out"]} == set(RIVALS)
-    assert {"schedule", "stages", "micro_batches", "measured", "priced"} == written["bubbles"][0].keys()
-    assert {ranks for _, _, ranks in asked} == {2} and {rival for rival, width, _ in asked if width == 512} == set(runtime.QUICK_WIDE)
+    assert {row["rival"] for row in written["rows"]} | {
+        row["rival"] for row in written["left_out"]
+    } == set(RIVALS)
+    assert {"schedule", "stages", "micro_batches", "measured", "priced"} == written["bubbles"][
+        0
+    ].keys()
+    assert {ranks for _, _, ranks in asked} == {2} and {
+        rival for rival, width, _ in asked if width == 512
+    } == set(runtime.QUICK_WIDE)
     asked.clear()
     runtime.main(["--rivals", "ddp", "torch-gpipe", "--widths", "128"])
     printed = capsys.readouterr().out
     assert asked == [(rival, 128, ranks) for ranks in (2, 4) for rival in ("ddp", "torch-gpipe")]
-    assert "losses differ by 0.5" in printed and "left out: no stages yet" in printed and "25.0%, priced 20.0%" in printed
+    assert (
+        "losses differ by 0.5" in printed
+        and "left out: no stages yet" in printed
+        and "25.0%, priced 20.0%" in printed
+    )
     with pytest.raises(SystemExit):
         runtime.main(["--rivals", "horovod"])
     assert "unknown rival 'horovod'" in capsys.readouterr().err

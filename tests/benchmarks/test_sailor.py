@@ -1,4 +1,6 @@
-"""Sailor's rows: mixed clusters as pipelines that differ, float32 as tensor units read it, single layers."""
+"""Sailor's rows: mixed clusters as pipelines that differ, float32 as tensor units read it, single
+layers.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +10,58 @@ from benchmarks.validating.missing import Missing
 from benchmarks.validating.sailor import framework, layer_sample, node, sailor
 
 RUN = {
-    "cluster": "mit", "model": "OPT", "layers": "4", "hidden": "512", "heads": "8", "seq": "512", "vocab": "4096", "gpu_types": "x",
-    "gpus": "32", "micro_batch": "2", "global_batch": "32", "step_s": "2.0", "peak_mem_bytes": "5e9", "trap": "",
+    "cluster": "mit",
+    "model": "OPT",
+    "layers": "4",
+    "hidden": "512",
+    "heads": "8",
+    "seq": "512",
+    "vocab": "4096",
+    "gpu_types": "x",
+    "gpus": "32",
+    "micro_batch": "2",
+    "global_batch": "32",
+    "step_s": "2.0",
+    "peak_mem_bytes": "5e9",
+    "trap": "",
     "stages": "L3:RTX-3090xTP8*1+RTX-2080xTP8*1 ; L3:Titan-RTXxTP8*2",
-}  # fmt: skip
+}
 LAYER = {
-    "model": "GPT", "hidden": "1024", "heads": "16", "kv_heads": "16", "ffn": "4096", "seq": "1024", "gpu": "A100-40", "micro_batch": "2",
-    "tp": "1", "layer_fwd_s": "0.004", "layer_bwd_s": "0.008",
-}  # fmt: skip
+    "model": "GPT",
+    "hidden": "1024",
+    "heads": "16",
+    "kv_heads": "16",
+    "ffn": "4096",
+    "seq": "1024",
+    "gpu": "A100-40",
+    "micro_batch": "2",
+    "tp": "1",
+    "layer_fwd_s": "0.004",
+    "layer_bwd_s": "0.008",
+}
 
 
 def test_replicas_on_other_devices_are_pipelines_of_their_own() -> None:
-    found = sailor(RUN)
-    assert [[stage.start for stage in chain] for chain in found.pipelines] == [[0, 16], [8, 24]]
-    assert [pool.device.name for pool in found.cluster.joined] == ["RTX-3090", "RTX-2080", "Titan-RTX", "Titan-RTX"]
-    assert [layers for layers, _ in (chain[0].layers[0] for chain in found.pipelines)] == [2, 2], "the embedding counts as a layer"
-    assert found.configuration.micro_batches == 8 and found.configuration.dtype == "float32"
-    sample = found.sample()
+    plan = sailor(RUN)
+    assert [[stage.start for stage in chain] for chain in plan.pipelines] == [[0, 16], [8, 24]]
+    assert [pool.device.name for pool in plan.cluster.joined] == [
+        "RTX-3090",
+        "RTX-2080",
+        "Titan-RTX",
+        "Titan-RTX",
+    ]
+    assert [layers for layers, _ in (chain[0].layers[0] for chain in plan.pipelines)] == [2, 2], (
+        "the embedding counts as a layer"
+    )
+    assert plan.configuration.micro_batches == 8 and plan.configuration.dtype == "float32"
+    sample = plan.sample()
     assert sample.predicted and sample.told_memory and sample.memory == 5e9
 
 
 def test_replicas_on_equal_devices_lie_side_by_side() -> None:
-    found = sailor(RUN | {"stages": "L3:GH-96xTP4*2 ; L3:GH-96xTP4*2", "gpus": "16"})
-    assert [[stage.start for stage in chain] for chain in found.pipelines] == [[0, 8]]
-    assert found.cluster.devices == 16 and not found.cluster.joined
+    plan = sailor(RUN | {"stages": "L3:GH-96xTP4*2 ; L3:GH-96xTP4*2", "gpus": "16"})
+    assert [[stage.start for stage in chain] for chain in plan.pipelines] == [[0, 8]]
+    assert plan.cluster.devices == 16 and not plan.cluster.joined
 
 
 @pytest.mark.parametrize(
@@ -50,16 +80,26 @@ def test_rows_that_cannot_be_priced_say_why(changed: dict[str, str], reason: str
 
 
 def test_tensor_units_read_float32_where_there_are_some() -> None:
-    """Half as fast as 16 bits (NVIDIA A100 data sheet: 156 of 312 TFLOP/s); Turing and Volta add up in float32."""
+    """Half as fast as 16 bits (NVIDIA A100 data sheet: 156 of 312 TFLOP/s); Turing and Volta add up
+    in float32.
+    """
     assert node("A100-40").device.flops("tfloat32") == 156e12
     assert node("Titan-RTX").device.flops("tfloat32") == 16.3e12
-    assert (framework("A100-40").kernels.products, framework("V100-16").kernels.products) == ("tfloat32", "")
+    assert (framework("A100-40").kernels.products, framework("V100-16").kernels.products) == (
+        "tfloat32",
+        "",
+    )
 
 
 def test_layers_are_scored_whole_and_split() -> None:
     (whole, one), (split, two) = layer_sample(LAYER), layer_sample(LAYER | {"tp": "4"})
     assert (whole, split) == ("sailor_layers whole", "sailor_layers split")
-    assert one.measured == pytest.approx(0.012) and one.predicted and two.predicted and two.predicted < one.predicted
+    assert (
+        one.measured == pytest.approx(0.012)
+        and one.predicted
+        and two.predicted
+        and two.predicted < one.predicted
+    )
     assert layer_sample(LAYER | {"model": "OPT-30"})[0] == "sailor_layers OPT-30 whole"
     with pytest.raises(Missing, match="seq"):
         layer_sample(LAYER | {"seq": ""})

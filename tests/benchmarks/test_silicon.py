@@ -14,20 +14,32 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autopar.costmodel.device.kernels import kernels_of
+from autopar.costmodel.device.measured_kernels import kernels_of
 from autopar.costmodel.device.products import Clock, Product, ProductForm, Speed
 from autopar.errors import UsageError
 from benchmarks.kernels.bounds import bounds
 from benchmarks.kernels.boxes import PRODUCT, product_form
 from benchmarks.kernels.fits import bare, crossed, fit_products, judged, lasting_as, priced_products
 from benchmarks.kernels.rows import Rows, devices_in, layer_of, product_of, read
-from benchmarks.kernels.scores import held_in, scored
+from benchmarks.kernels.scores import Prices, held_in, scored
 
 COLUMNS = ("framework", "version", "kernel", "dtype", "m", "n", "k", "seconds", "mode", "trap")
 TRUTH = ProductForm(
-    burst=Clock(rate=0.8, heat=0.2, warm=1e-3), sustained=Clock(rate=0.8, heat=0.2, warm=2e-5), square=1.0, whole=0.9, half=0.8,
-    quarter=0.6, prologue=20.0, epilogue=60.0, launch=3e-6, stream=0.75, cache=6.0, quantum=0.5, split=4e-6, blend=3.0,
-)  # fmt: skip
+    burst=Clock(rate=0.8, heat=0.2, warm=1e-3),
+    sustained=Clock(rate=0.8, heat=0.2, warm=2e-5),
+    square=1.0,
+    whole=0.9,
+    half=0.8,
+    quarter=0.6,
+    prologue=20.0,
+    epilogue=60.0,
+    launch=3e-6,
+    stream=0.75,
+    cache=6.0,
+    quantum=0.5,
+    split=4e-6,
+    blend=3.0,
+)
 SPEED = Speed(flops=1e15, memory=3e12, reference=3e12, units=132)
 
 
@@ -37,7 +49,24 @@ def rows_of(form: ProductForm, count: int = 300) -> Rows:
     product = Product(batch=np.ones(count), m=sides[0], n=sides[1], k=sides[2])
     seconds = form.seconds(product, SPEED, itemsize=2, sustained=False)
     rows = tuple(
-        dict(zip(COLUMNS, ("a", "1", "x", "bfloat16", f"{m:.0f}", f"{n:.0f}", f"{k:.0f}", f"{s!r}", "burst", ""), strict=True))
+        dict(
+            zip(
+                COLUMNS,
+                (
+                    "a",
+                    "1",
+                    "x",
+                    "bfloat16",
+                    f"{m:.0f}",
+                    f"{n:.0f}",
+                    f"{k:.0f}",
+                    f"{s!r}",
+                    "burst",
+                    "",
+                ),
+                strict=True,
+            )
+        )
         for m, n, k, s in zip(*sides, seconds.tolist(), strict=True)
     )
     return Rows(kind="gemm", rows=rows, seconds=seconds, fold=np.arange(count) % 4)
@@ -47,11 +76,15 @@ def test_a_fit_prices_rows_that_it_did_not_see() -> None:
     rows = rows_of(TRUTH)
     form = fit_products(rows, SPEED)
     held = rows.part(rows.held)
-    found = judged(priced_products(form, held, SPEED), held, "made up", np.linspace(-0.1, 0.3, 225))
-    assert (found.rows, found.held) == (225, 75)
-    assert found.median < 0.03 and found.p90 < 0.1
-    assert (found.low, found.middle, found.high) == pytest.approx((-0.08, 0.1, 0.28), abs=0.002)
-    assert list(form.libraries) == ["a bfloat16"] and form.libraries["a bfloat16"].factor == pytest.approx(1, abs=0.01)
+    actual = judged(
+        priced_products(form, held, SPEED), held, "made up", np.linspace(-0.1, 0.3, 225)
+    )
+    assert (actual.rows, actual.held) == (225, 75)
+    assert actual.median < 0.03 and actual.p90 < 0.1
+    assert (actual.low, actual.middle, actual.high) == pytest.approx((-0.08, 0.1, 0.28), abs=0.002)
+    assert list(form.libraries) == ["a bfloat16"] and form.libraries[
+        "a bfloat16"
+    ].factor == pytest.approx(1, abs=0.01)
     assert bare(form).libraries == {}
 
 
@@ -79,16 +112,33 @@ def test_rows_with_a_trap_are_left_out_and_whole_shapes_are_held_back(tmp_path: 
         assert shapes.setdefault((row["m"], row["n"], row["k"]), held) == held
     assert 0 < rows.held.sum() < 39
     assert product_of(rows).m.tolist() == [float(row["m"]) for row in rows.rows]
-    with pytest.raises(UsageError, match=r"has no table gemm_h100_sxm\.csv\.gz; it has those of a100_sxm"):
+    with pytest.raises(
+        UsageError, match=r"has no table gemm_h100_sxm\.csv\.gz; it has those of a100_sxm"
+    ):
         read(tmp_path, "gemm", "h100_sxm")
 
 
 def test_experts_get_their_rows_evenly_or_as_drawn() -> None:
-    common = {"tokens": "4096", "hidden": "2048", "inter": "768", "experts": "64", "topk": "8", "tp": "2", "ep": "4", "kernel": "nongated"}
-    rows = tuple({**common, "distribution": name} for name in ("balanced", "power_law_1.2", "power_law_1.2"))
-    layer = layer_of(Rows(kind="moe", rows=rows, seconds=np.ones(3), fold=np.ones(3, dtype=np.int64)))
+    common = {
+        "tokens": "4096",
+        "hidden": "2048",
+        "inter": "768",
+        "experts": "64",
+        "topk": "8",
+        "tp": "2",
+        "ep": "4",
+        "kernel": "nongated",
+    }
+    rows = tuple(
+        {**common, "distribution": name} for name in ("balanced", "power_law_1.2", "power_law_1.2")
+    )
+    layer = layer_of(
+        Rows(kind="moe", rows=rows, seconds=np.ones(3), fold=np.ones(3, dtype=np.int64))
+    )
     assert (layer.dealt.rows[0], layer.dealt.active[0], layer.inner[0]) == (4096 * 8 / 4, 16, 384)
-    assert layer.dealt.rows[1] == layer.dealt.rows[2] > layer.dealt.rows[0], "the rank that has most, drawn alike"
+    assert layer.dealt.rows[1] == layer.dealt.rows[2] > layer.dealt.rows[0], (
+        "the rank that has most, drawn alike"
+    )
     assert layer.even.tolist() == [True, False, False] and not layer.gated.any()
 
 
@@ -97,20 +147,34 @@ def test_the_benchmark_scores_a_folder(tmp_path: Path) -> None:
     kernels = kernels_of("a100_sxm")
     made = rows_of(TRUTH, 60)
     product = product_of(made)
-    seconds = bare(kernels.products["bfloat16"]).seconds(product, kernels.speed("bfloat16"), itemsize=2, sustained=False)
-    rows = [{**row, "seconds": repr(float(s)), "framework": "nobody"} for row, s in zip(made.rows, seconds, strict=True)]
+    seconds = bare(kernels.products["bfloat16"]).seconds(
+        product, kernels.speed("bfloat16"), itemsize=2, sustained=False
+    )
+    rows = [
+        {**row, "seconds": repr(float(s)), "framework": "nobody"}
+        for row, s in zip(made.rows, seconds, strict=True)
+    ]
     write(tmp_path, "gemm_a100_sxm", rows)
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "silicon.py"
-    found = subprocess.run([sys.executable, script, "--data", tmp_path, "--json"], capture_output=True, text=True, check=True)
-    rows = json.loads(found.stdout)["rows"]
-    assert [(row["table"], row["device"], row["kind"]) for row in rows] == [("kernels", "a100_sxm", "products bfloat16 burst")]
+    process = subprocess.run(
+        [sys.executable, script, "--data", tmp_path, "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = json.loads(process.stdout)["rows"]
+    assert [(row["table"], row["device"], row["kind"]) for row in rows] == [
+        ("kernels", "a100_sxm", "products bfloat16 burst")
+    ]
     assert rows[0]["median"] == 0 and rows[0]["inside"] == 1 and rows[0]["n"] > 5
 
 
 def test_a_folder_without_tables_is_a_mistake(tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "silicon.py"
-    found = subprocess.run([sys.executable, script, "--data", tmp_path], capture_output=True, text=True, check=False)
-    assert found.returncode == 2 and "has no tables gemm_*" in found.stderr
+    process = subprocess.run(
+        [sys.executable, script, "--data", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 2 and "has no tables gemm_*" in process.stderr
 
 
 def test_every_fold_is_judged_by_fits_that_leave_it_out() -> None:
@@ -127,11 +191,15 @@ def test_every_fold_is_judged_by_fits_that_leave_it_out() -> None:
 
 
 def test_a_score_counts_what_lies_inside_and_what_has_no_price() -> None:
-    seconds, predicted = np.array([1.0, 1.0, 1.0, 1.0]), np.array([1.05, 0.8, 1.3, np.nan])
-    bounds = {"low": np.full(4, 0.9), "high": np.full(4, 1.2)}
-    one = scored("d", "k", seconds, predicted, planned=predicted, **bounds)
+    seconds = np.array([1.0, 1.0, 1.0, 1.0])
+    predicted = np.array([1.05, 0.8, 1.3, np.nan])
+    low, high = np.full(4, 0.9), np.full(4, 1.2)
+    prices = Prices(predicted=predicted, planned=predicted, low=low, high=high)
+    one = scored("d", "k", seconds, prices)
     assert (one.n, one.not_priced, one.within_10) == (3, 1, pytest.approx(1 / 3))
-    assert one.inside == pytest.approx(1 / 3), "1 / 1.05 lies between 0.9 and 1.2, 1 / 0.8 and 1 / 1.3 do not"
+    assert one.inside == pytest.approx(1 / 3), (
+        "1 / 1.05 lies between 0.9 and 1.2, 1 / 0.8 and 1 / 1.3 do not"
+    )
     assert held_in([one, replace(one, inside=1.0, n=9)]) == pytest.approx(10 / 12)
 
 
@@ -140,17 +208,27 @@ def test_the_best_fractions_are_those_of_plausible_rows(tmp_path: Path) -> None:
     for row, fraction in zip(made, (0.5, 0.93, 1.4, 0.9), strict=False):
         row["frac_of_peak"] = str(fraction)
     made[3]["trap"] = "slow_outlier"
-    write(tmp_path, "gemm_a100_sxm", [{**row, "frac_of_peak": row.get("frac_of_peak", "")} for row in made])
-    assert [(one.kind, one.mode, one.fraction, one.rows) for one in bounds(tmp_path, "a100_sxm")] == [("gemm", "burst", 0.93, 2)]
+    write(
+        tmp_path,
+        "gemm_a100_sxm",
+        [{**row, "frac_of_peak": row.get("frac_of_peak", "")} for row in made],
+    )
+    assert [
+        (one.kind, one.mode, one.fraction, one.rows) for one in bounds(tmp_path, "a100_sxm")
+    ] == [("gemm", "burst", 0.93, 2)]
 
 
 def test_a_device_without_rows_that_last_slows_down_as_another_of_its_chip() -> None:
     h100, h200 = (kernels_of(name).products["bfloat16"] for name in ("h100_sxm", "h200_sxm"))
-    found = lasting_as(h100, h200)
+    actual = lasting_as(h100, h200)
 
     def large(clock: Clock) -> float:
         return clock.rate / (1 + clock.heat)
 
-    assert large(found.sustained) / large(found.burst) == pytest.approx(large(h200.sustained) / large(h200.burst))
-    assert large(found.sustained) == pytest.approx(large(h100.sustained), rel=1e-3), "as the committed constants are"
-    assert found.burst == h100.burst
+    assert large(actual.sustained) / large(actual.burst) == pytest.approx(
+        large(h200.sustained) / large(h200.burst)
+    )
+    assert large(actual.sustained) == pytest.approx(large(h100.sustained), rel=1e-3), (
+        "as the committed constants are"
+    )
+    assert actual.burst == h100.burst

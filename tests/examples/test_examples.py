@@ -1,4 +1,4 @@
-"""The examples run on ranks and equal one device; the figures of the documents come out of plans."""
+"""The examples run on ranks and equal one device; the documents' figures come out of plans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import NoPlanFits
-from autopar.runtime.collective_log import CollectiveLog
+from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,9 @@ def test_the_network_of_mindspore_trains_as_on_one_device(ranks: int) -> None:
 
 def test_between_its_products_stands_one_all_gather() -> None:
     module = example("from_mindspore")
-    autopar.set_auto_parallel_context(parallel_mode="semi_auto_parallel", device_num=4, full_batch=True)
+    autopar.set_auto_parallel_context(
+        parallel_mode="semi_auto_parallel", device_num=4, full_batch=True
+    )
     plan = autopar.plan(module.build(), (module.batch(0),), cluster="local-cpu", mode="infer")
 
     def work() -> list[tuple[str, int]]:
@@ -62,7 +64,7 @@ def test_between_its_products_stands_one_all_gather() -> None:
         model(module.batch(0))
         with torch.no_grad(), CollectiveLog() as log:
             model.local_outputs(module.batch(0))
-        return [(found.kind, found.nbytes) for _, found in log.issued]
+        return [(collective.kind, collective.nbytes) for _, collective in log.issued]
 
     assert run_ranks(work, 4, timeout=60) == [[("all_gather", 32 * 32 * 4)]] * 4
     assert [(c.kind, c.nbytes) for c in plan.collectives] == [("all_gather", 32 * 32 * 4)]
@@ -70,22 +72,23 @@ def test_between_its_products_stands_one_all_gather() -> None:
 
 def test_the_products_of_oneflow_in_three_forms() -> None:
     module = example("from_oneflow")
-    for found in run_ranks(module.run, module.RANKS, timeout=60):
-        assert set(found) == {"data", "model", "pipeline"} and max(found.values()) < 1e-5
+    for result in run_ranks(module.run, module.RANKS, timeout=60):
+        assert set(result) == {"data", "model", "pipeline"} and max(result.values()) < 1e-5
 
 
 def _alone(module: ModuleType, steps: int) -> list[float]:
     """The losses of Ray's example on one device."""
     torch.manual_seed(0)
     net = module.Net()
-    optimizer, found = torch.optim.AdamW(net.parameters(), lr=1e-2), []
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    results = []
     for step in range(steps):
         optimizer.zero_grad()
         loss = net(*module.batch(step))
         loss.backward()
         optimizer.step()
-        found.append(float(loss.detach()))
-    return found
+        results.append(float(loss.detach()))
+    return results
 
 
 def test_what_a_worker_of_ray_runs_is_the_training_of_one_device() -> None:
@@ -102,15 +105,17 @@ def test_what_a_worker_of_ray_runs_is_the_training_of_one_device() -> None:
 
 def test_a_program_that_is_pickled_by_value_takes_autopar_along() -> None:
     """Ray sends functions of `__main__` so, with the modules that they name."""
-    found = cloudpickle.loads(cloudpickle.dumps({"autopar": autopar}))["autopar"]
-    assert found is autopar and found.plan is autopar.plan
+    actual = cloudpickle.loads(cloudpickle.dumps({"autopar": autopar}))["autopar"]
+    assert actual is autopar and actual.plan is autopar.plan
 
 
 def test_ray_runs_the_example(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     program = [sys.executable, str(ROOT / "examples" / "ray_train.py"), "--workers", "2"]
     environment = os.environ | {"HOME": str(tmp_path)}  # where Ray puts its results
-    done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    done = subprocess.run(
+        program, capture_output=True, text=True, check=False, env=environment, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     said = done.stdout + done.stderr
     told = re.search(r"^losses: (\[.*\])$", done.stdout, re.MULTILINE)
@@ -122,11 +127,21 @@ def test_ray_runs_the_example(tmp_path: Path) -> None:
 @pytest.mark.ci
 def test_gpt3_on_64_stages_of_6_hosts_of_8_devices(tmp_path: Path) -> None:
     """175 B parameters on 3,072 A100: planned so, priced, and within their memory."""
-    path = example("gpt2_onnx").write_gpt2(tmp_path / "gpt3.onnx", layers=96, heads=96, hidden=12288, vocabulary=51200, positions=2048)
-    wanted: dict[str, Any] = {"batch": 1536, "dims": {"sequence": 2048}, "dtype": "bfloat16", "cluster": "dgx-a100-80g"}
+    path = example("gpt2_onnx").write_gpt2(
+        tmp_path / "gpt3.onnx", layers=96, heads=96, hidden=12288, vocabulary=51200, positions=2048
+    )
+    wanted: dict[str, Any] = {
+        "batch": 1536,
+        "dims": {"sequence": 2048},
+        "dtype": "bfloat16",
+        "cluster": "dgx-a100-80g",
+    }
     plan = autopar.plan(str(path), devices=3072, scheme="64x6x8", **wanted)
     assert plan.devices == 3072 and len(plan.stages) == 64 and plan.mesh_.shape == (6, 8)
-    assert [axis.level for axis in plan.mesh] == ["nic", "nvlink"]  # data parallel between hosts, model parallel inside
+    assert [axis.level for axis in plan.mesh] == [
+        "nic",
+        "nvlink",
+    ]  # data parallel between hosts, model parallel inside
     assert 1 < plan.predicted.step < 60 and plan.predicted.memory < 80e9
     sizes = (torch.tensor(parameter.shape).prod() for parameter in plan.parameters.values())
     assert int(sum(sizes)) == pytest.approx(175e9, rel=0.01)

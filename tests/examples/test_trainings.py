@@ -1,4 +1,6 @@
-"""The examples of trainings and inference run on ranks, equal one device, and go on where they were."""
+"""The examples of trainings and inference run on ranks, equal one device, and go on where they
+were.
+"""
 
 from __future__ import annotations
 
@@ -57,29 +59,45 @@ def book(tmp_path: Path) -> Path:
     return tmp_path / "book.txt"
 
 
-@pytest.mark.parametrize("options", [("--outputs", "whole"), ("--outputs", "split", "--scheme", "megatron")])
+@pytest.mark.parametrize(
+    "options", [("--outputs", "whole"), ("--outputs", "split", "--scheme", "megatron")]
+)
 def test_inference(options: tuple[str, ...]) -> None:
     """Whole or split: the last batch is filled up, and what fills it is dropped."""
     module = example("infer")
-    found = module.main(["--ranks", "2", *options])
-    assert torch.equal(found, module.build()(module.samples()).argmax(-1)) and len(found) == module.SAMPLES
+    actual = module.main(["--ranks", "2", *options])
+    assert (
+        torch.equal(actual, module.build()(module.samples()).argmax(-1))
+        and len(actual) == module.SAMPLES
+    )
 
 
 def test_a_resnet_out_of_an_onnx_file(tmp_path: Path) -> None:
-    """Two ranks train as one does, and what they wrote gives in another runtime what they had learnt."""
+    """Two ranks train as one does, and what they wrote gives in another runtime what they had
+    learnt.
+    """
     module = example("train_resnet_onnx")
     losses = [
-        module.main(["--file", str(tmp_path / f"{ranks}.onnx"), "--ranks", str(ranks), "--steps", "12"]) for ranks in (1, 2)
-    ]  # fmt: skip
+        module.main(
+            ["--file", str(tmp_path / f"{ranks}.onnx"), "--ranks", str(ranks), "--steps", "12"]
+        )
+        for ranks in (1, 2)
+    ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4) and losses[0][-1] < losses[0][0]
     runtime = import_module("onnxruntime")
     x, corner = module.pictures(99)
     scores = [
-        runtime.InferenceSession(str(tmp_path / f"{name}.onnx")).run(None, {"picture": x.numpy()})[0]
+        runtime.InferenceSession(str(tmp_path / f"{name}.onnx")).run(None, {"picture": x.numpy()})[
+            0
+        ]
         for name in ("1", "1-trained", "2-trained")
     ]
-    assert np.allclose(scores[1], scores[2], atol=1e-4) and not np.allclose(scores[0], scores[1], atol=1e-2)
-    loss = [float(torch.nn.functional.cross_entropy(torch.from_numpy(one), corner)) for one in scores]
+    assert np.allclose(scores[1], scores[2], atol=1e-4) and not np.allclose(
+        scores[0], scores[1], atol=1e-2
+    )
+    loss = [
+        float(torch.nn.functional.cross_entropy(torch.from_numpy(one), corner)) for one in scores
+    ]
     assert loss[1] < loss[0]
 
 
@@ -87,20 +105,34 @@ def test_a_loop_of_accelerate_or_none() -> None:
     """Without Accelerate what stands for it is used; the losses are those of one device."""
     module = example("accelerate_loop")
     module.accelerator = module._Alone
-    alone, ranks = run_ranks(module.train, 1), run_ranks(module.train, 2)
-    assert ranks[0] == pytest.approx(alone[0], rel=1e-5) and len(alone[0]) == 8 and alone[0][-1] < alone[0][0]
+    alone = run_ranks(module.train, 1)
+    ranks = run_ranks(module.train, 2)
+    assert (
+        ranks[0] == pytest.approx(alone[0], rel=1e-5)
+        and len(alone[0]) == 8
+        and alone[0][-1] < alone[0][0]
+    )
 
 
 def _run(command: list[str], folder: Path, **environment: str) -> str:
     path = os.pathsep.join(filter(None, sys.path))
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment}
-    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=given, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def _torchrun(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+    ]
 
 
 @pytest.mark.slow
@@ -118,12 +150,23 @@ def test_gpt_goes_on_on_other_ranks(book: Path) -> None:
     for folder, parts in (("alone", [(1, 8)]), ("parts", [(3, 4), (1, 8)])):
         for ranks, steps in parts:
             start = [sys.executable] if ranks == 1 else _torchrun(ranks)
-            own = ["book.txt", "--folder", folder, "--steps", str(steps), "--save-every", "2", "--scheme", "zero3"]
+            own = [
+                "book.txt",
+                "--folder",
+                folder,
+                "--steps",
+                str(steps),
+                "--save-every",
+                "2",
+                "--scheme",
+                "zero3",
+            ]
             _run([*start, str(EXAMPLES / "train_gpt.py"), *own], book.parent)
         lines = (book.parent / folder / "losses.jsonl").read_text(encoding="utf-8").splitlines()
         losses.append([json.loads(line)[:2] for line in lines])
     assert [step for step, _ in losses[1]] == list(range(8)) == [step for step, _ in losses[0]]
-    # The schedule's length differs up to the break, and dropout draws by counter: the steps before it are compared.
+    # The schedule's length differs up to the break, and dropout draws by counter: the steps before
+    # it are compared.
     assert losses[1][0][1] == pytest.approx(losses[0][0][1], rel=1e-4)
     assert losses[1][-1][1] < losses[1][0][1]
 
@@ -131,23 +174,36 @@ def test_gpt_goes_on_on_other_ranks(book: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_frozen_llama_learns_in_its_adapters(book: Path) -> None:
-    """A folder of Hugging Face on two ranks: the base is not in what was learnt, and nothing of it changed."""
+    """A folder of Hugging Face on two ranks: the base is not in what was learnt, and nothing of it
+    changed.
+    """
     module = example("finetune_llama")
     torch.manual_seed(1)
     module.small().save_pretrained(book.parent / "llama")
     own = ["book.txt", "--model", "llama", "--folder", "run", "--steps", "6"]
     said = _run([*_torchrun(2), str(EXAMPLES / "finetune_llama.py"), *own], book.parent)
-    losses = [float(line.rpartition(" ")[2]) for line in said.splitlines() if line.startswith("step ")]
+    losses = [
+        float(line.rpartition(" ")[2]) for line in said.splitlines() if line.startswith("step ")
+    ]
     assert losses[5] < losses[0]
     safetensors = import_module("safetensors.torch")
     learnt = safetensors.load_file(book.parent / "run" / "adapters.safetensors")
-    assert len(learnt) == 2 * 2 * len(module.ADAPTED) and all(name.endswith((".up", ".down")) for name in learnt)
+    assert len(learnt) == 2 * 2 * len(module.ADAPTED) and all(
+        name.endswith((".up", ".down")) for name in learnt
+    )
     assert all(float(value.abs().max()) > 0 for value in learnt.values())
-    _run([sys.executable, "-m", "autopar", "checkpoint", "convert", "run", "-o", "out"], book.parent)
+    _run(
+        [sys.executable, "-m", "autopar", "checkpoint", "convert", "run", "-o", "out"], book.parent
+    )
     whole = safetensors.load_file(book.parent / "out" / "model.safetensors")
     before = safetensors.load_file(book.parent / "llama" / "model.safetensors")
-    kept = {name.replace(".base.", "."): value for name, value in whole.items() if name not in learnt}
-    assert all(torch.equal(kept[name], value) for name, value in before.items() if name in kept) and len(set(kept) & set(before)) > 10
+    kept = {
+        name.replace(".base.", "."): value for name, value in whole.items() if name not in learnt
+    }
+    assert (
+        all(torch.equal(kept[name], value) for name, value in before.items() if name in kept)
+        and len(set(kept) & set(before)) > 10
+    )
 
 
 def _stub(folder: Path, name: str, text: str) -> None:
@@ -159,7 +215,13 @@ def _stub(folder: Path, name: str, text: str) -> None:
 def scheduled(book: Path) -> Path:
     """A folder with a training, and commands of a scheduler's machine that run on this one."""
     transformers = import_module("transformers")
-    sizes: dict[str, Any] = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 128, "n_positions": 8}
+    sizes: dict[str, Any] = {
+        "n_layer": 1,
+        "n_head": 2,
+        "n_embd": 16,
+        "vocab_size": 128,
+        "n_positions": 8,
+    }
     transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0).save_pretrained(book.parent)
     (book.parent / "gpt.toml").write_text(GPT, encoding="utf-8")
     commands = book.parent / "commands"
@@ -183,7 +245,12 @@ def _port() -> int:
 def test_the_job_of_slurm(scheduled: Path) -> None:
     text = (EXAMPLES / "slurm.sbatch").read_text(encoding="utf-8").replace("29500", str(_port()))
     (scheduled / "job.sbatch").write_text(text, encoding="utf-8")
-    slurm = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "localhost"}
+    slurm = {
+        "SLURM_NNODES": "1",
+        "SLURM_GPUS_ON_NODE": "2",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "localhost",
+    }
     path = f"{scheduled / 'commands'}{os.pathsep}{os.environ['PATH']}"
     said = _run(["bash", "job.sbatch"], scheduled, PATH=path, **slurm)
     assert "begins on 2 ranks" in said and latest_in(scheduled / "run") == "step-00000003"
@@ -194,13 +261,24 @@ def test_the_job_of_slurm(scheduled: Path) -> None:
 def test_the_job_of_kubernetes(scheduled: Path) -> None:
     """The command of a pod, with what Kubeflow's operator puts into its environment."""
     job = yaml.safe_load((EXAMPLES / "kubernetes.yaml").read_text(encoding="utf-8"))
-    policy, worker = job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    policy = job["spec"]["elasticPolicy"]
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
     (container,) = worker["template"]["spec"]["containers"]
     given = {one["name"]: one["value"] for one in container["env"]}
-    given |= {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_RDZV_BACKEND": policy["rdzvBackend"], "PET_MAX_RESTARTS": "1"}
+    given |= {
+        "PET_NNODES": "1",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_RDZV_BACKEND": policy["rdzvBackend"],
+        "PET_MAX_RESTARTS": "1",
+    }
     given |= {"PET_RDZV_ENDPOINT": f"localhost:{_port()}", "PET_RDZV_ID": job["metadata"]["name"]}
     command = [part.replace("/runs", str(scheduled)) for part in container["command"]]
     path = f"{scheduled / 'commands'}{os.pathsep}{os.environ['PATH']}"
-    said = _run([shutil.which(command[0], path=path) or command[0], *command[1:]], scheduled, PATH=path, **given)
+    said = _run(
+        [shutil.which(command[0], path=path) or command[0], *command[1:]],
+        scheduled,
+        PATH=path,
+        **given,
+    )
     assert "begins on 2 ranks" in said and latest_in(scheduled / "run") == "step-00000003"
     assert worker["replicas"] == policy["maxReplicas"] and policy["minReplicas"] == 1

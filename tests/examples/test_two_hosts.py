@@ -1,4 +1,6 @@
-"""Two hosts, which are network namespaces of this machine: a training loses one, goes on with the other, and takes the first again."""
+"""Two hosts, which are network namespaces of this machine: a training loses one, goes on with the
+other, and takes the first again.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,28 @@ def hosts() -> Iterator[None]:
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("network namespaces need root and the command ip")
     try:
-        made = all(_ip("netns", "add", name) and _ip("-n", name, "link", "set", "lo", "up") for name in HOSTS)
-        made = made and _ip("link", "add", "ap1", "netns", HOSTS[0], "type", "veth", "peer", "name", "ap2", "netns", HOSTS[1])
+        made = all(
+            _ip("netns", "add", name) and _ip("-n", name, "link", "set", "lo", "up")
+            for name in HOSTS
+        )
+        made = made and _ip(
+            "link",
+            "add",
+            "ap1",
+            "netns",
+            HOSTS[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "ap2",
+            "netns",
+            HOSTS[1],
+        )
         for number, name in enumerate(HOSTS, 1):
-            made = made and _ip("-n", name, "addr", "add", f"10.98.0.{number}/24", "dev", f"ap{number}")
+            made = made and _ip(
+                "-n", name, "addr", "add", f"10.98.0.{number}/24", "dev", f"ap{number}"
+            )
             made = made and _ip("-n", name, "link", "set", f"ap{number}", "up")
         if not made:
             pytest.skip("this machine makes no network namespaces, or no wire between them")
@@ -51,32 +71,84 @@ class _Run:
 
     def start(self, host: int) -> None:
         """Start the launcher of a host, with two ranks."""
-        command = ["ip", "netns", "exec", HOSTS[host - 1], sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2"]
-        command += ["--nproc-per-node", "2", "--max-restarts", "9", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"10.98.0.1:{PORT}"]
-        command += ["--rdzv-id", "one", "--rdzv-conf", f"is_host={int(host == 1)}", "--local-addr", f"10.98.0.{host}", str(SCRIPT)]
-        command += ["book.txt", "--folder", "run", "--steps", "100000", "--save-every", "10", "--scheme", "zero3", "--width", "32"]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            HOSTS[host - 1],
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            "1:2",
+        ]
+        command += [
+            "--nproc-per-node",
+            "2",
+            "--max-restarts",
+            "9",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"10.98.0.1:{PORT}",
+        ]
+        command += [
+            "--rdzv-id",
+            "one",
+            "--rdzv-conf",
+            f"is_host={int(host == 1)}",
+            "--local-addr",
+            f"10.98.0.{host}",
+            str(SCRIPT),
+        ]
+        command += [
+            "book.txt",
+            "--folder",
+            "run",
+            "--steps",
+            "100000",
+            "--save-every",
+            "10",
+            "--scheme",
+            "zero3",
+            "--width",
+            "32",
+        ]
         environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": f"ap{host}", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": f"ap{host}",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }  # fmt: skip
+        }
         with (self.folder / f"host{host}.log").open("ab") as log:
-            self.agents[host] = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
+            self.agents[host] = subprocess.Popen(
+                command, cwd=self.folder, env=environment, stdout=log, stderr=log
+            )
 
     def losses(self) -> list[tuple[int, float, int]]:
         """Step, loss and devices of every step that was made."""
         path = self.folder / "run" / "losses.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [
+            tuple(json.loads(line))
+            for line in text.splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
 
     def until(self, condition: Callable[[int, int], bool]) -> int:
         """Wait until step and devices of the last step are such; the step."""
         end = time.monotonic() + 200
         while time.monotonic() < end:
-            found = self.losses()
-            if found and condition(found[-1][0], found[-1][2]):
-                return found[-1][0]
+            losses = self.losses()
+            if losses and condition(losses[-1][0], losses[-1][2]):
+                return losses[-1][0]
             time.sleep(0.2)
-        raise AssertionError("\n".join(path.read_text(errors="replace")[-3000:] for path in self.folder.glob("host*.log")))
+        raise AssertionError(
+            "\n".join(
+                path.read_text(errors="replace")[-3000:] for path in self.folder.glob("host*.log")
+            )
+        )
 
     def end(self, number: signal.Signals) -> None:
         """End all launchers."""

@@ -1,4 +1,4 @@
-"""What a test registers is gone after it; torch on one thread."""
+"""Rules that a test registers are gone after it; torch runs on one thread."""
 
 from __future__ import annotations
 

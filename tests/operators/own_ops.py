@@ -1,4 +1,6 @@
-"""Operators of a user: custom ones of `torch.library` with gradients, and functions that ask for their rules."""
+"""Operators of a user: custom ones of `torch.library` with gradients, and functions that ask for
+their rules.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-BATCH, WIDTH, HIDDEN = 12, 6, 12
+BATCH = 12
+WIDTH = 6
+HIDDEN = 12
 
 
 @torch.library.custom_op("autopar_tests::gated", mutates_args=())
@@ -52,7 +56,9 @@ def _mixed_backward(ctx: Any, ahead: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return ahead @ weight.t(), x.t() @ ahead, ahead.sum(0)
 
 
-mixed.register_autograd(_mixed_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:2]))
+mixed.register_autograd(
+    _mixed_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:2])
+)
 
 
 @torch.library.custom_op("autopar_tests::centred", mutates_args=())
@@ -104,7 +110,11 @@ def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
 def gated_example() -> tuple[Any, tuple[Any, ...]]:
     """An operator with example inputs, as `autopar discover package:function` wants it."""
     generator = torch.Generator().manual_seed(1)
-    return gated, (torch.randn(4, 5, 7, generator=generator), torch.randn(7, generator=generator), 2.0)
+    return gated, (
+        torch.randn(4, 5, 7, generator=generator),
+        torch.randn(7, generator=generator),
+        2.0,
+    )
 
 
 def outer_sum(x: Tensor, y: Tensor) -> Tensor:

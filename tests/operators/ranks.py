@@ -8,8 +8,7 @@ from torch.distributed.tensor import DTensor
 import autopar
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
-
-from .own_ops import build
+from tests.operators.own_ops import build
 
 Found = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
@@ -19,7 +18,9 @@ def alone() -> Found:
     module, inputs = build()
     loss = module(*inputs)
     loss.backward()
-    return loss.detach(), {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
+    return loss.detach(), {
+        name: value.grad for name, value in module.named_parameters() if value.grad is not None
+    }
 
 
 def _on_rank(plan: Plan) -> Found:
@@ -27,16 +28,27 @@ def _on_rank(plan: Plan) -> Found:
     planned = autopar.parallelize(module, plan, inputs)
     loss = planned(*inputs)
     loss.backward()
-    gradients = {name: value.grad for name, value in planned.named_parameters() if value.grad is not None}
-    return loss.detach(), {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in gradients.items()}
+    gradients = {
+        name: value.grad for name, value in planned.named_parameters() if value.grad is not None
+    }
+    return loss.detach(), {
+        name: grad.full_tensor() if isinstance(grad, DTensor) else grad
+        for name, grad in gradients.items()
+    }
 
 
 def require_parity(plan: Plan) -> None:
     """Every rank's loss and gradients are those of one device."""
     loss, gradients = alone()
     assert len(gradients) == 5
-    for found, grads in run_ranks(_on_rank, plan.devices, plan):
-        torch.testing.assert_close(found, loss, rtol=1e-12, atol=1e-12)
+    for output, grads in run_ranks(_on_rank, plan.devices, plan):
+        torch.testing.assert_close(output, loss, rtol=1e-12, atol=1e-12)
         assert grads.keys() == gradients.keys()
         for name, value in gradients.items():
-            torch.testing.assert_close(grads[name], value, rtol=1e-11, atol=1e-13, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                grads[name],
+                value,
+                rtol=1e-11,
+                atol=1e-13,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )

@@ -1,4 +1,6 @@
-"""Rules found by execution: in the notation, proven, told what is not proven, and used while planning."""
+"""Rules found by execution: in the notation, proven, told what is not proven, and used while
+planning.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from autopar.cli import run
 from autopar.errors import DiscoveryError, UnsupportedOperators, UsageError
 from autopar.plan import Plan
 from autopar.sharding.rules import RULES
+from tests.operators.ranks import require_parity
 
 from . import own_ops
-from .ranks import require_parity
 
 
 def values(*shape: int) -> Tensor:
@@ -25,35 +27,87 @@ def values(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))) * 2 - 1
 
 
-FOUND: dict[str, tuple[Callable[[], autopar.operators.Discovery], str, tuple[tuple[int, ...], ...]]] = {
-    "equal by accident": (lambda: autopar.discover("aten.mm", values(4, 4), values(4, 4)), "a b, b c -> a c | b: sum", ((0,), (1,))),
-    "equal by need": (lambda: autopar.discover("aten.hypot.default", values(4, 4), values(4, 4)), "a b, a b -> a b", ()),
-    "a broadcast dim of size 1": (lambda: autopar.discover("aten.add.Tensor", values(4, 1), values(4, 5)), "a b, a b -> a b", ((0, 1),)),
+FOUND: dict[
+    str, tuple[Callable[[], autopar.operators.Discovery], str, tuple[tuple[int, ...], ...]]
+] = {
+    "equal by accident": (
+        lambda: autopar.discover("aten.mm", values(4, 4), values(4, 4)),
+        "a b, b c -> a c | b: sum",
+        ((0,), (1,)),
+    ),
+    "equal by need": (
+        lambda: autopar.discover("aten.hypot.default", values(4, 4), values(4, 4)),
+        "a b, a b -> a b",
+        (),
+    ),
+    "a broadcast dim of size 1": (
+        lambda: autopar.discover("aten.add.Tensor", values(4, 1), values(4, 5)),
+        "a b, a b -> a b",
+        ((0, 1),),
+    ),
     "an addend": (
         lambda: autopar.discover("aten.addmm.default", values(6), values(5, 7), values(7, 6)),
         "+a, b c, c a -> b a | c: sum",
         ((1,), (2,)),
     ),
-    "a mean": (lambda: autopar.discover("aten.mean.dim", values(5, 4), dim=[0]), "a b -> b | a: mean", ((0,),)),
-    "a maximum": (lambda: autopar.discover("aten.amax.default", values(5, 4), dim=[0]), "a b -> b | a: max", ()),
-    "a dim counted from the back": (lambda: autopar.discover("aten.softmax.int", values(4, 4), dim=-1), "a !w0 -> a !w0", ()),
-    "linear where values are finite": (lambda: autopar.discover("aten.nan_to_num.default", values(5, 4)), "a b -> a b", ()),
-    "a whole dim": (lambda: autopar.discover("aten.softmax.int", values(5, 4, 3), dim=1), "a !w0 b -> a !w0 b", ()),
-    "an outer part that is never split": (lambda: autopar.discover("aten.glu.default", values(5, 6)), "a (2 b) -> a b", ()),
+    "a mean": (
+        lambda: autopar.discover("aten.mean.dim", values(5, 4), dim=[0]),
+        "a b -> b | a: mean",
+        ((0,),),
+    ),
+    "a maximum": (
+        lambda: autopar.discover("aten.amax.default", values(5, 4), dim=[0]),
+        "a b -> b | a: max",
+        (),
+    ),
+    "a dim counted from the back": (
+        lambda: autopar.discover("aten.softmax.int", values(4, 4), dim=-1),
+        "a !w0 -> a !w0",
+        (),
+    ),
+    "linear where values are finite": (
+        lambda: autopar.discover("aten.nan_to_num.default", values(5, 4)),
+        "a b -> a b",
+        (),
+    ),
+    "a whole dim": (
+        lambda: autopar.discover("aten.softmax.int", values(5, 4, 3), dim=1),
+        "a !w0 b -> a !w0 b",
+        (),
+    ),
+    "an outer part that is never split": (
+        lambda: autopar.discover("aten.glu.default", values(5, 6)),
+        "a (2 b) -> a b",
+        (),
+    ),
     "parts within parts": (
-        lambda: autopar.discover("aten.pixel_shuffle.default", values(2, 12, 2, 2), upscale_factor=2),
+        lambda: autopar.discover(
+            "aten.pixel_shuffle.default", values(2, 12, 2, 2), upscale_factor=2
+        ),
         "a !w0 b c -> a !w1 (b 2) (c 2)",
         ((0,),),
     ),
-    "linear near zero only": (lambda: autopar.discover("aten.hardtanh.default", values(5, 4)), "a b -> a b", ()),
-    "a custom operator": (lambda: autopar.discover(own_ops.gated, *own_ops.gated_example()[1]), "a b c, c -> a b c", ((0,),)),
+    "linear near zero only": (
+        lambda: autopar.discover("aten.hardtanh.default", values(5, 4)),
+        "a b -> a b",
+        (),
+    ),
+    "a custom operator": (
+        lambda: autopar.discover(own_ops.gated, *own_ops.gated_example()[1]),
+        "a b c, c -> a b c",
+        ((0,),),
+    ),
     "package:function that returns a call": (
-        lambda: autopar.discover("tests.operators.own_ops:gated_example"), "a b c, c -> a b c", ((0,),),
+        lambda: autopar.discover("tests.operators.own_ops:gated_example"),
+        "a b c, c -> a b c",
+        ((0,),),
     ),
     "package:function beside its inputs": (
-        lambda: autopar.discover("tests.operators.own_ops:outer_sum"), "a b, c -> b c | a: sum", ((0,), (1,)),
+        lambda: autopar.discover("tests.operators.own_ops:outer_sum"),
+        "a b, c -> b c | a: sum",
+        ((0,), (1,)),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -61,18 +115,19 @@ def test_what_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call, rule, linear = FOUND[name]
     for kind in [kind for kind in RULES if kind.startswith("aten.")]:
         monkeypatch.delitem(RULES, kind)
-    before, state = dict(RULES), torch.get_rng_state()
-    found = call()
-    assert (found.entry.rule, found.entry.linear) == (rule, linear)
-    assert found.strategies > 2 and not any("left out" in note for note in found.notes)
+    before = dict(RULES)
+    state = torch.get_rng_state()
+    actual = call()
+    assert (actual.entry.rule, actual.entry.linear) == (rule, linear)
+    assert actual.strategies > 2 and not any("left out" in note for note in actual.notes)
     assert before == RULES and torch.equal(state, torch.get_rng_state())
 
 
 def test_the_line_registers_what_was_found() -> None:
-    found = autopar.discover(own_ops.mixed, values(4, 5), values(5, 6), values(6))
-    exec(found.line, {"autopar": autopar})
-    assert RULES["autopar_tests.mixed.default"] == found.entry
-    assert found.entry.products == ("",) and found.entry.differentiable
+    discovered = autopar.discover(own_ops.mixed, values(4, 5), values(5, 6), values(6))
+    exec(discovered.line, {"autopar": autopar})
+    assert RULES["autopar_tests.mixed.default"] == discovered.entry
+    assert discovered.entry.products == ("",) and discovered.entry.differentiable
 
 
 def test_no_gradient_where_there_is_none() -> None:
@@ -81,13 +136,37 @@ def test_no_gradient_where_there_is_none() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "random": (lambda: autopar.discover(own_ops.noisy, values(4, 6)), DiscoveryError, "random numbers"),
-    "in place": (lambda: autopar.discover(own_ops.scaled_in_place, values(4, 6)), DiscoveryError, "in place"),
-    "a call that fails": (lambda: autopar.discover("aten.mm.default", values(4, 6), values(4, 6)), DiscoveryError, "example call fails"),
-    "no operator": (lambda: autopar.discover("aten.nosuch.default", values(4)), UsageError, "no operator 'aten.nosuch.default'"),
-    "too many arguments": (lambda: autopar.discover("aten.relu.default", values(4), values(4)), UsageError, "takes 1 arguments"),
+    "random": (
+        lambda: autopar.discover(own_ops.noisy, values(4, 6)),
+        DiscoveryError,
+        "random numbers",
+    ),
+    "in place": (
+        lambda: autopar.discover(own_ops.scaled_in_place, values(4, 6)),
+        DiscoveryError,
+        "in place",
+    ),
+    "a call that fails": (
+        lambda: autopar.discover("aten.mm.default", values(4, 6), values(4, 6)),
+        DiscoveryError,
+        "example call fails",
+    ),
+    "no operator": (
+        lambda: autopar.discover("aten.nosuch.default", values(4)),
+        UsageError,
+        "no operator 'aten.nosuch.default'",
+    ),
+    "too many arguments": (
+        lambda: autopar.discover("aten.relu.default", values(4), values(4)),
+        UsageError,
+        "takes 1 arguments",
+    ),
     "no module": (lambda: autopar.discover("no.such.module:op"), UsageError, "cannot be imported"),
-    "a function without inputs": (lambda: autopar.discover("tests.operators.ranks:require_parity"), UsageError, "must return"),
+    "a function without inputs": (
+        lambda: autopar.discover("tests.operators.ranks:require_parity"),
+        UsageError,
+        "must return",
+    ),
 }
 
 
@@ -101,10 +180,14 @@ def test_what_is_refused(name: str) -> None:
 def test_rules_are_found_while_planning(tmp_path: Path) -> None:
     """The plan file carries them: it runs where nothing was found before."""
     pins = ("up/linear=rank:n", "gated=rank:b", "mixed=rank:b")
-    plan = autopar.plan(*own_ops.build(), devices=2, cluster="local-cpu", discover=True, pins=pins, stages=1)
+    plan = autopar.plan(
+        *own_ops.build(), devices=2, cluster="local-cpu", discover=True, pins=pins, stages=1
+    )
     assert {rule.kind.split(".")[1]: rule.rule for rule in plan.rules} == {
-        "gated": "a b, b -> a b", "mixed": "a b, b c, +c -> a c | b: sum", "centred": "a !w0 -> a !w0",
-    }  # fmt: skip
+        "gated": "a b, b -> a b",
+        "mixed": "a b, b c, +c -> a c | b: sum",
+        "centred": "a !w0 -> a !w0",
+    }
     plan.save(tmp_path / "plan.json")
     for rule in plan.rules:
         del RULES[rule.kind]
@@ -112,7 +195,9 @@ def test_rules_are_found_while_planning(tmp_path: Path) -> None:
 
 
 class Sliced(nn.Module):
-    """An operator that a table without it does not know, with its sizes among its attributes, at the sizes of a real model."""
+    """An operator that a table without it does not know, with its sizes among its attributes, at
+    the sizes of a real model.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -145,9 +230,17 @@ def test_an_attribute_that_may_be_a_size_is_refused(monkeypatch: pytest.MonkeyPa
     inputs = (torch.empty(4096, 8192, device="meta"),)
     with pytest.raises(DiscoveryError, match=r"aten\.roll\.default.*may hold sizes"):
         autopar.plan(Sliced(8192), inputs, devices=2, cluster="local-cpu", discover=True)
-    plan = autopar.plan(Sliced(8192), inputs, devices=2, cluster="local-cpu", discover=True, replicate_unknown=True)
+    plan = autopar.plan(
+        Sliced(8192), inputs, devices=2, cluster="local-cpu", discover=True, replicate_unknown=True
+    )
     assert plan.replicated == ("aten.roll.default",)
-    small = autopar.plan(Sliced(12), (torch.empty(24, 12, device="meta"),), devices=2, cluster="local-cpu", discover=True)
+    small = autopar.plan(
+        Sliced(12),
+        (torch.empty(24, 12, device="meta"),),
+        devices=2,
+        cluster="local-cpu",
+        discover=True,
+    )
     assert [rule.rule for rule in small.rules] == ["!w0 a -> !w0 a"]
 
 
@@ -172,7 +265,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     run(["discover", "aten.linear.default", "--inputs", "4x6,5x6,5"])
     out = capsys.readouterr().out
     assert out.startswith(
-        "autopar.register_rule('aten.linear.default', 'a b, c b, +c -> a c | b: sum', linear=((0,), (1,)), products=('',))"
+        "autopar.register_rule('aten.linear.default', 'a b, c b, +c -> a c | b: sum', "
+        "linear=((0,), (1,)), products=('',))"
     )
     run(["discover", "aten.embedding.default", "--inputs", "8x6,int64:5", "--json"])
     assert json.loads(capsys.readouterr().out)["rule"] == "a b, c -> c b | a: sum"
@@ -181,7 +275,19 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     run(["discover", "aten.cumsum.default", "--inputs", "4x6", "--set", "dim=1", "--json"])
     assert json.loads(capsys.readouterr().out)["rule"] == "a !w0 -> a !w0"
     saved = str(tmp_path / "plan.json")
-    run(["plan", "tests.operators.own_ops:build", "--cluster", "local-cpu", "--devices", "2", "--discover", "-o", saved])
+    run(
+        [
+            "plan",
+            "tests.operators.own_ops:build",
+            "--cluster",
+            "local-cpu",
+            "--devices",
+            "2",
+            "--discover",
+            "-o",
+            saved,
+        ]
+    )
     assert "rule found by execution: autopar_tests.mixed.default" in capsys.readouterr().out
     for wrong in (["--inputs", "4xx"], ["--inputs", "nosuch:4"], ["--set", "dim=zwei"]):
         with pytest.raises(UsageError):

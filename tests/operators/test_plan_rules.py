@@ -1,4 +1,6 @@
-"""Rules that a plan file holds: proven by executing the operator before they are used; others are refused before any rank starts."""
+"""Rules that a plan file holds: proven by executing the operator before they are used; others are
+refused before any rank starts.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,7 @@ from autopar.cli import run
 from autopar.errors import PlanError
 from autopar.plan import Plan
 from autopar.sharding.rules import RULES
-
-from .own_ops import build
+from tests.operators.own_ops import build
 
 MODEL = "tests.operators.own_ops:build"
 MIXED = "autopar_tests.mixed.default"
@@ -29,7 +30,9 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     before = dict(RULES)
     pins = ("gated=rank:b", "mixed=rank:b")
-    autopar.plan(*build(), devices=2, cluster="local-cpu", discover=True, stages=1, pins=pins).save(path)
+    autopar.plan(*build(), devices=2, cluster="local-cpu", discover=True, stages=1, pins=pins).save(
+        path
+    )
     RULES.clear()
     RULES.update(before)
     return path
@@ -48,8 +51,16 @@ def tampered(honest: Path, kind: str, **columns: Any) -> Path:
 
 TAMPERED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a whole dim is split": (CENTRED, {"rule": "a b -> a b"}, "is not what the operator computes"),
-    "a sum is lost": (MIXED, {"rule": "a !b, !b c, c -> a c", "linear": [[0], [1], [2]]}, "is not what the operator computes"),
-    "a sum becomes a mean": (MIXED, {"rule": "a b, b c, +c -> a c | b: mean"}, "is not what the operator computes"),
+    "a sum is lost": (
+        MIXED,
+        {"rule": "a !b, !b c, c -> a c", "linear": [[0], [1], [2]]},
+        "is not what the operator computes",
+    ),
+    "a sum becomes a mean": (
+        MIXED,
+        {"rule": "a b, b c, +c -> a c | b: mean"},
+        "is not what the operator computes",
+    ),
     "no gradient": (MIXED, {"differentiable": False}, "said to be not differentiable"),
     "no rule": (MIXED, {"rule": "a b ->"}, "bad rule"),
     "linear in what is no input": (MIXED, {"linear": [[7]]}, "linear names"),
@@ -63,7 +74,9 @@ USES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERED)
-def test_a_tampered_rule_is_refused(name: str, honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tampered_rule_is_refused(
+    name: str, honest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, columns, words = TAMPERED[name]
     path = tampered(honest, kind, **columns)
     _no_ranks(monkeypatch)
@@ -82,22 +95,30 @@ def test_wherever_it_is_used(use: str, honest: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_rule_for_other_calls_is_not_taken(honest: Path) -> None:
-    """What no operator of the model can be executed for stays out of the table."""
+    """A rule for which no operator of the model can be executed stays out of the table."""
     data = json.loads(honest.read_text())
-    data["rules"].append({"kind": "autopar_tests.other.default", "signature": "0" * 16, "rule": "a b -> a b"})
+    data["rules"].append(
+        {"kind": "autopar_tests.other.default", "signature": "0" * 16, "rule": "a b -> a b"}
+    )
     path = honest.parent / "more.json"
     path.write_text(json.dumps(data))
     autopar.plan(*build(), devices=2, cluster="local-cpu", load=path)
     assert "autopar_tests.other.default" not in RULES and MIXED in RULES
 
 
-def test_an_honest_rule_is_proven_once_and_runs(honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_honest_rule_is_proven_once_and_runs(
+    honest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import autopar.runtime.discovery as discovery
 
     proven: list[str] = []
     prove = discovery.prove_call
     monkeypatch.setattr(
-        discovery, "prove_call", lambda entry, call, constants: proven.append(call.operator.kind) or prove(entry, call, constants)
+        discovery,
+        "prove_call",
+        lambda entry, call, constants: (
+            proven.append(call.operator.kind) or prove(entry, call, constants)
+        ),
     )
     state = torch.get_rng_state()
     for _ in range(2):

@@ -15,9 +15,8 @@ from autopar.errors import RuleError, UsageError
 from autopar.operators import kinds_of
 from autopar.plan import Plan
 from autopar.sharding.rules import RULES, Call
-
-from .own_ops import build, centred, gated, mixed
-from .ranks import require_parity
+from tests.operators.own_ops import build, centred, gated, mixed
+from tests.operators.ranks import require_parity
 
 GATED, MIXED, CENTRED = (f"autopar_tests.{name}.default" for name in ("gated", "mixed", "centred"))
 
@@ -28,11 +27,23 @@ def values(*shape: int) -> torch.Tensor:
 
 def register_all() -> None:
     """The rules of the module's three operators, in three ways."""
-    samples = [(values(6, 12), values(12), 0.5), {"x": values(12, 6, 12), "gate": values(12), "scale": -2.0}]
+    samples = [
+        (values(6, 12), values(12), 0.5),
+        {"x": values(12, 6, 12), "gate": values(12), "scale": -2.0},
+    ]
     autopar.register_rule(gated, "* h, h -> * h", linear=((0,),), samples=samples)
     product = [(values(12, 6), values(6, 12), values(12))]
-    autopar.register_rule("autopar_tests::mixed", "m k, k n, +n -> m n | k: sum", linear=((0,), (1,)), products=("",), samples=product)
-    assert autopar.register_rule("* !h -> * !h", linear=((0,),), samples=[(values(6, 6),)])(centred) is centred
+    autopar.register_rule(
+        "autopar_tests::mixed",
+        "m k, k n, +n -> m n | k: sum",
+        linear=((0,), (1,)),
+        products=("",),
+        samples=product,
+    )
+    assert (
+        autopar.register_rule("* !h -> * !h", linear=((0,),), samples=[(values(6, 6),)])(centred)
+        is centred
+    )
 
 
 PINS = {
@@ -71,27 +82,45 @@ def test_a_function_may_write_the_rule() -> None:
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
-    "registered twice": (lambda: autopar.register_rule("aten.linear.default", "* -> *"), "already has"),
+    "registered twice": (
+        lambda: autopar.register_rule("aten.linear.default", "* -> *"),
+        "already has",
+    ),
     "no arrow": (lambda: autopar.register_rule(GATED, "a b, b"), "no '->'"),
     "an unreadable name": (lambda: autopar.register_rule(GATED, "a b, b -> a ?"), "cannot read"),
     "no text": (lambda: autopar.register_rule(GATED, 3), "a text or a function"),  # type: ignore[arg-type]
-    "a clause of no factor": (lambda: autopar.register_rule(MIXED, "m k, k n, +n -> m n | j: sum"), "unknown factor 'j'"),
-    "linear in no input": (lambda: autopar.register_rule(GATED, "* h, h -> * h", linear=((2,),)), "has 2 inputs"),
-    "saves": (lambda: autopar.register_rule(GATED, "* h, h -> * h", saves="all"), "'inputs', 'output', ''"),
+    "a clause of no factor": (
+        lambda: autopar.register_rule(MIXED, "m k, k n, +n -> m n | j: sum"),
+        "unknown factor 'j'",
+    ),
+    "linear in no input": (
+        lambda: autopar.register_rule(GATED, "* h, h -> * h", linear=((2,),)),
+        "has 2 inputs",
+    ),
+    "saves": (
+        lambda: autopar.register_rule(GATED, "* h, h -> * h", saves="all"),
+        "'inputs', 'output', ''",
+    ),
     "not what it computes": (
         lambda: autopar.register_rule(CENTRED, "a b -> a b", samples=[(values(6, 6),)]),
         "is not what it computes",
     ),
     "not linear": (
-        lambda: autopar.register_rule(GATED, "a b, b -> a b", linear=((1,),), samples=[(values(6, 6), values(6), 1.0)]),
+        lambda: autopar.register_rule(
+            GATED, "a b, b -> a b", linear=((1,),), samples=[(values(6, 6), values(6), 1.0)]
+        ),
         "is not what it computes",
     ),
     "of another rank": (
-        lambda: autopar.register_rule(GATED, "a b, b -> a b", samples=[(values(6, 6, 6), values(6), 1.0)]),
+        lambda: autopar.register_rule(
+            GATED, "a b, b -> a b", samples=[(values(6, 6, 6), values(6), 1.0)]
+        ),
         "does not match one of rank 3",
     ),
     "samples that cannot be split": (
-        lambda: autopar.register_rule(GATED, "a b, b -> a b", samples=[(values(6, 7), values(7), 1.0)]),
+        lambda: autopar.register_rule(
+            GATED, "a b, b -> a b", samples=[(values(6, 7), values(7), 1.0)]
+        ),
         "a split of b untried",
     ),
 }
@@ -131,7 +160,21 @@ def test_rules_of_a_module_named_on_the_command_line(
     saved = str(tmp_path / "plan.json")
     model = "tests.operators.own_ops:build"
     run(
-        ["plan", model, "--cluster", "local-cpu", "--devices", "2", "--rules", "own_rules", "--pin", "mixed=rank:k", "--quiet", "-o", saved]
+        [
+            "plan",
+            model,
+            "--cluster",
+            "local-cpu",
+            "--devices",
+            "2",
+            "--rules",
+            "own_rules",
+            "--pin",
+            "mixed=rank:k",
+            "--quiet",
+            "-o",
+            saved,
+        ]
     )
     plan = Plan.load(saved)
     assert plan.operators["mixed"].strategy == ("k",) and not plan.rules and not plan.replicated

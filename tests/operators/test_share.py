@@ -22,8 +22,14 @@ Options = set[tuple[tuple[Layout, ...], tuple[Layout, ...]]]
 
 
 def options(case: Sample) -> Options:
-    """What an operator may do on two devices without communicating inside itself: the layouts of its inputs and outputs."""
-    return {(d.inputs, d.outputs) for d in decisions(case, (2,)) if all(option.communication is None for option in d.options)}
+    """The choices of an operator on two devices without communication inside itself: the layouts of
+    its inputs and outputs.
+    """
+    return {
+        (d.inputs, d.outputs)
+        for d in decisions(case, (2,))
+        if all(option.communication is None for option in d.options)
+    }
 
 
 def drawn(family: str) -> Iterator[Sample]:
@@ -33,18 +39,22 @@ def drawn(family: str) -> Iterator[Sample]:
 
 
 def is_found(case: Sample, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether all options of the table's rule are found without it; what is found beyond them was proven."""
+    """Whether all options of the table's rule are found without it; what is found beyond them was
+    proven.
+    """
     wanted = options(case)
     with monkeypatch.context() as hidden:
         hidden.delitem(RULES, case.kind)
-        found = discover(case)
-    with on_trial(case.kind, found.entry):
+        actual = discover(case)
+    with on_trial(case.kind, actual.entry):
         return options(case) >= wanted
 
 
 @pytest.mark.slow
 @pytest.mark.ci
 def test_most_rules_are_found_by_execution(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = {str(case): is_found(case, monkeypatch) for family in COUNTED for case in drawn(family)}
-    missed = [name for name, found in results.items() if not found]
+    results = {
+        str(case): is_found(case, monkeypatch) for family in COUNTED for case in drawn(family)
+    }
+    missed = [name for name, discovered in results.items() if not discovered]
     assert len(results) > 72 and len(results) - len(missed) >= SHARE * len(results), missed

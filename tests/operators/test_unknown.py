@@ -1,4 +1,6 @@
-"""Operators without a rule: all named at once, or computed whole on every device where the user asks for it."""
+"""Operators without a rule: all named at once, or computed whole on every device where the user
+asks for it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ from autopar.errors import UnsupportedOperators
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
-
-from .own_ops import build
-from .ranks import require_parity
+from tests.operators.own_ops import build
+from tests.operators.ranks import require_parity
 
 MODEL = "tests.operators.own_ops:build"
-KINDS = ("autopar_tests.centred.default", "autopar_tests.gated.default", "autopar_tests.mixed.default")
+KINDS = (
+    "autopar_tests.centred.default",
+    "autopar_tests.gated.default",
+    "autopar_tests.mixed.default",
+)
 TWO = ("--cluster", "local-cpu", "--devices", "2")
 
 
@@ -31,12 +36,19 @@ def test_all_are_named_with_what_to_do() -> None:
 
 def test_replicated_operators_are_planned_and_run(tmp_path: Path) -> None:
     plan = autopar.plan(
-        *build(), devices=2, cluster="local-cpu", replicate_unknown=True, stages=1, pins=("up/linear=rank:n", "pow=rank:d1")
+        *build(),
+        devices=2,
+        cluster="local-cpu",
+        replicate_unknown=True,
+        stages=1,
+        pins=("up/linear=rank:n", "pow=rank:d1"),
     )
     assert plan.replicated == KINDS
     for name in ("gated", "mixed", "centred"):
         held = plan.operators[name]
-        assert held.strategy == ("R",) and {layout for _, layout in (*held.inputs, *held.outputs)} == {"R"}
+        assert held.strategy == ("R",) and {
+            layout for _, layout in (*held.inputs, *held.outputs)
+        } == {"R"}
     assert plan.operators["up/linear"].strategy == ("n",)
     plan.save(tmp_path / "plan.json")
     require_parity(Plan.load(tmp_path / "plan.json"))
@@ -56,7 +68,14 @@ def test_replication_is_for_the_plan_that_asked() -> None:
 def test_a_model_that_knows_all_its_operators_replicates_nothing() -> None:
     import torch
 
-    plan = autopar.plan(torch.nn.Linear(8, 8), (torch.zeros(8, 8),), devices=2, cluster="local-cpu", replicate_unknown=True, discover=True)
+    plan = autopar.plan(
+        torch.nn.Linear(8, 8),
+        (torch.zeros(8, 8),),
+        devices=2,
+        cluster="local-cpu",
+        replicate_unknown=True,
+        discover=True,
+    )
     assert plan.replicated == () and plan.rules == ()
 
 

@@ -1,4 +1,6 @@
-"""Whole orders of pipelines: what is sent is received, nothing stands still, torch reads them, and what cannot be run is told."""
+"""Whole orders of pipelines: what is sent is received, nothing stands still, torch reads them, and
+what cannot be run is told.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,21 @@ def webs(draw: st.DrawFn, chunks: int) -> list[tuple[int, int]]:
     return sorted({*skips, *(neighbours(chunks) if draw(st.booleans()) else ())})
 
 
-@given(data=st.data(), found=pipelines(), train=st.booleans())
+@given(data=st.data(), pipeline=pipelines(), train=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_every_order_runs_to_its_end(data: st.DataObject, found: Pipeline, train: bool) -> None:
-    name, p, m, v = found
+def test_every_order_runs_to_its_end(data: st.DataObject, pipeline: Pipeline, train: bool) -> None:
+    name, p, m, v = pipeline
     edges = data.draw(webs(p * v))
     orders = pipeline_order(name, p, m, v, edges=edges, train=train)
     check_order(orders, edges)
     assert len(list(play(orders))) == sum(map(len, orders))
     across = [edge for edge in edges if edge[0] % p != edge[1] % p]
-    sent = sorted((a.word, a.chunk, a.peer, a.micro_batch) for order in orders for a in order if a.word in SENDS)
+    sent = sorted(
+        (a.word, a.chunk, a.peer, a.micro_batch)
+        for order in orders
+        for a in order
+        if a.word in SENDS
+    )
     ahead = [(Word.SEND_FORWARD, a, b, k) for a, b in across for k in range(m)]
     back = [(Word.SEND_BACKWARD, b, a, k) for a, b in across for k in range(m)]
     assert sent == sorted(ahead + back if train else ahead)
@@ -59,26 +66,44 @@ def test_every_order_runs_to_its_end(data: st.DataObject, found: Pipeline, train
         assert passes == (planned if train else [a for a in planned if a.word is Word.FORWARD])
 
 
-@given(data=st.data(), found=pipelines())
+@given(data=st.data(), pipeline=pipelines())
 @settings(max_examples=60, deadline=None)
-def test_messages_follow_the_pass_that_makes_them_and_are_received_when_one_is_needed(data: st.DataObject, found: Pipeline) -> None:
-    name, p, m, v = found
+def test_messages_follow_the_pass_that_makes_them_and_are_received_when_one_is_needed(
+    data: st.DataObject, pipeline: Pipeline
+) -> None:
+    name, p, m, v = pipeline
     edges = data.draw(webs(p * v))
     for order in pipeline_order(name, p, m, v, edges=edges):
         for before, after in pairwise(order):
             if after.word in SENDS:
                 assert (before.chunk, before.micro_batch) == (after.chunk, after.micro_batch)
-                assert before.word in (after.word, Word.FORWARD if after.word is Word.SEND_FORWARD else before.word)
+                assert before.word in (
+                    after.word,
+                    Word.FORWARD if after.word is Word.SEND_FORWARD else before.word,
+                )
             if before.word in RECEIVES and after.word not in RECEIVES:
                 assert (before.chunk, before.micro_batch) == (after.chunk, after.micro_batch)
         assert not order or order[-1].word not in RECEIVES
 
 
 def test_a_value_that_skips_a_stage_is_received_in_the_order_of_its_sender() -> None:
-    """Chunk 0 hands on to 1 and to 3, both on stage 1, which needs the former of both micro-batches first."""
+    """Chunk 0 hands on to 1 and to 3, both on stage 1, which needs the former of both micro-batches
+    first.
+    """
     edges = [(0, 1), (0, 3), (1, 2), (2, 3)]
-    received = [str(a) for a in pipeline_order("interleaved", 2, 2, 2, edges=edges, train=False)[1] if a.word is Word.RECEIVE_FORWARD]
-    assert received == ["1RECV_F0>0", "3RECV_F0>0", "1RECV_F1>0", "3RECV_F1>0", "3RECV_F0>2", "3RECV_F1>2"]
+    received = [
+        str(a)
+        for a in pipeline_order("interleaved", 2, 2, 2, edges=edges, train=False)[1]
+        if a.word is Word.RECEIVE_FORWARD
+    ]
+    assert received == [
+        "1RECV_F0>0",
+        "3RECV_F0>0",
+        "1RECV_F1>0",
+        "3RECV_F1>0",
+        "3RECV_F0>2",
+        "3RECV_F1>2",
+    ]
 
 
 def test_chunks_of_one_stage_send_nothing() -> None:
@@ -93,12 +118,19 @@ def test_torch_reads_and_plays_the_order(name: str, p: int, m: int, v: int) -> N
     v = v if SCHEDULES[name].chunks else 1
     orders = pipeline_order(name, p, m, v, edges=neighbours(p * v))
     lines = as_csv(orders).splitlines()
-    read = {stage: [schedules._Action.from_str(text) for text in line.split(",")] for stage, line in enumerate(lines)}
+    read = {
+        stage: [schedules._Action.from_str(text) for text in line.split(",")]
+        for stage, line in enumerate(lines)
+    }
     for stage, order in enumerate(orders):
         expected = [(a.chunk, a.word.value, a.micro_batch) for a in order]
-        assert [(a.stage_index, a.computation_type.value, a.microbatch_index) for a in read[stage]] == expected
+        assert [
+            (a.stage_index, a.computation_type.value, a.microbatch_index) for a in read[stage]
+        ] == expected
     played = schedules._simulate_comms_compute(read, lambda chunk: chunk % p, p * v)
-    assert sum(action is not None for done in played.values() for action in done) == sum(map(len, orders))
+    assert sum(action is not None for done in played.values() for action in done) == sum(
+        map(len, orders)
+    )
 
 
 def test_torch_has_no_words_for_values_that_skip_a_chunk() -> None:
@@ -111,36 +143,48 @@ def _read(text: str) -> Action:
     own, _, peer = text.partition(">")
     word = next(w for w in sorted(Word, key=len, reverse=True) if w in own)
     chunk, _, number = own.partition(word)
-    return Action(word=word, chunk=int(chunk), micro_batch=int(number), peer=int(peer) if peer else None)
+    return Action(
+        word=word, chunk=int(chunk), micro_batch=int(number), peer=int(peer) if peer else None
+    )
 
 
 WRONG = {
     "stands still": (
-        ["0RECV_B0>1 0F0 0SEND_F0>1 0B0", "1RECV_F0>0 1F0 1B0 1SEND_B0>0"], "itself: stage 0 at 0RECV_B0>1, stage 1 at 1RECV_F0>0",
+        ["0RECV_B0>1 0F0 0SEND_F0>1 0B0", "1RECV_F0>0 1F0 1B0 1SEND_B0>0"],
+        "itself: stage 0 at 0RECV_B0>1, stage 1 at 1RECV_F0>0",
     ),
     "unreceived": (["0F0 0SEND_F0>1", "1F1"], "from stage 0 to stage 1 0SEND_F0>1 is not received"),
     "unsent": (["0F0", "1RECV_F0>0 1F0"], "from stage 0 to stage 1 0SEND_F0>1 is not sent"),
     "sent twice": (["0F0 0SEND_F0>1 0SEND_F0>1", "1RECV_F0>0 1F0"], "0SEND_F0>1 is not received"),
     "orders differ": (
-        ["0F0 0SEND_F0>1 0F1 0SEND_F1>1", "1RECV_F1>0 1F1 1RECV_F0>0 1F0"], "0SEND_F0>1 is sent where 0SEND_F1>1 is received",
+        ["0F0 0SEND_F0>1 0F1 0SEND_F1>1", "1RECV_F1>0 1F1 1RECV_F0>0 1F0"],
+        "0SEND_F0>1 is sent where 0SEND_F1>1 is received",
     ),
     "orders differ of values and gradients": (
-        ["0F0 0RECV_B0>1 0B0 2RECV_F0>1 2F0", "1F0 1SEND_F0>2 1B0 1SEND_B0>0"], "1SEND_F0>2 is sent where 1SEND_B0>0 is received",
+        ["0F0 0RECV_B0>1 0B0 2RECV_F0>1 2F0", "1F0 1SEND_F0>2 1B0 1SEND_B0>0"],
+        "1SEND_F0>2 is sent where 1SEND_B0>0 is received",
     ),
     "no input": (["0F0 0SEND_F0>1", "1F0 1RECV_F0>0"], "stage 1 runs 1F0 before 1RECV_F0>0"),
     "no input on the same stage": (["1F0 0F0"], "stage 0 runs 1F0 before 0F0"),
     "no gradient": (
-        ["0F0 0SEND_F0>1 0B0 0RECV_B0>1", "1RECV_F0>0 1F0 1I0 1SEND_B0>0 1W0"], "stage 0 runs 0B0 before 0RECV_B0>1",
+        ["0F0 0SEND_F0>1 0B0 0RECV_B0>1", "1RECV_F0>0 1F0 1I0 1SEND_B0>0 1W0"],
+        "stage 0 runs 0B0 before 0RECV_B0>1",
     ),
     "no gradient on the same stage": (["0F0 1F0 0B0 1B0"], "stage 0 runs 0B0 before 1B0 or 1I0"),
     "no forward pass": (["0B0 0F0"], "stage 0 runs 0B0 before 0F0"),
     "weights before inputs": (["0F0 0W0 0I0"], "stage 0 runs 0W0 before 0I0"),
-    "sent before made": (["0SEND_F0>1 0F0", "1RECV_F0>0 1F0"], "stage 0 runs 0SEND_F0>1 before 0F0"),
-    "gradient sent before made": (["0F0 0SEND_F0>1 0RECV_B0>1 0B0", "1RECV_F0>0 1F0 1SEND_B0>0 1B0"], "1SEND_B0>0 before 1B0 or 1I0"),
+    "sent before made": (
+        ["0SEND_F0>1 0F0", "1RECV_F0>0 1F0"],
+        "stage 0 runs 0SEND_F0>1 before 0F0",
+    ),
+    "gradient sent before made": (
+        ["0F0 0SEND_F0>1 0RECV_B0>1 0B0", "1RECV_F0>0 1F0 1SEND_B0>0 1B0"],
+        "1SEND_B0>0 before 1B0 or 1I0",
+    ),
     "two homes": (["0F0", "0F1"], "chunk 0 is on stage 0 and on stage 1"),
     "nobody": (["0F0 0SEND_F0>7"], "0SEND_F0>7 leads to chunk 7, which no stage holds"),
     "no peer": (["0F0 0SEND_F0"], "0SEND_F0 does not say with which chunk"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -165,7 +209,8 @@ from autopar.order.schedules.row import PipelineSchedule
 
 SCHEDULE = PipelineSchedule(
     name="one_by_one", description="each micro-batch by itself", source="-", year=2030, preferred=9,
-    words=lambda s, p, m, v: "FB" * m, seconds=lambda t, m, v: m * float(t.forward.sum() + t.backward.sum()),
+    words=lambda s, p, m, v: "FB" * m,
+    seconds=lambda t, m, v: m * float(t.forward.sum() + t.backward.sum()),
     bubble=lambda p, w, v: 1e-3, refuses=lambda p, m, v: "odd" if m % 2 else "",
 )
 '''
@@ -175,23 +220,26 @@ spec = importlib.util.find_spec("autopar.order.schedules")
 spec.submodule_search_locations.append(sys.argv[1])
 module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-from autopar.report.arguments import build_parser
+from autopar.cli.parser import build_parser
 from autopar.plan_parts import SchedulePlan
-from autopar.planning.pipeline_parts import schedules_for, thrifty
-from autopar.planning.pipeline_estimate import Pipe
-from autopar.planning.request import Request
+from autopar.planning.space.schedules import schedules_for
+from autopar.planning.space.schedules import thrifty
+from autopar.planning.stages.estimate import Pipe
+from autopar.planning.model.request import Request
 from autopar.costmodel import load_cluster
-from autopar.costmodel.step.pipeline import pipeline_seconds
+from autopar.order.schedules import step_seconds
+from autopar.order.times import Times
 from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.playing import check_order
 assert build_parser().parse_args(["plan", "m", "--schedule", "one_by_one"]).schedule == "one_by_one"
 assert SchedulePlan(pipeline="one_by_one").pipeline == "one_by_one"
 assert SchedulePlan.model_json_schema()["properties"]["pipeline"]["enum"][-1] == "one_by_one"
-assert [n for n, _ in schedules_for(2, 4, pieces=9)][-1] == "one_by_one" and "one_by_one" not in dict(schedules_for(2, 3, pieces=9))
+assert [n for n, _ in schedules_for(2, 4, pieces=9)][-1] == "one_by_one"
+assert "one_by_one" not in dict(schedules_for(2, 3, pieces=9))
 assert thrifty(None, 2, 4) == "one_by_one" == thrifty("one_by_one", 2, 4)
 assert Pipe(stages=2, micro_batches=4, weight=0.1).bubble("one_by_one") == 1e-3
-assert Request(cluster=load_cluster("dgx-h100"), pipeline="one_by_one").pipeline == "one_by_one"
-assert pipeline_seconds("one_by_one", [1.0] * 3, [2.0] * 3, 0.0, 0.0, 4) == 36.0
+assert Request(cluster=load_cluster("dgx-h100"), schedule="one_by_one").schedule == "one_by_one"
+assert step_seconds("one_by_one", Times.of([1.0] * 3, [2.0] * 3), 4) == 36.0
 check_order(pipeline_order("one_by_one", 3, 4, edges=neighbours(3)), neighbours(3))
 """
 
@@ -199,5 +247,7 @@ check_order(pipeline_order("one_by_one", 3, 4, edges=neighbours(3)), neighbours(
 def test_a_new_schedule_is_one_new_file(tmp_path: Path) -> None:
     """It is then known to the command line, the plan file, the search and the prices."""
     (tmp_path / "added.py").write_text(NEW, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-c", ADDED, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ADDED, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""What is a view of a gathered parameter is gathered for every backward pass that reads it; torch itself says what is a view."""
+"""A view of a gathered parameter is gathered for every backward pass that reads it; torch itself
+says which operators give views.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,15 @@ from autopar.sharding.layout import B, S
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Redistribute, build_program
 from autopar.sharding.schedule import Schedule
-
-from ..sharding.assigned import graph_of
+from tests.sharding.assigned import graph_of
 
 Way = Callable[[Tensor], Tensor]
 
 
 class _Factor(nn.Module):
-    """A product whose second factor is made of a weight, [4, 12]; only the first factor has a gradient that needs it."""
+    """A product whose second factor is made of a weight, [4, 12]; only the first factor has a
+    gradient that needs it.
+    """
 
     def __init__(self, way: Way) -> None:
         super().__init__()
@@ -56,12 +59,30 @@ WAYS: dict[str, tuple[Way, bool]] = {
 def test_the_backward_pass_has_what_it_reads(name: str) -> None:
     way, read = WAYS[name]
     module = _Factor(way)
-    shared = way(module.weight).untyped_storage().data_ptr() == module.weight.untyped_storage().data_ptr()
+    shared = (
+        way(module.weight).untyped_storage().data_ptr()
+        == module.weight.untyped_storage().data_ptr()
+    )
     assert read or not shared
     analysis = analyse(graph_of(module, 16, 8), train=True)
-    rows = {op.name: S(0) if op.inputs[0] in ("x", "linear") or op.name == analysis.warm[-1].name else B for op in analysis.warm}
-    assignment = pinned_assignment(analysis, Mesh.of(data=2), {name: [p] for name, p in rows.items()}, split_storage=[0])
-    plan = scheduled(build_program(analysis.graph, assignment), Schedule(unit_bytes=1, gathered="again"))
-    members = {unit.number: plan.program.steps[unit.members[0]] for unit in plan.units if unit.mode is Mode.AGAIN}
-    (unit,) = (number for number, step in members.items() if isinstance(step, Redistribute) and step.tensor == "weight")
+    rows = {
+        op.name: S(0) if op.inputs[0] in ("x", "linear") or op.name == analysis.warm[-1].name else B
+        for op in analysis.warm
+    }
+    assignment = pinned_assignment(
+        analysis, Mesh.of(data=2), {name: [p] for name, p in rows.items()}, split_storage=[0]
+    )
+    plan = scheduled(
+        build_program(analysis.graph, assignment), Schedule(unit_bytes=1, gathered="per_pass")
+    )
+    members = {
+        unit.number: plan.program.steps[unit.members[0]]
+        for unit in plan.units
+        if unit.mode is Mode.PER_PASS
+    }
+    (unit,) = (
+        number
+        for number, step in members.items()
+        if isinstance(step, Redistribute) and step.tensor == "weight"
+    )
     assert any(unit in segment.wanted for segment in plan.segments) is read

@@ -21,15 +21,22 @@ class Layer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         b, s, w = x.shape
         y = self.norm1(x)
-        q, k, v = (f(y).view(b, s, self.heads, w // self.heads).transpose(1, 2) for f in (self.q, self.k, self.v))
-        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, w))
+        q, k, v = (
+            f(y).view(b, s, self.heads, w // self.heads).transpose(1, 2)
+            for f in (self.q, self.k, self.v)
+        )
+        x = x + self.o(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, w)
+        )
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -48,9 +55,13 @@ def perceptron(*sizes: int, bias: bool = False) -> nn.Module:
         return nn.Sequential(*modules[:-1])
 
 
-def loaded(module: nn.Module, *shape: int, train: bool = True, dtype: str | None = None) -> LoadedModel:
+def loaded(
+    module: nn.Module, *shape: int, train: bool = True, dtype: str | None = None
+) -> LoadedModel:
     """The module with one float input of this shape."""
-    return load_model(module, ModelOptions(train=train, dtype=dtype), (torch.empty(shape, device="meta"),))
+    return load_model(
+        module, ModelOptions(train=train, dtype=dtype), (torch.empty(shape, device="meta"),)
+    )
 
 
 def plan_of(model: LoadedModel, **options: Any) -> Plan:

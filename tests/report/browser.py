@@ -1,4 +1,6 @@
-"""Debian's Chromium, driven by its own driver over HTTP (the WebDriver protocol), so that no package is needed for it."""
+"""Debian's Chromium, driven by its own driver over HTTP (the WebDriver protocol), so that no
+package is needed for it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,21 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-BROWSERS, DRIVERS = ("chromium", "chromium-browser", "google-chrome"), ("chromedriver", "chromium.chromedriver")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+DRIVERS = ("chromedriver", "chromium.chromedriver")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+)
 STARTING = 30.0
 """Seconds that the driver may take to answer."""
 
@@ -31,7 +43,11 @@ def missing() -> str:
     """Why no browser can be driven here; "" where one can."""
     if _first(BROWSERS) is None:
         return "no Chromium is installed (Debian: apt-get install chromium chromium-driver)"
-    return "" if _first(DRIVERS) else "no chromedriver is installed (Debian: apt-get install chromium-driver)"
+    return (
+        ""
+        if _first(DRIVERS)
+        else "no chromedriver is installed (Debian: apt-get install chromium-driver)"
+    )
 
 
 class Browser:
@@ -44,14 +60,29 @@ class Browser:
             port = free.getsockname()[1]
         driver = _first(DRIVERS)
         assert driver is not None
-        self.process = subprocess.Popen([driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         self.address = f"http://127.0.0.1:{port}"
         try:
             self._wait()
-            flags = [*FLAGS, f"--window-size={width},{height}", f"--user-data-dir={self.folder.name}"]
+            flags = [
+                *FLAGS,
+                f"--window-size={width},{height}",
+                f"--user-data-dir={self.folder.name}",
+            ]
             options = {"binary": _first(BROWSERS), "args": flags}
-            wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
-            self.session = "/session/" + self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+            wanted = {
+                "browserName": "chrome",
+                "goog:chromeOptions": options,
+                "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+            }
+            self.session = (
+                "/session/"
+                + self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})[
+                    "sessionId"
+                ]
+            )
         except BaseException:
             self._end()
             raise
@@ -83,7 +114,12 @@ class Browser:
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = json.dumps(body or {}).encode() if method == "POST" else None
-        request = urllib.request.Request(self.address + path, data=data, method=method, headers={"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            self.address + path,
+            data=data,
+            method=method,
+            headers={"Content-Type": "application/json"},
+        )
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 return json.load(answer)["value"]
@@ -102,36 +138,55 @@ class Browser:
 
     def run(self, script: str, *arguments: object) -> Any:
         """The value that a script returns; a promise is waited for."""
-        return self._ask("POST", f"{self.session}/execute/sync", {"script": script, "args": list(arguments)})
+        return self._ask(
+            "POST", f"{self.session}/execute/sync", {"script": script, "args": list(arguments)}
+        )
 
     def devtools(self, command: str, **parameters: object) -> Any:
         """A command of the browser's own tools."""
-        return self._ask("POST", f"{self.session}/goog/cdp/execute", {"cmd": command, "params": parameters})
+        return self._ask(
+            "POST", f"{self.session}/goog/cdp/execute", {"cmd": command, "params": parameters}
+        )
 
     def log(self, kind: str) -> list[dict[str, Any]]:
-        """What was logged since it was last asked for."""
-        found: list[dict[str, Any]] = self._ask("POST", f"{self.session}/se/log", {"type": kind})
-        return found
+        """The entries that were logged since the last call."""
+        entries: list[dict[str, Any]] = self._ask("POST", f"{self.session}/se/log", {"type": kind})
+        return entries
 
     def requests(self) -> list[str]:
         """The addresses that were asked for since the page was opened."""
         messages = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
-        return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        return [
+            m["params"]["request"]["url"]
+            for m in messages
+            if m["method"] == "Network.requestWillBeSent"
+        ]
 
     def keys(self, text: str) -> None:
-        """Type on the keyboard: each character is a key, those of WebDriver (such as TAB) among them."""
+        """Type on the keyboard: each character is a key, those of WebDriver (such as TAB) among
+        them.
+        """
         actions = [{"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")]
-        self._ask("POST", f"{self.session}/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+        self._ask(
+            "POST",
+            f"{self.session}/actions",
+            {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]},
+        )
 
     def picture(self, path: Path, selector: str = "html") -> None:
         """Write what stands in an element, all of it, as a PNG."""
         box = self.run(
             "const r = document.querySelector(arguments[0]).getBoundingClientRect();"
-            "return [r.left + scrollX, r.top + scrollY, r.width, Math.min(r.height, 8000)]", selector,
-        )  # fmt: skip
+            "return [r.left + scrollX, r.top + scrollY, r.width, Math.min(r.height, 8000)]",
+            selector,
+        )
         clip = dict(zip(("x", "y", "width", "height"), box, strict=True), scale=1)
-        found = self.devtools("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(found["data"]))
+        screenshot = self.devtools(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
+        )
+        path.write_bytes(base64.b64decode(screenshot["data"]))
 
 
-TAB, ENTER, SPACE = "\ue004", "\ue007", " "
+TAB = "\ue004"
+ENTER = "\ue007"
+SPACE = " "

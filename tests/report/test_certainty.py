@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import load_cluster
+from autopar.costmodel.calibration.intervals import MEMORY, STEP, memory_interval, step_interval
 from autopar.costmodel.cluster.source import Source
-from autopar.costmodel.intervals import MEMORY, STEP, memory_interval, step_interval
 from autopar.report.certainty import assumed_line, certainty_json, certainty_lines
 
 PLAN: Any = SimpleNamespace(predicted=SimpleNamespace(step=2.0, memory=2.0**34))
@@ -18,25 +18,28 @@ PLAN: Any = SimpleNamespace(predicted=SimpleNamespace(step=2.0, memory=2.0**34))
 
 def test_the_interval_is_around_the_figure() -> None:
     cluster = load_cluster("dgx-h100")
-    found = certainty_json(PLAN, cluster)
-    low, high = found["step_interval"]
+    actual = certainty_json(PLAN, cluster)
+    low, high = actual["step_interval"]
     assert low < 2.0 < high and low == pytest.approx(2.0 * step_interval(cluster).low)
-    assert found["memory_interval"][1] == pytest.approx(2.0**34 * memory_interval().high)
-    assert "device.dispatch" in found["assumed_constants"]
+    assert actual["memory_interval"][1] == pytest.approx(2.0**34 * memory_interval().high)
+    assert "device.dispatch" in actual["assumed_constants"]
     first, second = certainty_lines(PLAN, cluster)
     assert first.startswith("interval nine runs in ten take 1.") and "published runs" in first
     assert second.startswith("assumed device.") and "autopar cluster show dgx-h100" in second
 
 
 def test_devices_that_nobody_measured_are_less_sure() -> None:
-    measured, assumed = step_interval(load_cluster("dgx-h100")), step_interval(load_cluster("mi300x"))
+    measured = step_interval(load_cluster("dgx-h100"))
+    assumed = step_interval(load_cluster("mi300x"))
     assert assumed.low < measured.low < measured.high < assumed.high
     assert assumed.assumed and not measured.assumed
 
 
 def test_a_cluster_without_assumptions_says_so() -> None:
     cluster = load_cluster("dgx-h100")
-    plain = replace(cluster, sources={name: Source(text="a data sheet") for name in cluster.sources})
+    plain = replace(
+        cluster, sources={name: Source(text="a data sheet") for name in cluster.sources}
+    )
     assert assumed_line(plain).startswith("assumed nothing")
 
 

@@ -1,4 +1,6 @@
-"""What the command line prints, at 80 and 120 columns, as files (`python tests/report/test_golden_widths.py` writes them anew)."""
+"""The output of the command line at 80 and 120 columns, as files (`python
+tests/report/test_golden_widths.py` writes them anew).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from report_models import perceptrons
 
 from autopar.cli import run
@@ -37,8 +39,30 @@ COMMANDS = {
     "explain_operator": ["explain", "PLAN", "layers.0/up/MatMul", "--model", "MODEL"],
     "explain_collectives": ["explain", "PLAN", "--collectives", "--model", "MODEL"],
     "explain_diff": ["explain", "PLAN", "--diff", "OTHER"],
-    "compare": ["compare", "MODEL", "--cluster", "dgx-h100", "--devices", "1", "--scheme", "data", "--scheme", "expert"],
-    "scaling": ["compare", "MODEL", "--devices", "1", "--cluster", "dgx-h100", "--cluster", "dgx-a100-80g", "--price", "dgx-h100=2"],
+    "compare": [
+        "compare",
+        "MODEL",
+        "--cluster",
+        "dgx-h100",
+        "--devices",
+        "1",
+        "--scheme",
+        "data",
+        "--scheme",
+        "expert",
+    ],
+    "scaling": [
+        "compare",
+        "MODEL",
+        "--devices",
+        "1",
+        "--cluster",
+        "dgx-h100",
+        "--cluster",
+        "dgx-a100-80g",
+        "--price",
+        "dgx-h100=2",
+    ],
 }
 # What changes with the machine, or with the constants of the cost model, is no matter of width.
 _FIGURES = (
@@ -50,8 +74,12 @@ _FIGURES = (
 
 
 def printed(command: list[str], width: int, folder: Path) -> str:
-    """What a command prints, its figures left out."""
-    paths = {"MODEL": str(folder / "model.onnx"), "PLAN": str(folder / "plan.json"), "OTHER": str(folder / "other.json")}
+    """The output of a command, its figures left out."""
+    paths = {
+        "MODEL": str(folder / "model.onnx"),
+        "PLAN": str(folder / "plan.json"),
+        "OTHER": str(folder / "other.json"),
+    }
     out = io.StringIO()
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(width)
@@ -68,7 +96,13 @@ def _shown(name: str, text: str) -> str:
         return text
     for pattern, instead in _FIGURES:
         text = pattern.sub(instead, text)
-    return "\n".join(re.sub(r" {2,}", "  ", line.rstrip()) if "#" in line else line.rstrip() for line in text.splitlines()) + "\n"
+    return (
+        "\n".join(
+            re.sub(r" {2,}", "  ", line.rstrip()) if "#" in line else line.rstrip()
+            for line in text.splitlines()
+        )
+        + "\n"
+    )
 
 
 def made(folder: Path) -> None:
@@ -81,9 +115,9 @@ def made(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    found = tmp_path_factory.mktemp("golden")
-    made(found)
-    yield found
+    path = tmp_path_factory.mktemp("golden")
+    made(path)
+    yield path
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -91,7 +125,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_outputs_are_as_they_were(name: str, width: int, folder: Path) -> None:
     text = printed(COMMANDS[name], width, folder)
     # Examples stand in one line, to be copied, and argparse breaks no list of values.
-    long = [line for line in text.splitlines() if len(line) > width and not re.match(r"  autopar | +\[?--\w+ \{|  --", line)]
+    long = [
+        line
+        for line in text.splitlines()
+        if len(line) > width and not re.match(r"  autopar | +\[?--\w+ \{|  --", line)
+    ]
     assert not long
     assert _shown(name, text) == (GOLDEN / f"{name}_{width}.txt").read_text(encoding="utf-8")
 
@@ -101,4 +139,6 @@ if __name__ == "__main__":
         made(Path(scratch))
         for name, command in COMMANDS.items():
             for width in WIDTHS:
-                (GOLDEN / f"{name}_{width}.txt").write_text(_shown(name, printed(command, width, Path(scratch))), encoding="utf-8")
+                (GOLDEN / f"{name}_{width}.txt").write_text(
+                    _shown(name, printed(command, width, Path(scratch))), encoding="utf-8"
+                )

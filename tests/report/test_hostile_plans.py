@@ -1,4 +1,6 @@
-"""Plan files of strangers: names that hold escapes stay text, numbers are numbers, and no machine is asked for a billion ranks."""
+"""Plan files of strangers: names that hold escapes stay text, numbers are numbers, and no machine
+is asked for a billion ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ def data() -> dict[str, Any]:
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 8]) for name in ("x", "y")]
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8, 8])
     node = helper.make_node("MatMul", ["x", "w"], ["y"], name="h.0/MatMul")
-    model = helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:], [weight]), opset_imports=[helper.make_opsetid("", 18)])
-    found = autopar.plan(model, devices=2, cluster="local-cpu", scheme="data", stages=1)
-    plain: dict[str, Any] = json.loads(found.to_json())
+    model = helper.make_model(
+        helper.make_graph([node], "g", ends[:1], ends[1:], [weight]),
+        opset_imports=[helper.make_opsetid("", 18)],
+    )
+    plan = autopar.plan(model, devices=2, cluster="local-cpu", scheme="data", stages=1)
+    plain: dict[str, Any] = json.loads(plan.to_json())
     return plain
 
 
@@ -42,14 +47,20 @@ def written(folder: Path, data: dict[str, Any], change: Callable[[dict[str, Any]
 
 def _named(data: dict[str, Any]) -> None:
     data["operators"][EVIL] = data["operators"].pop("h.0/MatMul")
-    data["model"]["name"] = data["cluster"] = data["mesh"][0]["name"] = data["mesh"][0]["level"] = EVIL
+    data["model"]["name"] = data["cluster"] = data["mesh"][0]["name"] = data["mesh"][0]["level"] = (
+        EVIL
+    )
     data["replicated"] = [EVIL]
     data["provenance"]["method"] = data["model"]["optimizer"] = EVIL
 
 
 @pytest.mark.parametrize("words", [(), (EVIL,), ("nothing\x1b[31m",), ("--json",)])
 def test_names_stay_text(
-    tmp_path: Path, data: dict[str, Any], words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    data: dict[str, Any],
+    words: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = written(tmp_path, data, _named)
     monkeypatch.setattr("sys.argv", ["autopar", "explain", str(path), *words])
@@ -71,7 +82,9 @@ def test_numbers_are_numbers(tmp_path: Path, data: dict[str, Any], value: str) -
         run(["explain", str(path)])
 
 
-def test_no_billion_ranks(tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_billion_ranks(
+    tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RANK", raising=False)
     path = written(tmp_path, data, lambda held: held["mesh"][0].update(size=2**31))
     assert run(["explain", str(path), "--json"]) == 0
@@ -82,14 +95,26 @@ def test_no_billion_ranks(tmp_path: Path, data: dict[str, Any], monkeypatch: pyt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda held: held["operators"]["h.0/MatMul"].update(strategy=["R", "R"]), "a strategy for 2 mesh axes, not 1"),
-        (lambda held: held["parameters"]["w"].update(storage="S0 S1"), "'S0 S1', is for 2 mesh axes, not 1"),
+        (
+            lambda held: held["operators"]["h.0/MatMul"].update(strategy=["R", "R"]),
+            "a strategy for 2 mesh axes, not 1",
+        ),
+        (
+            lambda held: held["parameters"]["w"].update(storage="S0 S1"),
+            "'S0 S1', is for 2 mesh axes, not 1",
+        ),
         (lambda held: held["parameters"]["w"].update(storage="Q"), "bad layout of 'w'"),
         (lambda held: held["redistributions"].update(w=[[]]), "empty redistribution of 'w'"),
     ],
 )
-def test_parts_that_do_not_fit(tmp_path: Path, data: dict[str, Any], change: Callable[[dict[str, Any]], object], message: str) -> None:
+def test_parts_that_do_not_fit(
+    tmp_path: Path, data: dict[str, Any], change: Callable[[dict[str, Any]], object], message: str
+) -> None:
     path = written(tmp_path, data, change)
-    for words in (["explain", str(path)], ["report", str(path), "-o", str(tmp_path / "r.html")], ["convert", str(path), "--to", "fsdp2"]):
+    for words in (
+        ["explain", str(path)],
+        ["report", str(path), "-o", str(tmp_path / "r.html")],
+        ["convert", str(path), "--to", "fsdp2"],
+    ):
         with pytest.raises(PlanError, match=message):
             run(words)

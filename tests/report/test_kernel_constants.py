@@ -15,8 +15,15 @@ from autopar.report.tables import Table
 @pytest.mark.parametrize("name", presets())
 def test_every_figure_is_shown_with_its_source(name: str) -> None:
     cluster = load_cluster(name)
-    shown = {row[0]: row[2] for part in show_parts(cluster) if isinstance(part, Table) and part.title == "Device" for row in part.rows}
-    stated = {where.removeprefix("device.") for where in cluster.sources if where.startswith("device.")}
+    shown = {
+        row[0]: row[2]
+        for part in show_parts(cluster)
+        if isinstance(part, Table) and part.title == "Device"
+        for row in part.rows
+    }
+    stated = {
+        where.removeprefix("device.") for where in cluster.sources if where.startswith("device.")
+    }
     assert stated <= set(shown)
     assert all(shown[where] for where in stated)
 
@@ -33,9 +40,14 @@ def test_every_constant_of_the_kernels_in_use_is_shown() -> None:
         if isinstance(value, float | int):
             assert values["products bfloat16", name] == f"{value:.4g}"
     assert values["products bfloat16", "sustained.warm"] == f"{form.sustained.warm:.4g}"
-    assert values["products bfloat16", "libraries.vllm bfloat16.factor"] == f"{form.libraries['vllm bfloat16'].factor:.4g}"
+    assert (
+        values["products bfloat16", "libraries.vllm bfloat16.factor"]
+        == f"{form.libraries['vllm bfloat16'].factor:.4g}"
+    )
     assert values["attention fa3", "burst.rate"] == f"{kernels.attention['fa3'].burst.rate:.4g}"
-    assert ("grouped moe_torch_flow_cutlass bfloat16", "prologue") in values and values["all", "units"] == "132"
+    assert ("grouped moe_torch_flow_cutlass bfloat16", "prologue") in values and values[
+        "all", "units"
+    ] == "132"
 
 
 def test_a_fit_is_shown_with_its_interval_or_a_dash() -> None:

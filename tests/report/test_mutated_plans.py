@@ -1,4 +1,6 @@
-"""Plan files with values changed, removed, renamed and repeated at random: a page, a text, a configuration, or one sentence."""
+"""Plan files with values changed, removed, renamed and repeated at random: a page, a text, a
+configuration, or one sentence.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,29 @@ from typing import Any
 import pytest
 from report_models import MEGATRON, planned
 
-from autopar.convert import TARGETS, convert
 from autopar.errors import AutoparError
+from autopar.integrations.convert import TARGETS, convert
 from autopar.plan import Plan
-from autopar.report.explained import Explained
-from autopar.report.page import Contents, page
+from autopar.report.explain.explanation import Explained
+from autopar.report.page import Compared, Contents, page
 from autopar.report.tables import show
 
 MUTANTS = 150
-WORDS = ("", "x", "S0", "S9 S9", "S1/3", "P", "R", "\x1b[2J", "</script>", "\ud800", "1f1b", "interleaved", "a\nb")
+WORDS = (
+    "",
+    "x",
+    "S0",
+    "S9 S9",
+    "S1/3",
+    "P",
+    "R",
+    "\x1b[2J",
+    "</script>",
+    "\ud800",
+    "1f1b",
+    "interleaved",
+    "a\nb",
+)
 VALUES = (0, -1, 2**31, 2**62, 1e300, -1e300, 0.0, [], {}, None, True, [[]], {"a": 1}, *WORDS)
 
 
@@ -28,14 +44,26 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where something lies in a file."""
     if path:
         yield path
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from places(inner, (*path, key))
 
 
 def mutated(text: str, chance: random.Random) -> str:
     data = json.loads(text)
     for _ in range(chance.choice((1, 1, 2))):
-        *path, key = chance.choice([p for p in places(data) if chance.random() < 0.3 or p[0] not in ("operators", "redistributions")])
+        *path, key = chance.choice(
+            [
+                p
+                for p in places(data)
+                if chance.random() < 0.3 or p[0] not in ("operators", "redistributions")
+            ]
+        )
         held = data
         for part in path:
             held = held[part]
@@ -56,22 +84,36 @@ def explained(plan: Plan, wanted: str | None) -> None:
 
 
 USES: dict[str, Callable[[Plan], object]] = {
-    "page": lambda plan: page(Contents.of(plan, other=plan)).encode(),
+    "page": lambda plan: page(Contents.of(plan, compared=Compared(other=plan))).encode(),
     "all": lambda plan: explained(plan, None),
     "each": lambda plan: explained(plan, "*"),
-    **{f"to {target}": lambda plan, to=target: convert(plan, to).text.encode() for target in TARGETS},  # type: ignore[misc]
+    **{
+        f"to {target}": lambda plan, to=target: convert(plan, to).text.encode()
+        for target in TARGETS
+    },  # type: ignore[misc]
 }
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    stages = planned(layers=4, mesh=(2,), scheme="data", stages=2, micro_batches=4, schedule="1f1b", recompute="none", zero=1)
+    stages = planned(
+        layers=4,
+        mesh=(2,),
+        scheme="data",
+        stages=2,
+        micro_batches=4,
+        schedule="1f1b",
+        recompute="none",
+        zero=1,
+    )
     return [stages.plan.to_json(), planned(pins=MEGATRON).plan.to_json()]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_nothing_but_answers_and_sentences(texts: list[str], tmp_path: Path, seed: int) -> None:
-    chance, read, path = random.Random(seed), 0, tmp_path / "plan.json"
+    chance = random.Random(seed)
+    read = 0
+    path = tmp_path / "plan.json"
     for number in range(MUTANTS):
         path.write_text(mutated(texts[number % 2], chance))
         try:

@@ -1,4 +1,6 @@
-"""The report: well-formed pages that ask for nothing, say in tables what pictures show, and keep names of strangers as text."""
+"""The report: well-formed pages that ask for nothing, say in tables what pictures show, and keep
+names of strangers as text.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ from pathlib import Path
 import pytest
 from report_models import MEGATRON, planned
 
+from autopar.analysis.searches.rivals import Rival
 from autopar.cli import run
 from autopar.errors import PlanError, UsageError
 from autopar.plan import Plan
 from autopar.plan_parts import OperatorPlan, StagePlan
-from autopar.report.page import Contents, page
+from autopar.report.page import Compared, Contents, page
 from autopar.report.page.modules import tokens
 from autopar.report.page.spans import timeline_of
-from autopar.report.tables import Rival
 
 VOID = {"meta", "input", "line"}
 EVIL = "h.0/<script>alert(1)</script>\"'\x1b[2J‮/{{ 7*7 }}/&amp;MatMul"
 
 
 class Page(html.parser.HTMLParser):
-    """What a page holds; `wrong`: end tags that close nothing."""
+    """The tags of a page; `wrong`: end tags that close nothing."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class Page(html.parser.HTMLParser):
         if not self.open or self.open.pop() != tag:
             self.wrong.append(tag)
 
-    def found(self, tag: str) -> list[dict[str, str | None]]:
+    def attributes_of(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
 
 
@@ -57,58 +59,99 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def staged() -> Plan:
-    return planned(layers=4, mesh=(2,), scheme="data", stages=2, micro_batches=4, schedule="1f1b", recompute="none", zero=0).plan
+    return planned(
+        layers=4,
+        mesh=(2,),
+        scheme="data",
+        stages=2,
+        micro_batches=4,
+        schedule="1f1b",
+        recompute="none",
+        zero=0,
+    ).plan
 
 
 def texts(plan: Plan, staged: Plan) -> dict[str, str]:
     """Pages of every sort."""
-    found = planned(pins=MEGATRON)
-    rivals = [Rival(scheme="data", step=0.5, memory=1e9, fits=True, named="data"), Rival(scheme="3d", why="no mesh")]
+    planned_model = planned(pins=MEGATRON)
+    rivals = [
+        Rival(scheme="data", step=0.5, memory=1e9, fits=True, named="data"),
+        Rival(scheme="3d", why="no mesh"),
+    ]
     return {
         "file": page(Contents.of(plan)),
         "staged": page(Contents.of(staged)),
-        "two": page(Contents.of(plan, other=staged)),
-        "model": page(Contents.of(found.plan, graph=found.model.graph, cluster=found.cluster, rivals=rivals)),
+        "two": page(Contents.of(plan, compared=Compared(other=staged))),
+        "model": page(
+            Contents.of(
+                planned_model.plan,
+                graph=planned_model.model.graph,
+                cluster=planned_model.cluster,
+                compared=Compared(rivals=rivals),
+            )
+        ),
     }
 
 
 def test_pages_are_well_formed_and_ask_for_nothing(plan: Plan, staged: Plan) -> None:
     for name, text in texts(plan, staged).items():
-        found = Page(text)
-        assert not found.wrong and not found.open, name
-        attributes = [pair for _, held in found.tags for pair in held.items()]
-        assert not [pair for pair in attributes if pair[0] in ("src", "srcset", "action", "style") or pair[0].startswith("on")]
+        parsed = Page(text)
+        assert not parsed.wrong and not parsed.open, name
+        attributes = [pair for _, held in parsed.tags for pair in held.items()]
+        assert not [
+            pair
+            for pair in attributes
+            if pair[0] in ("src", "srcset", "action", "style") or pair[0].startswith("on")
+        ]
         assert all((value or "").startswith("#") for key, value in attributes if key == "href")
         assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttp|innerHTML|eval\(", text)
-        (policy,) = [m["content"] for m in found.found("meta") if m.get("http-equiv") == "Content-Security-Policy"]
+        (policy,) = [
+            m["content"]
+            for m in parsed.attributes_of("meta")
+            if m.get("http-equiv") == "Content-Security-Policy"
+        ]
         assert policy and policy.startswith("default-src 'none'; ")
         for tag in ("style", "script"):
             inside = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
             assert inside
-            assert f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(inside[1].encode()).digest()).decode()}'" in policy
+            assert (
+                f"{tag}-src "
+                f"'sha256-{base64.b64encode(hashlib.sha256(inside[1].encode()).digest()).decode()}'"
+                in policy
+            )
 
 
 def test_pages_are_read_without_eyes(plan: Plan, staged: Plan) -> None:
     for text in texts(plan, staged).values():
-        found = Page(text)
-        assert found.found("html")[0]["lang"] == "en" and len(found.found("h1")) == 1
-        assert all(svg["role"] in ("img", "group") and svg["aria-label"] for svg in found.found("svg"))
-        assert all(div["aria-label"] and div["tabindex"] == "0" for div in found.found("div"))
-        assert all(cell["scope"] == "col" for cell in found.found("th"))
-        names = [held["id"] for _, held in found.tags if "id" in held]
+        parsed = Page(text)
+        assert (
+            parsed.attributes_of("html")[0]["lang"] == "en" and len(parsed.attributes_of("h1")) == 1
+        )
+        assert all(
+            svg["role"] in ("img", "group") and svg["aria-label"]
+            for svg in parsed.attributes_of("svg")
+        )
+        assert all(
+            div["aria-label"] and div["tabindex"] == "0" for div in parsed.attributes_of("div")
+        )
+        assert all(cell["scope"] == "col" for cell in parsed.attributes_of("th"))
+        names = [held["id"] for _, held in parsed.tags if "id" in held]
         assert len(names) == len(set(names))
-        assert {a["href"] for a in found.found("a")} <= {f"#{name}" for name in names}
-        assert {held["aria-labelledby"] for held in found.found("section")} <= set(names)
+        assert {a["href"] for a in parsed.attributes_of("a")} <= {f"#{name}" for name in names}
+        assert {held["aria-labelledby"] for held in parsed.attributes_of("section")} <= set(names)
 
 
 def test_pages_say_what_there_is(plan: Plan, staged: Plan) -> None:
-    found = texts(plan, staged)
-    assert "Beside known schemes" in found["model"] and "Not possible here: 3d (no mesh)" in found["model"]
-    assert "column-parallel" in found["model"]
-    assert "Beside known schemes" not in found["file"] and "splits" in found["file"]
-    assert "stage 1" in found["staged"] and "Stages: seconds of a step" in found["staged"]
-    assert "Operators with another strategy" in found["two"] and "Figures" in found["two"]
-    assert found["file"] == page(Contents.of(plan))
+    actual = texts(plan, staged)
+    assert (
+        "Beside known schemes" in actual["model"]
+        and "Not possible here: 3d (no mesh)" in actual["model"]
+    )
+    assert "column-parallel" in actual["model"]
+    assert "Beside known schemes" not in actual["file"] and "splits" in actual["file"]
+    assert "stage 1" in actual["staged"] and "Stages: seconds of a step" in actual["staged"]
+    assert "Operators with another strategy" in actual["two"] and "Figures" in actual["two"]
+    assert actual["file"] == page(Contents.of(plan))
 
 
 def test_names_stay_text(plan: Plan) -> None:
@@ -116,20 +159,24 @@ def test_names_stay_text(plan: Plan) -> None:
     operators = {EVIL if name == names[0] else name: held for name, held in plan.operators.items()}
     model = plan.model.model_copy(update={"name": EVIL})
     parameters = {f"{EVIL}{name}": held for name, held in plan.parameters.items()}
-    evil = plan.model_copy(update={"operators": operators, "model": model, "cluster": EVIL, "parameters": parameters})
-    text = page(Contents.of(evil, other=plan))
-    found = Page(text)
-    assert not found.wrong and not found.open and len(found.found("script")) == 1
+    evil = plan.model_copy(
+        update={"operators": operators, "model": model, "cluster": EVIL, "parameters": parameters}
+    )
+    text = page(Contents.of(evil, compared=Compared(other=plan)))
+    parsed = Page(text)
+    assert not parsed.wrong and not parsed.open and len(parsed.attributes_of("script")) == 1
     assert "&lt;script&gt;" in text and "{{ 7*7 }}" in text and "\\x1b" in text
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
 
 
 def test_the_timeline_is_the_step(plan: Plan, staged: Plan) -> None:
-    for found in (plan, staged):
-        drawn = timeline_of(found, None, None)
-        assert drawn.seconds == pytest.approx(found.predicted.step, rel=0.3)
+    for each in (plan, staged):
+        drawn = timeline_of(each, None, None)
+        assert drawn.seconds == pytest.approx(each.predicted.step, rel=0.3)
         for lane in drawn.lanes:
-            assert all(a.end <= b.start + 1e-12 for a, b in zip(lane.spans, lane.spans[1:], strict=False))
+            assert all(
+                a.end <= b.start + 1e-12 for a, b in zip(lane.spans, lane.spans[1:], strict=False)
+            )
     lanes = timeline_of(staged, None, None).lanes
     assert [sum(s.kind == "forward" for s in lane.spans) for lane in lanes] == [4, 4]
     assert {"waiting", "backward"} <= {s.kind for lane in lanes for s in lane.spans}
@@ -138,13 +185,17 @@ def test_the_timeline_is_the_step(plan: Plan, staged: Plan) -> None:
 def test_large_plans_are_small_pages(staged: Plan) -> None:
     """Tens of thousands of operators that do not fold, 96 stages, a thousand micro-batches."""
     held: OperatorPlan = next(iter(staged.operators.values()))
-    operators = {f"block_{i}_{'x' * (i % 7)}/sub_{i}/{'a/' * (i % 40)}Op{i}q": held for i in range(30_000)}
+    operators = {
+        f"block_{i}_{'x' * (i % 7)}/sub_{i}/{'a/' * (i % 40)}Op{i}q": held for i in range(30_000)
+    }
     stages: tuple[StagePlan, ...] = staged.stages[:1] * 96
     schedule = staged.schedule.model_copy(update={"micro_batches": 1024})
-    large = staged.model_copy(update={"operators": operators, "stages": stages, "schedule": schedule})
+    large = staged.model_copy(
+        update={"operators": operators, "stages": stages, "schedule": schedule}
+    )
     parameters = {f"weight_{i}q.x": next(iter(staged.parameters.values())) for i in range(30_000)}
     large = large.model_copy(update={"parameters": parameters})
-    text = page(Contents.of(large, other=staged))
+    text = page(Contents.of(large, compared=Compared(other=staged)))
     assert "more rows" in text
     assert len(text) < 5 * 2**20
     assert "further rows are left out" in text and "micro-batches are drawn" in text
@@ -155,7 +206,8 @@ def test_paths_have_parts() -> None:
 
 
 def test_the_command(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved, out = tmp_path / "plan.json", tmp_path / "report.html"
+    saved = tmp_path / "plan.json"
+    out = tmp_path / "report.html"
     plan.save(saved)
     assert run(["report", str(saved), str(saved), "-o", str(out)]) == 0
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -1,4 +1,6 @@
-"""Golden texts: what plans and operators look like in print. `UPDATE_GOLDEN=1 pytest tests/report` writes them anew."""
+"""Golden texts: what plans and operators look like in print. `UPDATE_GOLDEN=1 pytest tests/report`
+writes them anew.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from report_models import MEGATRON, planned
 
-from autopar.report.explained import Explained
+from autopar.report.explain.explanation import Explained
 from autopar.report.plan_output import planned_parts
 from autopar.report.tables import Table, show
 
@@ -31,7 +33,10 @@ PLANS: dict[str, dict[str, object]] = {
         "zero": 0,
     },
     "accumulated": {"scheme": "data", "micro_batches": 2, "zero": 2},
-    "two_axes": {"mesh": (2, 2), "pins": ("*/up/*=gpu0:m,gpu1:n", "*/act/*=gpu0:d0,gpu1:d1", "*/down/*=gpu0:m,gpu1:k")},
+    "two_axes": {
+        "mesh": (2, 2),
+        "pins": ("*/up/*=gpu0:m,gpu1:n", "*/act/*=gpu0:d0,gpu1:d1", "*/down/*=gpu0:m,gpu1:k"),
+    },
 }
 
 
@@ -40,7 +45,9 @@ def _text(parts: list[str | Table]) -> str:
     out = io.StringIO()
     show(parts, out)
     text = re.sub(r"^memory .*$", "memory BYTES", out.getvalue(), flags=re.MULTILINE)
-    text = re.sub(r"^(interval|assumed|memory limit|this machine) .*$", r"\1 ...", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^(interval|assumed|memory limit|this machine) .*$", r"\1 ...", text, flags=re.MULTILINE
+    )
     text = re.sub(r"\d[\d.]* (s|ms|us|ns)\b", "TIME", text)
     text = re.sub(r"[+-]?\d[\d.]*(%|x)( |$)", r"RATIO\2", text, flags=re.MULTILINE)
     return "\n".join(re.sub(r"  +", "  ", line).rstrip() for line in text.splitlines()) + "\n"
@@ -55,19 +62,32 @@ def _check(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_printed_plan(name: str) -> None:
-    _check(f"plan_{name}", _text(planned_parts(planned(**PLANS[name]), compare=False, memory=None, saved="plan.json")))
+    _check(
+        f"plan_{name}",
+        _text(planned_parts(planned(**PLANS[name]), compare=False, memory=None, saved="plan.json")),
+    )
 
 
 @pytest.mark.parametrize("name", ["zero3", "megatron"])
 def test_explained_operator(name: str) -> None:
-    found = planned(**PLANS[name])
-    explained = Explained.of_model(found.plan, found.model.graph, found.cluster, "layers.1/down")
+    planned_model = planned(**PLANS[name])
+    explained = Explained.of_model(
+        planned_model.plan, planned_model.model.graph, planned_model.cluster, "layers.1/down"
+    )
     _check(f"explain_{name}", _text(explained.parts()))
 
 
 def test_explained_from_the_file_alone() -> None:
     plan = planned(**PLANS["megatron"]).plan
-    _check("explain_file", _text([*Explained.of_file(plan, None).parts(), *Explained.of_file(plan, "layers.1/down").parts()]))
+    _check(
+        "explain_file",
+        _text(
+            [
+                *Explained.of_file(plan, None).parts(),
+                *Explained.of_file(plan, "layers.1/down").parts(),
+            ]
+        ),
+    )
 
 
 def test_a_terminal_gets_the_same_cells() -> None:

@@ -1,4 +1,6 @@
-"""A model that puts features of images in the place of image tokens, and asserts that there are as many of both."""
+"""A model that puts features of images in the place of image tokens, and asserts that there are as
+many of both.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.project, self.head = nn.Embedding(IMAGE + 1, WIDTH), nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.embed = nn.Embedding(IMAGE + 1, WIDTH)
+        self.project = nn.Linear(4, WIDTH)
+        self.head = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, ids: Tensor, images: Tensor) -> Tensor:
         """`ids`: [samples, tokens]; `images`: [samples, patches, 4]."""
-        features, mask = self.project(images), ids == IMAGE
+        features = self.project(images)
+        mask = ids == IMAGE
         torch._check((mask.sum() * WIDTH == features.numel()).item())
         mixed = self.embed(ids).masked_scatter(mask.unsqueeze(-1).expand(-1, -1, WIDTH), features)
         made: Tensor = self.head(mixed)

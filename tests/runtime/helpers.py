@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from autopar.ir import Graph, Operator, Ref, Role, Tensor, Value
-from autopar.runtime.check import one_device
-from autopar.runtime.collectives import DeviceGroups
-from autopar.runtime.held_shards import Values
-from autopar.runtime.module import ParallelModule
+from autopar.runtime.checking.check import one_device
+from autopar.runtime.module.held_shards import Values
+from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
+from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.candidates import options_of, strategies_of
 from autopar.sharding.equal_parts import split_variants
 from autopar.sharding.layout import Layout, replicated
@@ -19,8 +20,7 @@ from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Assignment, Decision, Program, build_program
 from autopar.sharding.redistribution import cheapest_chain, without_gradient
 from autopar.sharding.rules import Call, preamble, rule_of, tensors_with_gradient
-
-from ..sharding.storing import storage_layouts
+from tests.sharding.storing import storage_layouts
 
 
 def mesh_of(sizes: tuple[int, ...]) -> Mesh:
@@ -39,21 +39,36 @@ class GraphBuilder:
 
     def input(self, name: str, *shape: int, dtype: str | None = None) -> str:
         self.inputs.append(name)
-        self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype or self.dtype, role=Role.INPUT)
+        self.tensors[name] = Tensor(
+            name=name, shape=shape, dtype=dtype or self.dtype, role=Role.INPUT
+        )
         return name
 
     def parameter(self, name: str, *shape: int, trainable: bool = True) -> str:
-        self.tensors[name] = Tensor(name=name, shape=shape, dtype=self.dtype, role=Role.PARAMETER, trainable=trainable)
+        self.tensors[name] = Tensor(
+            name=name, shape=shape, dtype=self.dtype, role=Role.PARAMETER, trainable=trainable
+        )
         return name
 
     def constant(self, name: str, *shape: int, dtype: str | None = None) -> str:
-        self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype or self.dtype, role=Role.CONSTANT)
+        self.tensors[name] = Tensor(
+            name=name, shape=shape, dtype=dtype or self.dtype, role=Role.CONSTANT
+        )
         return name
 
     def call(
-        self, kind: str, shapes: list[tuple[int, ...]], /, *, makes: str | None = None, name: str = "", **attributes: object
+        self,
+        kind: str,
+        shapes: list[tuple[int, ...]],
+        /,
+        *,
+        makes: str | None = None,
+        name: str = "",
+        **attributes: object,
     ) -> list[str]:
-        """An operator; attributes that are strings naming tensors become its inputs; `makes` is the outputs' dtype."""
+        """An operator; attributes that are strings naming tensors become its inputs; `makes` is the
+        outputs' dtype.
+        """
         inputs: list[str] = []
 
         def convert(value: object) -> Value:
@@ -67,13 +82,27 @@ class GraphBuilder:
 
         name = name or f"{kind.split('.')[1]}_{len(self.operators)}"
         converted = {key: convert(value) for key, value in attributes.items()}
-        outputs = tuple(f"{name}.{i}" if len(shapes) > 1 else f"{name}_out" for i in range(len(shapes)))
+        outputs = tuple(
+            f"{name}.{i}" if len(shapes) > 1 else f"{name}_out" for i in range(len(shapes))
+        )
         for output, shape in zip(outputs, shapes, strict=True):
             self.tensors[output] = Tensor(name=output, shape=shape, dtype=makes or self.dtype)
-        self.operators.append(Operator(name=name, kind=kind, inputs=tuple(inputs), outputs=outputs, attributes=converted))
+        self.operators.append(
+            Operator(
+                name=name, kind=kind, inputs=tuple(inputs), outputs=outputs, attributes=converted
+            )
+        )
         return list(outputs)
 
-    def one(self, kind: str, shape: tuple[int, ...], /, *, makes: str | None = None, **attributes: object) -> str:
+    def one(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        /,
+        *,
+        makes: str | None = None,
+        **attributes: object,
+    ) -> str:
         return self.call(kind, [shape], makes=makes, **attributes)[0]
 
     def finish(self, name: str, outputs: list[str]) -> Graph:
@@ -81,7 +110,12 @@ class GraphBuilder:
         count = self.tensors[outputs[0]].size
         loss = self.one("autopar.mean_square", (), x=outputs[0], count=count)
         return Graph(
-            name=name, tensors=self.tensors, operators=tuple(self.operators), inputs=tuple(self.inputs), outputs=tuple(outputs), loss=loss
+            name=name,
+            tensors=self.tensors,
+            operators=tuple(self.operators),
+            inputs=tuple(self.inputs),
+            outputs=tuple(outputs),
+            loss=loss,
         )
 
 
@@ -91,7 +125,7 @@ def flat_price(kind: str, axis: int, nbytes: int) -> float:
 
 
 def random_program(graph: Graph, mesh: Mesh, seed: int, *, train: bool = True) -> Program:
-    """A program with a random strategy for every operator, and random storage for every parameter."""
+    """A program with a random strategy of every operator and random storage of parameters."""
     rng = random.Random(seed)
     gradients = tensors_with_gradient(graph, train=train)
     cold = preamble(graph)
@@ -102,70 +136,93 @@ def random_program(graph: Graph, mesh: Mesh, seed: int, *, train: bool = True) -
     decisions: dict[str, Decision] = {}
     for op in graph.operators:
         if op.name in cold:
-            decisions[op.name] = Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
+            decisions[op.name] = Decision(
+                options=(),
+                rule=None,
+                inputs=(whole,) * len(op.inputs),
+                outputs=(whole,) * len(op.outputs),
+            )
             continue
         options = options_of(calls[op.name], rules[op.name], gradients, factor_parts[op.name])
         strategies = strategies_of(rules[op.name], options, mesh.shape)
         pick = rng.randrange(len(strategies.choices))
         inputs, outputs = strategies.layouts(pick)
         chosen = tuple(options[i] for i in strategies.choices[pick])
-        decisions[op.name] = Decision(options=chosen, rule=rules[op.name], inputs=inputs, outputs=outputs)
+        decisions[op.name] = Decision(
+            options=chosen, rule=rules[op.name], inputs=inputs, outputs=outputs
+        )
     storage = {}
     for tensor in graph.parameters:
-        storage[tensor.name] = rng.choice(storage_layouts(tensor.shape, mesh.shape, tensor_parts.get(tensor.name, {})))
-    made = {name: layout for op in graph.operators for name, layout in zip(op.outputs, decisions[op.name].outputs, strict=True)}
+        storage[tensor.name] = rng.choice(
+            storage_layouts(tensor.shape, mesh.shape, tensor_parts.get(tensor.name, {}))
+        )
+    made = {
+        name: layout
+        for op in graph.operators
+        for name, layout in zip(op.outputs, decisions[op.name].outputs, strict=True)
+    }
     outputs_at = {name: made[name] if rng.random() < 0.5 else whole for name in graph.outputs}
     if graph.loss:
         outputs_at[graph.loss] = whole
-    chains = _chains(graph, mesh, decisions, storage, outputs_at, made, gradients)
-    assignment = Assignment(mesh=mesh, decisions=decisions, storage=storage, outputs=outputs_at, chains=chains, gradients=gradients)
-    return build_program(graph, assignment)
+    assignment = Assignment(
+        mesh=mesh,
+        decisions=decisions,
+        storage=storage,
+        outputs=outputs_at,
+        chains={},
+        gradients=gradients,
+    )
+    return build_program(graph, replace(assignment, chains=_chains(graph, assignment, made)))
 
 
 def _chains(
-    graph: Graph,
-    mesh: Mesh,
-    decisions: Mapping[str, Decision],
-    storage: Mapping[str, Layout],
-    outputs: Mapping[str, Layout],
-    made: Mapping[str, Layout],
-    gradients: frozenset[str],
+    graph: Graph, assignment: Assignment, made: Mapping[str, Layout]
 ) -> dict[str, tuple[tuple[Layout, ...], ...]]:
     """One chain for each distinct layout in which a tensor is needed."""
+    mesh = assignment.mesh
     whole = replicated(len(mesh.axes))
     needed: dict[str, dict[Layout, None]] = {}
     for op in graph.operators:
-        for name, layout in zip(op.inputs, decisions[op.name].inputs, strict=True):
+        for name, layout in zip(op.inputs, assignment.decisions[op.name].inputs, strict=True):
             needed.setdefault(name, {})[layout] = None
-    for name, layout in outputs.items():
+    for name, layout in assignment.outputs.items():
         needed.setdefault(name, {})[layout] = None
-    found = {}
+    results = {}
     for name, layouts in needed.items():
-        source = made.get(name, storage.get(name, whole))
+        source = made.get(name, assignment.storage.get(name, whole))
         tensor = graph.tensors[name]
-        flows = name in gradients
+        flows = name in assignment.gradients
         chains = []
         for layout in layouts:
             if layout == source:
                 continue
             target = layout if flows else without_gradient(layout)
             itemsize = tensor.bytes // max(tensor.size, 1)
-            chains.append(cheapest_chain(source, target, tensor.shape, itemsize, mesh.shape, flat_price, gradient=flows))
-        found[name] = tuple(chains)
-    return found
+            chains.append(
+                cheapest_chain(
+                    source, target, tensor.shape, itemsize, mesh.shape, flat_price, gradient=flows
+                )
+            )
+        results[name] = tuple(chains)
+    return results
 
 
 def alone(graph: Graph, values: Values, *, exact_random: bool = False) -> ParallelModule:
     """The graph on one device, ready to be trained."""
     program = one_device(graph, tensors_with_gradient(graph, train=True))
-    return ParallelModule(program, DeviceGroups.single(), values, exact_random=exact_random)
+    return ParallelModule(
+        program, DeviceGroups.single(), values, options=ModuleOptions(exact_random=exact_random)
+    )
 
 
 def random_values(graph: Graph, seed: int = 0) -> dict[str, torch.Tensor]:
     """Values of all parameters and float constants."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        tensor.name: torch.randn(tensor.shape, dtype=getattr(torch, tensor.dtype), generator=generator) * 0.3
+        tensor.name: torch.randn(
+            tensor.shape, dtype=getattr(torch, tensor.dtype), generator=generator
+        )
+        * 0.3
         for tensor in graph.tensors.values()
         if tensor.role in (Role.PARAMETER, Role.CONSTANT)
     }
@@ -178,7 +235,13 @@ def random_inputs(graph: Graph, high: int = 8, seed: int = 1) -> list[torch.Tens
     for name in graph.inputs:
         tensor = graph.tensors[name]
         if tensor.is_float:
-            out.append(torch.randn(tensor.shape, dtype=getattr(torch, tensor.dtype), generator=generator))
+            out.append(
+                torch.randn(tensor.shape, dtype=getattr(torch, tensor.dtype), generator=generator)
+            )
         else:
-            out.append(torch.randint(0, high, tensor.shape, dtype=getattr(torch, tensor.dtype), generator=generator))
+            out.append(
+                torch.randint(
+                    0, high, tensor.shape, dtype=getattr(torch, tensor.dtype), generator=generator
+                )
+            )
     return out

@@ -10,30 +10,35 @@ from torch import Tensor, nn
 
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.execution import Execution, execution
-from autopar.order.stages import Decided, Pipelined, staged_execution
-from autopar.runtime.module import ParallelModule
-from autopar.runtime.world import World
+from autopar.order.plan_on_mesh import Decided
+from autopar.order.stages import Pipelined, staged_execution
+from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
+from autopar.runtime.ranks.world import World
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import Placement, R, S
 from autopar.sharding.schedule import Schedule
-
-from .helpers import mesh_of
+from tests.runtime.helpers import mesh_of
 
 MODES: Mapping[str, Mapping[str, Any]] = {
-    "once": {"gathered": "kept", "accumulated": "whole"},
-    "shards": {"gathered": "kept", "accumulated": "shards"},
-    "again": {"gathered": "again", "accumulated": "shards"},
+    "once": {"gathered": "per_step", "accumulated": "whole"},
+    "shards": {"gathered": "per_step", "accumulated": "shards"},
+    "per_pass": {"gathered": "per_pass", "accumulated": "shards"},
 }
 
 
 class Net(nn.Module):
-    """Layers and their loss: a fused weight, a frozen one, one that is used twice, and one that the loss does not reach."""
+    """Layers and their loss: a fused weight, a frozen one, one that is used twice, and one that the
+    loss does not reach.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.twice, self.last = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
-        self.frozen, self.aside = nn.Linear(16, 16, bias=False), nn.Linear(16, 4)
+        self.first = nn.Linear(8, 16)
+        self.twice = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 4)
+        self.frozen = nn.Linear(16, 16, bias=False)
+        self.aside = nn.Linear(16, 4)
         self.frozen.weight.requires_grad_(False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,45 +51,74 @@ class Net(nn.Module):
 def net() -> tuple[Net, Analysis, Tensor]:
     """The network in float64, its analysis, and an input."""
     torch.manual_seed(0)
-    module, x = Net().double(), torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    module = Net().double()
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     model = load_model(module, ModelOptions(train=True), (x,))
     return module, analyse(model.graph, train=True), x
 
 
 def _wanted(analysis: Analysis, sizes: Sequence[int]) -> dict[str, list[Placement]]:
     """The batch over the first axis, columns of matrix products over others."""
-    found = {}
+    results = {}
     for op in analysis.warm:
         call = analysis.offers[op.name].call
         others = S(1) if "linear" in op.kind and call.outputs[0].shape else R
-        found[op.name] = [S(0), *([others] * (len(sizes) - 1))]
-    return found
+        results[op.name] = [S(0), *([others] * (len(sizes) - 1))]
+    return results
 
 
-def planned(analysis: Analysis, sizes: Sequence[int], *, split: bool = True, schedule: Schedule | None = None) -> Execution:
-    """The batch over the first axis, columns of matrix products over others; with `split` parameters are stored split over all axes."""
+def planned(
+    analysis: Analysis,
+    sizes: Sequence[int],
+    *,
+    split: bool = True,
+    schedule: Schedule | None = None,
+) -> Execution:
+    """The batch over the first axis, columns of matrix products over others; with `split`
+    parameters are stored split over all axes.
+    """
     mesh = mesh_of(tuple(sizes))
-    assignment = pinned_assignment(analysis, mesh, _wanted(analysis, sizes), split_storage=range(len(sizes)) if split else ())
+    assignment = pinned_assignment(
+        analysis, mesh, _wanted(analysis, sizes), split_storage=range(len(sizes)) if split else ()
+    )
     return execution(assignment, analysis, schedule or Schedule())
 
 
 def pipelined(
-    analysis: Analysis, sizes: Sequence[tuple[int, ...]], *, pipeline: str = "1f1b", interleave: int = 1, schedule: Schedule | None = None
+    analysis: Analysis,
+    sizes: Sequence[tuple[int, ...]],
+    *,
+    pipeline: str = "1f1b",
+    interleave: int = 1,
+    schedule: Schedule | None = None,
 ) -> Execution:
-    """The same in stages on meshes of these sizes, which hold equal numbers of operators; parameters are stored split."""
+    """The same in stages on meshes of these sizes, which hold equal numbers of operators;
+    parameters are stored split.
+    """
     meshes = [mesh_of(mesh) for mesh in sizes]
-    found = {
-        mesh: pinned_assignment(analysis, mesh, _wanted(analysis, mesh.shape), split_storage=range(len(mesh.axes))) for mesh in meshes
+    result = {
+        mesh: pinned_assignment(
+            analysis, mesh, _wanted(analysis, mesh.shape), split_storage=range(len(mesh.axes))
+        )
+        for mesh in meshes
     }
-    first = found[meshes[0]]
+    first = result[meshes[0]]
     decided = Decided(
-        decide=lambda name, mesh: found[mesh].decisions[name], storage=first.storage, outputs=first.outputs, chains={}, host=frozenset()
+        decide=lambda name, mesh: result[mesh].decisions[name],
+        storage=first.storage,
+        outputs=first.outputs,
+        chains={},
+        host=frozenset(),
     )
-    names, count = [op.name for op in analysis.warm], len(sizes) * interleave
+    names = [op.name for op in analysis.warm]
+    count = len(sizes) * interleave
     cut = Pipelined(
-        firsts=[names[number * len(names) // count] for number in range(count)], meshes=meshes * interleave, pipeline=pipeline,
-        interleave=interleave, schedule=schedule or Schedule(micro_batches=2),
-    )  # fmt: skip
+        firsts=[names[number * len(names) // count] for number in range(count)],
+        meshes=meshes * interleave,
+        pipeline=pipeline,
+        interleave=interleave,
+        schedule=schedule or Schedule(micro_batches=2),
+    )
     return staged_execution(analysis, decided, cut)
 
 
@@ -94,7 +128,7 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def gradients_alone(module: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
-    """Those of the loss on one device; None where it has none."""
+    """The gradients of the loss on one device; None where a parameter has none."""
     module.zero_grad()
     module(x)[0].backward()
     return {name: p.grad for name, p in module.named_parameters()}
@@ -102,21 +136,27 @@ def gradients_alone(module: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
 
 def whole_gradients(module: ParallelModule) -> dict[str, Tensor | None]:
     """The gradients of a planned module, whole on every rank."""
-    found = {name: p.grad for name, p in module.graph_parameters().items() if p.grad is not None}
-    whole = module.full_values(found)
+    gradients = {
+        name: p.grad for name, p in module.graph_parameters().items() if p.grad is not None
+    }
+    whole = module.full_values(gradients)
     return {tensor.name: whole.get(tensor.name) for tensor in module.engine.graph.parameters}
 
 
 def on_this_rank(plan: Execution, module: nn.Module) -> ParallelModule:
     """The planned module."""
-    return ParallelModule(plan, World.of(plan), parameters_of(module), exact_random=True)
+    return ParallelModule(
+        plan, World.of(plan), parameters_of(module), options=ModuleOptions(exact_random=True)
+    )
 
 
-def require_equal(found: Mapping[str, Tensor | None], wanted: Mapping[str, Tensor | None]) -> None:
+def require_equal(actual: Mapping[str, Tensor | None], wanted: Mapping[str, Tensor | None]) -> None:
     """All gradients are the same, and those that are None too."""
-    assert found.keys() <= wanted.keys()
-    for name, value in found.items():
+    assert actual.keys() <= wanted.keys()
+    for name, value in actual.items():
         other = wanted[name]
         assert (value is None) == (other is None), name
         if value is not None and other is not None:
-            torch.testing.assert_close(value, other, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                value, other, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+            )

@@ -1,4 +1,6 @@
-"""On GPUs, where there are any: plans beside one device, a training that goes on, and the memory of a step beside the predicted one."""
+"""On GPUs, where there are any: plans beside one device, a training that goes on, and the memory of
+a step beside the predicted one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ import pytest
 import torch
 
 COUNT = torch.cuda.device_count() if torch.cuda.is_available() else 0
-pytestmark = [pytest.mark.slow, pytest.mark.gpu, pytest.mark.skipif(COUNT == 0, reason="this machine has no GPU")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.gpu,
+    pytest.mark.skipif(COUNT == 0, reason="this machine has no GPU"),
+]
 
 GPT = """
 [model]
@@ -35,7 +41,15 @@ log_every = 1
 
 def _run(folder: Path, *words: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -50,12 +64,25 @@ def test_plans_run_as_on_one_device(tmp_path: Path) -> None:
 def test_a_training_goes_on_and_fills_what_was_predicted(tmp_path: Path, ranks: int) -> None:
     from transformers import GPT2Config
 
-    GPT2Config(n_layer=4, n_head=8, n_embd=512, vocab_size=256, n_positions=128, bos_token_id=0, eos_token_id=0).save_pretrained(tmp_path)
+    GPT2Config(
+        n_layer=4,
+        n_head=8,
+        n_embd=512,
+        vocab_size=256,
+        n_positions=128,
+        bos_token_id=0,
+        eos_token_id=0,
+    ).save_pretrained(tmp_path)
     (tmp_path / "book.txt").write_text("A text of bytes for GPUs. " * 2000, encoding="ascii")
     for steps in (3, 6):
         (tmp_path / "gpt.toml").write_text(GPT.format(steps=steps), encoding="utf-8")
         launched = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
         _run(tmp_path, *launched, "-m", "autopar", "train", "gpt.toml")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [one["step"] for one in lines] == list(range(1, 7)) and lines[-1]["loss"] < lines[0]["loss"]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert [one["step"] for one in lines] == list(range(1, 7)) and lines[-1]["loss"] < lines[0][
+        "loss"
+    ]
     assert lines[-1]["memory"] < 1.5 * lines[-1]["predicted_memory"]

@@ -1,4 +1,6 @@
-"""Plans that are alike on two axes: their steps are one collective over both, as priced, and ranks compute what one device does."""
+"""Plans that are alike on two axes: their steps are one collective over both, as priced, and ranks
+compute what one device does.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 128, bias=False)
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+        self.head = nn.Linear(32, 128, bias=False)
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(self.head(x + self.down(torch.relu(self.up(x)))), target)
@@ -34,7 +38,14 @@ def test_a_plan_over_two_axes_equals_one_device(scheme: str, mesh: tuple[int, ..
     torch.manual_seed(5)
     inputs = torch.randn(16, 32), torch.randint(0, 128, (16,))
     zero = {"data": 0, "zero3": 3, "megatron": 0}[scheme]
-    asked = {"scheme": scheme, "mesh": mesh, "zero": zero, "stages": 1, "micro_batches": 1, "recompute": "none"}
+    asked = {
+        "scheme": scheme,
+        "mesh": mesh,
+        "zero": zero,
+        "stages": 1,
+        "micro_batches": 1,
+        "recompute": "none",
+    }
     plan = autopar.plan(Classifier(), inputs, devices=math.prod(mesh), cluster="dgx-h100", **asked)
     moved = {(c.kind, JOINED in c.axis) for c in plan.collectives if c.nbytes > 64}
     assert moved and all(both for _, both in moved), moved

@@ -1,4 +1,6 @@
-"""16-bit computation over parameters in a master type: values of a reference by hand, and collectives of the priced bytes."""
+"""16-bit computation over parameters in a master type: values of a reference by hand, and
+collectives of the priced bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,30 @@ import autopar
 from autopar.errors import PlanError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.plan import Plan
-from autopar.runtime.collective_log import CollectiveLog
+from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.parallelize import model_values
-from autopar.runtime.parameters import local_of
+from autopar.runtime.models.model_values import model_values
+from autopar.runtime.parameters.storage import local_of
 from autopar.runtime.run import run_plan
 
-STEPS, BATCH, VOCABULARY = 5, 8, 32
+STEPS = 5
+BATCH = 8
+VOCABULARY = 32
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class Net(nn.Module):
-    """A block with everything that parameters are used for; one weight is read twice, one is not trained."""
+    """A block with everything that parameters are used for; one weight is read twice, one is not
+    trained.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding, self.norm = nn.Embedding(VOCABULARY, 64), nn.LayerNorm(64)
-        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+        self.embedding = nn.Embedding(VOCABULARY, 64)
+        self.norm = nn.LayerNorm(64)
+        self.up = nn.Linear(64, 128)
+        self.down = nn.Linear(128, 64)
         self.fixed = nn.Parameter(torch.linspace(0.9, 1.1, 64), requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -51,25 +59,33 @@ def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=2e-3, eps=1e-2)
 
 
-def by_hand(dtype: str, master: str, reduce: str, ranks: int, count: int) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and weights of one device that takes the part of each rank and micro-batch in turn, and adds up as they do."""
+def by_hand(
+    dtype: str, master: str, reduce: str, ranks: int, count: int
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and weights of one device that takes the part of each rank and micro-batch in turn,
+    and adds up as they do.
+    """
     module = Net()
     masters = {}
     for name, value in module.named_parameters():
         own_type = LOW[master if value.requires_grad else dtype]
         masters[name] = value.detach().to(own_type).requires_grad_(value.requires_grad)
     trained = {name: value for name, value in masters.items() if value.requires_grad}
-    stepper, losses = optimizer_of(trained.values()), []
+    stepper = optimizer_of(trained.values())
+    losses = []
     for _ in range(STEPS):
-        used = {name: value.detach().to(LOW[dtype]).requires_grad_(value.requires_grad) for name, value in masters.items()}
+        used = {
+            name: value.detach().to(LOW[dtype]).requires_grad_(value.requires_grad)
+            for name, value in masters.items()
+        }
         sums: list[dict[str, Tensor]] = []
         loss = torch.zeros(())
         for part in TOKENS.chunk(ranks):
             own: dict[str, Tensor] = {}
             for tokens in part.chunk(count):
                 share = torch.func.functional_call(module, used, (tokens,)) / (ranks * count)
-                found = torch.autograd.grad(share, [used[name] for name in trained])
-                for name, gradient in zip(trained, found, strict=True):
+                gradients = torch.autograd.grad(share, [used[name] for name in trained])
+                for name, gradient in zip(trained, gradients, strict=True):
                     arrived = gradient.to(LOW[reduce])
                     own[name] = own[name] + arrived if name in own else arrived
                 loss += share.detach()
@@ -81,10 +97,16 @@ def by_hand(dtype: str, master: str, reduce: str, ranks: int, count: int) -> tup
     return losses, {name: value.detach() for name, value in masters.items()}
 
 
-def on_rank(plan: Plan, scale: float) -> tuple[list[float], dict[str, Tensor], dict[str, bool], set[str], str]:
-    """Losses, weights, whether gradients have 16 bits, types, and what was issued that was not priced."""
+def on_rank(
+    plan: Plan, scale: float
+) -> tuple[list[float], dict[str, Tensor], dict[str, bool], set[str], str]:
+    """Losses, weights, whether gradients have 16 bits, types, and what was issued that was not
+    priced.
+    """
     module = autopar.parallelize(Net(), plan, (TOKENS,))
-    stepper, losses, mismatch = optimizer_of([p for p in module.parameters() if p.requires_grad]), [], ""
+    stepper = optimizer_of([p for p in module.parameters() if p.requires_grad])
+    losses = []
+    mismatch = ""
     for _ in range(STEPS):
         stepper.zero_grad()
         with CollectiveLog() as log:
@@ -98,9 +120,14 @@ def on_rank(plan: Plan, scale: float) -> tuple[list[float], dict[str, Tensor], d
         losses.append(float(loss.detach()))
     own = module.graph_parameters()
     weights = {name: value.clone() for name, value in module.full_values(own).items()}
-    gradients = {name: local_of(value.grad) for name, value in own.items() if value.grad is not None}
+    gradients = {
+        name: local_of(value.grad) for name, value in own.items() if value.grad is not None
+    }
     short = {name: bool((g == g.bfloat16().to(g.dtype)).all()) for name, g in gradients.items()}
-    types = {f"{str(p.dtype)[6:]} {str(p.grad.dtype)[6:] if p.grad is not None else ''}".strip() for p in own.values()}
+    types = {
+        f"{str(p.dtype)[6:]} {str(p.grad.dtype)[6:] if p.grad is not None else ''}".strip()
+        for p in own.values()
+    }
     return losses, weights, short, types, mismatch
 
 
@@ -135,14 +162,18 @@ CASES = {
 def planned(case: Case) -> Plan:
     """Its plan, read back from its file."""
     wanted = {"dtype": "bfloat16", "micro_batches": case.count, **case.more, **case.types}
-    made = autopar.plan(Net(), (TOKENS,), devices=2, cluster="local-cpu", scheme=case.scheme, stages=1, **wanted)
+    made = autopar.plan(
+        Net(), (TOKENS,), devices=2, cluster="local-cpu", scheme=case.scheme, stages=1, **wanted
+    )
     return Plan.model_validate_json(made.to_json())
 
 
 def moved(weights: Mapping[str, Tensor]) -> Tensor:
     """How far all trained weights have come."""
     before = {name: value for name, value in Net().named_parameters() if value.requires_grad}
-    return torch.cat([(weights[name] - value.detach()).float().flatten() for name, value in before.items()])
+    return torch.cat(
+        [(weights[name] - value.detach()).float().flatten() for name, value in before.items()]
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -153,48 +184,63 @@ def test_values_of_a_reference_by_hand(name: str) -> None:
     master = case.types.get("master", "float32")
     reduce = case.types.get("reduce", master)
     losses, weights = by_hand(dtype, master, reduce, 1 if case.whole else 2, case.count)
-    for found, ours, short, types, mismatch in run_ranks(on_rank, 2, plan, 1024.0 if dtype == "float16" else 1.0, timeout=120.0):
+    for actual, ours, short, types, mismatch in run_ranks(
+        on_rank, 2, plan, 1024.0 if dtype == "float16" else 1.0, timeout=120.0
+    ):
         assert not mismatch
         assert types == {f"{master} {master}", dtype}, "what is not trained is stored as it is used"
         assert all(short.values()) == (reduce == "bfloat16")
-        assert found == pytest.approx(losses, rel=2e-3)
+        assert actual == pytest.approx(losses, rel=2e-3)
         error = float((moved(ours) - moved(weights)).norm() / moved(weights).norm())
         assert error < 0.01, error
 
 
 def test_masters_are_worth_their_bytes() -> None:
-    """What the tolerance above tells apart: five steps of 16-bit weights end elsewhere."""
-    wide, narrow = (moved(by_hand("bfloat16", master, "bfloat16", 2, 1)[1]) for master in ("float32", "bfloat16"))
+    """The tolerance above tells them apart: five steps of 16-bit weights end elsewhere."""
+    wide, narrow = (
+        moved(by_hand("bfloat16", master, "bfloat16", 2, 1)[1])
+        for master in ("float32", "bfloat16")
+    )
     assert float((wide - narrow).norm() / wide.norm()) > 0.1
 
 
 def _scaled(plan: Plan, factor: float) -> tuple[list[float], float, bool, Tensor]:
-    """A loop with a GradScaler; losses, the scale at the end, whether unscaled gradients are the parameters', the weights."""
+    """A loop with a GradScaler; losses, the scale at the end, whether unscaled gradients are the
+    parameters', the weights.
+    """
     module = autopar.parallelize(Net(), plan, (TOKENS,))
     stepper = optimizer_of([p for p in module.parameters() if p.requires_grad])
     scaler = torch.amp.GradScaler("cpu", init_scale=factor, growth_interval=1000)
-    losses, same = [], True
+    losses = []
+    same = True
     for _ in range(STEPS):
         stepper.zero_grad()
         loss = module.loss(TOKENS)
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.unscale_(stepper)
-        same = same and all(p.grad.dtype == torch.float32 for p in module.parameters() if p.grad is not None)
+        same = same and all(
+            p.grad.dtype == torch.float32 for p in module.parameters() if p.grad is not None
+        )
         scaler.step(stepper)
         scaler.update()
         losses.append(float(loss.detach()))
-    weights = {name: module.full_value(name, value).clone() for name, value in module.graph_parameters().items()}
+    weights = {
+        name: module.full_value(name, value).clone()
+        for name, value in module.graph_parameters().items()
+    }
     return losses, scaler.get_scale(), same, moved(weights)
 
 
 @pytest.mark.parametrize("scheme", ["data", "zero3"])
 def test_a_scaler_of_float16(scheme: str) -> None:
-    """Gradients arrive unscaled in float32; a scale that overflows skips the step on every rank and is halved."""
+    """Gradients arrive unscaled in float32; a scale that overflows skips the step on every rank and
+    is halved.
+    """
     losses, weights = by_hand("float16", "float32", "float32", 2, 1)
     plan = planned(Case(scheme=scheme, more={"dtype": "float16"}))
-    for found, scale, same, ours in run_ranks(_scaled, 2, plan, 1024.0, timeout=120.0):
+    for actual, scale, same, ours in run_ranks(_scaled, 2, plan, 1024.0, timeout=120.0):
         assert same and scale == 1024.0
-        assert found == pytest.approx(losses, rel=2e-3)
+        assert actual == pytest.approx(losses, rel=2e-3)
         assert float((ours - moved(weights)).norm() / moved(weights).norm()) < 0.01
     large = run_ranks(_scaled, 2, plan, 2.0**40, timeout=120.0)
     assert {scale for _, scale, _, _ in large} == {2.0**40 / 2**STEPS}, "every step overflows"
@@ -202,13 +248,18 @@ def test_a_scaler_of_float16(scheme: str) -> None:
 
 
 def test_a_pipeline_with_a_tied_weight() -> None:
-    wanted: dict[str, Any] = {"dtype": "bfloat16", "stages": 2, "micro_batches": 4, "schedule": "1f1b"}
+    wanted: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "stages": 2,
+        "micro_batches": 4,
+        "schedule": "1f1b",
+    }
     plan = autopar.plan(Net(), (TOKENS,), devices=2, cluster="local-cpu", **wanted)
     assert len(plan.stages) == 2 and plan.schedule.types.master == "float32"
     losses, weights = by_hand("bfloat16", "float32", "float32", 1, 4)
-    for found, ours, _, types, mismatch in run_ranks(on_rank, 2, plan, 1.0, timeout=120.0):
+    for actual, ours, _, types, mismatch in run_ranks(on_rank, 2, plan, 1.0, timeout=120.0):
         assert not mismatch and types >= {"float32 float32"}
-        assert found == pytest.approx(losses, rel=2e-3)
+        assert actual == pytest.approx(losses, rel=2e-3)
         assert float((moved(ours) - moved(weights)).norm() / moved(weights).norm()) < 0.01
 
 
@@ -221,13 +272,16 @@ def test_the_check_of_a_run_knows_masters(zero: int) -> None:
 
 
 def test_weights_are_not_rounded_first() -> None:
-    plan, module = planned(CASES["data"]), Net()
+    plan = planned(CASES["data"])
+    module = Net()
     model = load_model(module, ModelOptions(dtype="bfloat16"), (TOKENS,))
     values = model_values(model, plan.schedule.types)
     for name, parameter in module.named_parameters():
         value = values[name]
         assert isinstance(value, Tensor)
-        assert torch.equal(value, parameter if parameter.requires_grad else parameter.bfloat16()), name
+        assert torch.equal(value, parameter if parameter.requires_grad else parameter.bfloat16()), (
+            name
+        )
     low = load_model(Net().bfloat16(), ModelOptions(), (TOKENS,))
     wide = model_values(low, plan.schedule.types)["up.weight"]
     assert not isinstance(wide, Tensor) and torch.equal(wide(), Net().up.weight.bfloat16().float())
@@ -246,14 +300,22 @@ def test_states_are_of_the_master_type() -> None:
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
     stepper.step()
     kept = {name: value for name, value in module.state_dict().items() if name != "fixed"}
-    assert norm.dtype == torch.float32 and {value.dtype for value in kept.values()} == {torch.float32}
-    assert {value.dtype for state in stepper.state.values() for value in state.values()} == {torch.float32}
+    assert norm.dtype == torch.float32 and {value.dtype for value in kept.values()} == {
+        torch.float32
+    }
+    assert {value.dtype for state in stepper.state.values() for value in state.values()} == {
+        torch.float32
+    }
     module.load_state_dict(Net().state_dict())
-    assert torch.equal(module.get_parameter("up.weight"), Net().up.weight), "not rounded on its way in"
+    assert torch.equal(module.get_parameter("up.weight"), Net().up.weight), (
+        "not rounded on its way in"
+    )
     with pytest.raises(PlanError, match=r"which the plan has as torch\.float32"):
         module.bfloat16().loss(TOKENS)
 
 
 def test_nothing_is_cast_where_one_type_is_enough() -> None:
-    plan = autopar.plan(Net(), (TOKENS,), devices=1, cluster="local-cpu", master="float32", reduce="float32")
+    plan = autopar.plan(
+        Net(), (TOKENS,), devices=1, cluster="local-cpu", master="float32", reduce="float32"
+    )
     assert plan.schedule.types.master is None and plan.schedule.types.reduce is None

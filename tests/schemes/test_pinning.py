@@ -8,7 +8,7 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
-from autopar.planning.request import Request
+from autopar.planning.model.request import Request
 from autopar.schemes import AXIS_SCHEMES, SCHEMES, scheme_named
 from autopar.schemes.pinning import pinned, stage_mesh
 from autopar.sharding.analysis import Analysis, analyse
@@ -40,13 +40,24 @@ def request(devices: int, **pins: object) -> Request:
         ("pipeline-1f1b 3 x data 2", 8, "3 equal stages"),
     ],
 )
-def test_what_is_impossible_is_told(scheme: str, devices: int, message: str, analysis: Analysis) -> None:
+def test_what_is_impossible_is_told(
+    scheme: str, devices: int, message: str, analysis: Analysis
+) -> None:
     with pytest.raises(UsageError, match=message):
         pinned(request(devices), scheme_named(scheme), analysis)
 
 
 @pytest.mark.parametrize(
-    "text", ["dta", "4x4", "data 4 y megatron 2", "p2d2", "0x1x1", "data 2 (zero1) x zero3 2", "rank0:zero1,rank1:zero3"]
+    "text",
+    [
+        "dta",
+        "4x4",
+        "data 4 y megatron 2",
+        "p2d2",
+        "0x1x1",
+        "data 2 (zero1) x zero3 2",
+        "rank0:zero1,rank1:zero3",
+    ],
 )
 def test_bad_names(text: str) -> None:
     with pytest.raises(UsageError):
@@ -54,7 +65,9 @@ def test_bad_names(text: str) -> None:
 
 
 def test_every_name_is_known() -> None:
-    assert {name: scheme_named(name).name for name in (*SCHEMES, *AXIS_SCHEMES)} == {name: name for name in (*SCHEMES, *AXIS_SCHEMES)}
+    assert {name: scheme_named(name).name for name in (*SCHEMES, *AXIS_SCHEMES)} == {
+        name: name for name in (*SCHEMES, *AXIS_SCHEMES)
+    }
     assert all(scheme.words for scheme in SCHEMES.values())
 
 
@@ -70,22 +83,28 @@ def test_every_name_is_known() -> None:
     ],
 )
 def test_the_wanted_mesh(scheme: str, devices: int, shape: tuple[int, ...]) -> None:
-    found = scheme_named(scheme)
-    assert found.mesh_sizes(devices // (found.stages or 1)) == shape
+    actual = scheme_named(scheme)
+    assert actual.mesh_sizes(devices // (actual.stages or 1)) == shape
 
 
 def test_a_pipeline_takes_as_many_stages_as_there_are_layers(analysis: Analysis) -> None:
-    assert [pinned(request(n), SCHEMES["pipeline-1f1b"], analysis).stages for n in (2, 4, 8, 16)] == [2, 4, 4, 4]
+    assert [
+        pinned(request(n), SCHEMES["pipeline-1f1b"], analysis).stages for n in (2, 4, 8, 16)
+    ] == [2, 4, 4, 4]
     asked = pinned(request(8, stages=2), SCHEMES["pipeline-gpipe"], analysis)
-    assert (asked.stages, asked.pipeline, asked.zero) == (2, "gpipe", 0)
+    assert (asked.stages, asked.schedule, asked.zero) == (2, "gpipe", 0)
 
 
 def test_what_the_request_fixes_holds(analysis: Analysis) -> None:
     mesh = stage_mesh(load_cluster("dgx-h100").sized(8), (2, 2, 2))
-    found = pinned(request(8, mesh=mesh, zero=1), scheme_named("3d"), analysis)
-    assert found.mesh == mesh and found.zero == 1 and not found.fewer
+    plan = pinned(request(8, mesh=mesh, zero=1), scheme_named("3d"), analysis)
+    assert plan.mesh == mesh and plan.zero == 1 and not plan.fewer
     with pytest.raises(UsageError, match="3 mesh axes"):
-        pinned(request(8, mesh=stage_mesh(load_cluster("dgx-h100").sized(8), (8,))), scheme_named("3d"), analysis)
+        pinned(
+            request(8, mesh=stage_mesh(load_cluster("dgx-h100").sized(8), (8,))),
+            scheme_named("3d"),
+            analysis,
+        )
 
 
 def test_micro_batches_count(analysis: Analysis) -> None:
@@ -97,14 +116,16 @@ def test_micro_batches_count(analysis: Analysis) -> None:
 
 def test_a_stage_mesh_lies_inside_the_stages() -> None:
     mesh = stage_mesh(load_cluster("dgx-h100").sized(3072), (6, 8), 64)
-    assert mesh.shape == (6, 8) and mesh.axes[1].level == "nvlink" and mesh.axes[0].level != "nvlink"
+    assert (
+        mesh.shape == (6, 8) and mesh.axes[1].level == "nvlink" and mesh.axes[0].level != "nvlink"
+    )
     with pytest.raises(UsageError, match="2 stages of a mesh of 4 does not have 16 devices"):
         stage_mesh(load_cluster("dgx-h100").sized(16), (4,), 2)
 
 
 def test_named_axes_choose_among_the_meshes_that_have_them(analysis: Analysis) -> None:
-    found = pinned(request(16), scheme_named("node:data,gpu:data"), analyse_wide())
-    assert found.mesh is None and found.limits is not None
+    plan = pinned(request(16), scheme_named("node:data,gpu:data"), analyse_wide())
+    assert plan.mesh is None and plan.limits is not None
     with pytest.raises(UsageError, match="no axis 'rack'"):
         pinned(request(16), scheme_named("rack:data"), analysis)
 

@@ -1,4 +1,6 @@
-"""Cost graphs for the tests: small random ones of every shape, and layered ones whose tables are shared."""
+"""Cost graphs for the tests: small random ones of every shape, and layered ones whose tables are
+shared.
+"""
 
 import math
 import random
@@ -10,11 +12,15 @@ from autopar.search import CostGraph
 
 
 def random_graph(seed: int) -> CostGraph:
-    """Up to seven variables of up to four choices; some with ties, forbidden entries, shared tables, settled or lone variables."""
-    pick, draw = random.Random(seed), np.random.default_rng(seed)
+    """Up to seven variables of up to four choices; some with ties, forbidden entries, shared
+    tables, settled or lone variables.
+    """
+    pick = random.Random(seed)
+    draw = np.random.default_rng(seed)
     count = pick.randint(0, 7) if seed % 50 else 0
     sizes = [pick.choice((1, 2, 2, 3, 3, 4)) for _ in range(count)]
-    ties, forbidden = pick.random() < 0.5, pick.choice((0.0, 0.0, 0.1, 0.3))
+    ties = pick.random() < 0.5
+    forbidden = pick.choice((0.0, 0.0, 0.1, 0.3))
     shared: dict[tuple[int, ...], np.ndarray] = {}
 
     def table(*shape: int) -> np.ndarray:
@@ -46,7 +52,9 @@ def _topology(pick: random.Random, count: int) -> list[tuple[int, int]]:
 
 
 def random_family(seed: int) -> CostGraph:
-    """A random graph of one of four families: small ones of every shape, equal layers, layers with a hub, several components."""
+    """A random graph of one of four families: small ones of every shape, equal layers, layers with
+    a hub, several components.
+    """
     pick = random.Random(f"family {seed}")
     family = seed % 4
     if family == 0:
@@ -54,15 +62,27 @@ def random_family(seed: int) -> CostGraph:
     if family == 3:
         return union(random_graph(seed), random_graph(seed + 1), most=10**5)
     layers, operators, size = pick.choice(((2, 3, 3), (2, 4, 3), (2, 3, 4), (4, 3, 2), (3, 3, 2)))
-    graph = layered_graph(layers=layers, operators=operators, size=size, seed=seed, hub=pick.choice((2, 3)) if family == 2 else 0)
+    graph = layered_graph(
+        layers=layers,
+        operators=operators,
+        size=size,
+        seed=seed,
+        hub=pick.choice((2, 3)) if family == 2 else 0,
+    )
     return forbid(graph, seed) if pick.random() < 0.5 else graph
 
 
 def union(first: CostGraph, second: CostGraph, *, most: int) -> CostGraph:
-    """Both graphs side by side; the first alone when there would be more than `most` assignments."""
+    """Both graphs side by side.
+
+    The first alone when there would be more than `most` assignments.
+    """
     if math.prod(first.sizes) * math.prod(second.sizes) > most:
         return first
-    moved = {(u + len(first.sizes), v + len(first.sizes)): table for (u, v), table in second.edges.items()}
+    moved = {
+        (u + len(first.sizes), v + len(first.sizes)): table
+        for (u, v), table in second.edges.items()
+    }
     assert first.memory is not None and second.memory is not None
     return CostGraph(
         sizes=first.sizes + second.sizes,
@@ -73,7 +93,9 @@ def union(first: CostGraph, second: CostGraph, *, most: int) -> CostGraph:
 
 
 def forbid(graph: CostGraph, seed: int) -> CostGraph:
-    """The graph with some entries of its (shared) tables forbidden, and the costs rounded so that many tie."""
+    """The graph with some entries of its (shared) tables forbidden, and the costs rounded so that
+    many tie.
+    """
     draw = np.random.default_rng(seed)
     made: dict[int, np.ndarray] = {}
     for table in (*graph.unary, *graph.edges.values()):
@@ -83,17 +105,24 @@ def forbid(graph: CostGraph, seed: int) -> CostGraph:
     return replace(graph, unary=tuple(made[id(table)] for table in graph.unary), edges=edges)
 
 
-def layered_graph(*, layers: int, operators: int, size: int, seed: int = 0, hub: int = 0) -> CostGraph:
-    """A chain of equal layers with a residual edge in each, and (`hub` > 0) one variable of that size tied to every layer."""
+def layered_graph(
+    *, layers: int, operators: int, size: int, seed: int = 0, hub: int = 0
+) -> CostGraph:
+    """A chain of equal layers with a residual edge in each, and (`hub` > 0) one variable of that
+    size tied to every layer.
+    """
     draw = np.random.default_rng(seed)
     count = layers * operators
     links = [draw.random((size, size)) for _ in range(operators)]
-    residual, tie = draw.random((size, size)), draw.random((size, max(hub, 1)))
+    residual = draw.random((size, size))
+    tie = draw.random((size, max(hub, 1)))
     costs = [draw.random(size) for _ in range(operators)]
     bytes_ = [draw.integers(1, 100, size).astype(float) for _ in range(operators)]
     edges = {(i, i + 1): links[i % operators] for i in range(count - 1)}
     edges.update({(i * operators, i * operators + 2): residual for i in range(layers)})
-    unary, memory, sizes = [costs[i % operators] for i in range(count)], [bytes_[i % operators] for i in range(count)], [size] * count
+    unary = [costs[i % operators] for i in range(count)]
+    memory = [bytes_[i % operators] for i in range(count)]
+    sizes = [size] * count
     if hub:
         edges.update({(i * operators, count): tie for i in range(layers)})
         unary.append(draw.random(hub))

@@ -1,4 +1,6 @@
-"""Certificates prove the bounds of their solutions without a search, and corrupted ones are refused."""
+"""Certificates prove the bounds of their solutions without a search, and corrupted ones are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,17 @@ from certificate import Certificate, check
 from certifying import certify
 from search_graphs import clique, layered_graph, random_graph
 
-from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, conditioning, solve
-from autopar.search.dynamic_programming import eliminate_variables
+from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, solve
+from autopar.search.elimination import conditioning
+from autopar.search.solvers.dynamic_programming import eliminate_variables
 
 
-def proven(graph: CostGraph, found: Solution) -> Certificate:
+def proven(graph: CostGraph, solution: Solution) -> Certificate:
     """The certificate of a solution, valid as it is."""
-    certificate = certify(graph, found)
+    certificate = certify(graph, solution)
     verdict = check(graph, certificate)
     assert verdict.valid, verdict.reason
-    assert verdict.cost == found.cost
+    assert verdict.cost == solution.cost
     return certificate
 
 
@@ -54,13 +57,22 @@ def test_wrong_figures_are_refused(exact: Certificate) -> None:
     rejected(LAYERS, replace(exact, bound=1.01 * exact.cost), "above the cost")
     other = [(choice + 1) % size for choice, size in zip(exact.choices, LAYERS.sizes, strict=True)]
     rejected(LAYERS, replace(exact, choices=tuple(other)), "the choices cost")
-    rejected(LAYERS, replace(exact, choices=tuple(other), cost=LAYERS.cost(other), bound=1.05 * exact.bound), "of the bound")
+    rejected(
+        LAYERS,
+        replace(exact, choices=tuple(other), cost=LAYERS.cost(other), bound=1.05 * exact.bound),
+        "of the bound",
+    )
     rejected(LAYERS, replace(exact, choices=exact.choices[1:]), "not of this graph")
 
 
 def test_every_raised_message_is_refused(exact: Certificate) -> None:
     for number, message in enumerate(exact.messages):
-        for raised in (message + 1e-3, np.where(np.arange(message.size).reshape(message.shape) == message.argmin(), 1e9, message)):
+        for raised in (
+            message + 1e-3,
+            np.where(
+                np.arange(message.size).reshape(message.shape) == message.argmin(), 1e9, message
+            ),
+        ):
             messages = (*exact.messages[:number], raised, *exact.messages[number + 1 :])
             verdict = check(LAYERS, replace(exact, messages=messages))
             assert verdict.bound <= exact.cost * (1 + 1e-12), "a bound that is none"
@@ -90,7 +102,9 @@ def test_a_lowered_message_proves_less(exact: Certificate) -> None:
         ({"substitutes": (None,)}, "substitutes of 1"),
     ],
 )
-def test_what_is_malformed_is_refused(exact: Certificate, change: dict[str, Any], reason: str) -> None:
+def test_what_is_malformed_is_refused(
+    exact: Certificate, change: dict[str, Any], reason: str
+) -> None:
     rejected(LAYERS, replace(exact, **change), reason)
 
 
@@ -109,13 +123,17 @@ def test_no_certificate_proves_more_than_the_optimum() -> None:
     for seed in range(60):
         graph = random_graph(seed)
         try:
-            found = solve(graph)
+            solution = solve(graph)
         except NoAssignment:
             continue
-        certificate = proven(graph, found)
+        certificate = proven(graph, solution)
         for _ in range(4):
-            messages = tuple(message + draw.normal(0.0, 0.3, message.shape) for message in certificate.messages)
-            assert check(graph, replace(certificate, messages=messages)).bound <= found.cost + 1e-9
+            messages = tuple(
+                message + draw.normal(0.0, 0.3, message.shape) for message in certificate.messages
+            )
+            assert (
+                check(graph, replace(certificate, messages=messages)).bound <= solution.cost + 1e-9
+            )
 
 
 @pytest.mark.parametrize("limit", [None, 18.0])
@@ -124,10 +142,10 @@ def test_split_variables(limit: float | None) -> None:
     for seed in range(24):
         graph = clique(count=6, size=3, seed=seed, forbidden=0.1 * (seed % 2))
         try:
-            found = eliminate_variables(graph, memory_limit=limit, max_entries=9)
+            solution = eliminate_variables(graph, memory_limit=limit, max_entries=9)
         except Infeasible:
             continue
-        certificate = proven(graph, found)
+        certificate = proven(graph, solution)
         split += len(certificate.split) > 0
     assert split > 10
 
@@ -139,18 +157,20 @@ def test_dropped_choices(monkeypatch: pytest.MonkeyPatch) -> None:
         graph = random_graph(seed)
         for limit in (None, 12.0):
             try:
-                found = eliminate_variables(graph, memory_limit=limit, max_entries=1 << 20)
+                solution = eliminate_variables(graph, memory_limit=limit, max_entries=1 << 20)
             except ValueError:
                 continue
-            certificate = proven(graph, found)
+            certificate = proven(graph, solution)
             for v, instead in enumerate(certificate.substitutes):
                 if instead is None:
                     continue
                 dropped += 1
-                swapped = np.full_like(instead, int(np.flatnonzero(instead == np.arange(len(instead)))[-1]))
+                swapped = np.full_like(
+                    instead, int(np.flatnonzero(instead == np.arange(len(instead)))[-1])
+                )
                 lie = (*certificate.substitutes[:v], swapped, *certificate.substitutes[v + 1 :])
                 verdict = check(graph, replace(certificate, substitutes=lie))
-                assert not verdict.valid or verdict.bound <= found.cost + 1e-9
+                assert not verdict.valid or verdict.bound <= solution.cost + 1e-9
     assert dropped > 50
 
 
@@ -174,7 +194,7 @@ def test_every_method_has_one(method: str) -> None:
 
 def test_the_bound_of_a_clique_that_is_too_wide() -> None:
     graph = clique(count=8, size=3, seed=3)
-    found = eliminate_variables(graph, memory_limit=None, max_entries=27)
-    certificate = proven(graph, found)
+    solution = eliminate_variables(graph, memory_limit=None, max_entries=27)
+    certificate = proven(graph, solution)
     assert certificate.split
     rejected(graph, replace(certificate, split=certificate.split[1:]), "")

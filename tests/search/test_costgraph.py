@@ -1,4 +1,6 @@
-"""The cost graph refuses what it cannot mean, prices what it is given, and a solution states its gap."""
+"""The cost graph refuses what it cannot mean, prices what it is given, and a solution states its
+gap.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +33,10 @@ def test_prices() -> None:
         ({"sizes": (2, 0)}, "needs a choice"),
         ({"unary": PAIR.unary[:1]}, "1 unary tables for 2"),
         ({"unary": (np.zeros(2), np.array([0.0, np.nan, 1.0]))}, "NaN"),
-        ({"unary": (np.zeros(2), np.zeros(4))}, r"unary of variable 1 must be a float64 array of shape \(3,\)"),
+        (
+            {"unary": (np.zeros(2), np.zeros(4))},
+            r"unary of variable 1 must be a float64 array of shape \(3,\)",
+        ),
         ({"unary": (np.zeros(2, dtype=np.float32), np.zeros(3))}, "float64"),
         ({"edges": {(1, 0): np.zeros((3, 2))}}, "ordered pair"),
         ({"edges": {(0, 1): np.zeros((3, 2))}}, "shape"),
@@ -66,13 +71,17 @@ def test_degenerate_graphs(method: str) -> None:
     with pytest.raises(NoAssignment):
         solve(replace(PAIR, edges={(0, 1): np.full((2, 3), np.inf)}), method=method)
     with pytest.raises(NoAssignment):
-        solve(replace(PAIR, edges={(0, 1): np.full((2, 3), np.inf)}), method=method, memory_limit=1.0)
+        solve(
+            replace(PAIR, edges={(0, 1): np.full((2, 3), np.inf)}), method=method, memory_limit=1.0
+        )
     with pytest.raises(ValueError, match="memory tables"):
         solve(replace(PAIR, memory=None), method=method, memory_limit=1.0)
 
 
 def test_unknown_method_lists_the_names() -> None:
-    with pytest.raises(ValueError, match="dynamic_programming, lagrangian, recursive_programming, exhaustive"):
+    with pytest.raises(
+        ValueError, match="dynamic_programming, lagrangian, recursive_programming, exhaustive"
+    ):
         solve(PAIR, method="greedy")
 
 

@@ -1,4 +1,6 @@
-"""The same graph has the same solution, ten times over and in fresh processes with other hash seeds."""
+"""The same graph has the same solution, ten times over and in fresh processes with other hash
+seeds.
+"""
 
 import hashlib
 import os
@@ -9,27 +11,31 @@ from pathlib import Path
 from search_graphs import clique, layered_graph, random_family
 
 from autopar.search import CostGraph, Infeasible, NoAssignment, solve
-from autopar.search.orders import order
+from autopar.search.elimination.orders import order
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def outcome(graph: CostGraph, method: str, limit: float | None) -> str:
     try:
-        found = solve(graph, method=method, memory_limit=limit)
+        solution = solve(graph, method=method, memory_limit=limit)
     except (Infeasible, NoAssignment) as error:
         return repr(error)
-    return repr((found, found.proof))
+    return repr((solution, solution.proof))
 
 
 def digest() -> str:
     """A digest of the solutions of many graphs by the methods that are no oracles."""
-    graphs = [*map(random_family, range(40)), layered_graph(layers=12, operators=5, size=6, hub=4), clique(count=9, size=4, seed=2)]
-    found = []
+    graphs = [
+        *map(random_family, range(40)),
+        layered_graph(layers=12, operators=5, size=6, hub=4),
+        clique(count=9, size=4, seed=2),
+    ]
+    results = []
     for graph in graphs:
         for method in ("dynamic_programming", "recursive_programming"):
-            found += [outcome(graph, method, None), outcome(graph, method, 30.0)]
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+            results += [outcome(graph, method, None), outcome(graph, method, 30.0)]
+    return hashlib.sha256("\n".join(results).encode()).hexdigest()
 
 
 def test_ten_runs() -> None:
@@ -43,10 +49,20 @@ def test_ten_runs() -> None:
 
 
 def test_fresh_processes_with_other_hash_seeds() -> None:
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_determinism; print(test_determinism.digest())"
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_determinism; "
+        "print(test_determinism.digest())"
+    )
     printed = set()
     for seed in ("0", "4242"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+            check=True,
+        )
         printed.add(run.stdout.strip())
     assert printed == {digest()}

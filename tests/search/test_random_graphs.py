@@ -1,4 +1,6 @@
-"""On 10,000 small random graphs, with and without memory limits, the searches agree with looking at every assignment."""
+"""On 10,000 small random graphs, with and without memory limits, the searches agree with looking at
+every assignment.
+"""
 
 import numpy as np
 import pytest
@@ -6,42 +8,42 @@ from certificate import check as check_certificate
 from certifying import certify
 from search_graphs import random_family, random_graph
 
-from autopar.search import CostGraph, Infeasible, NoAssignment, Solution, solve
+from autopar.search import CostGraph, Infeasible, Solution
+from tests.search.attempts import attempt
 
 SLACK = 1e-9
 BLOCK = 100
 
 
-def attempt(graph: CostGraph, method: str, limit: float | None) -> Solution | Infeasible | NoAssignment:
-    try:
-        return solve(graph, method=method, memory_limit=limit)
-    except (Infeasible, NoAssignment) as error:
-        return error
-
-
 def some_limit(graph: CostGraph, seed: int) -> float:
     assert graph.memory is not None
-    return float(np.random.default_rng(seed).integers(0, sum(table.max() for table in graph.memory) + 2))
+    return float(
+        np.random.default_rng(seed).integers(0, sum(table.max() for table in graph.memory) + 2)
+    )
 
 
 def check(graph: CostGraph, limit: float | None) -> None:
     truth = attempt(graph, "exhaustive", limit)
     for method in ("dynamic_programming", "recursive_programming"):
-        found = attempt(graph, method, limit)
-        assert type(found) is type(truth)
+        outcome = attempt(graph, method, limit)
+        assert type(outcome) is type(truth)
         if isinstance(truth, Infeasible):
-            assert isinstance(found, Infeasible) and found.minimum_memory == truth.minimum_memory
-        if not isinstance(truth, Solution) or not isinstance(found, Solution):
+            assert (
+                isinstance(outcome, Infeasible) and outcome.minimum_memory == truth.minimum_memory
+            )
+        if not isinstance(truth, Solution) or not isinstance(outcome, Solution):
             continue
-        assert found.cost == graph.cost(found.choices) and found.memory == graph.memory_of(found.choices)
-        assert found.lower_bound - SLACK <= truth.cost <= found.cost + SLACK
-        assert limit is None or found.memory <= limit
-        verdict = check_certificate(graph, certify(graph, found))
+        assert outcome.cost == graph.cost(outcome.choices) and outcome.memory == graph.memory_of(
+            outcome.choices
+        )
+        assert outcome.lower_bound - SLACK <= truth.cost <= outcome.cost + SLACK
+        assert limit is None or outcome.memory <= limit
+        verdict = check_certificate(graph, certify(graph, outcome))
         assert verdict.valid, verdict.reason
         assert verdict.bound <= truth.cost + SLACK
         if method == "dynamic_programming":
-            assert found.cost == pytest.approx(truth.cost, rel=SLACK, abs=SLACK)
-            assert found.gap < SLACK
+            assert outcome.cost == pytest.approx(truth.cost, rel=SLACK, abs=SLACK)
+            assert outcome.gap < SLACK
 
 
 def check_block(start: int) -> None:
@@ -59,7 +61,10 @@ def test_against_exhaustive(start: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
-    [pytest.param(start, marks=pytest.mark.ci) if start < 2000 else start for start in range(1000, 10000, BLOCK)],
+    [
+        pytest.param(start, marks=pytest.mark.ci) if start < 2000 else start
+        for start in range(1000, 10000, BLOCK)
+    ],
 )
 def test_against_exhaustive_on_many_more(start: int) -> None:
     check_block(start)
@@ -68,6 +73,7 @@ def test_against_exhaustive_on_many_more(start: int) -> None:
 @pytest.mark.parametrize("method", ["dynamic_programming", "recursive_programming"])
 def test_same_graph_same_solution(method: str) -> None:
     for seed in range(30):
-        first, second = random_graph(seed), random_graph(seed)
+        first = random_graph(seed)
+        second = random_graph(seed)
         outcomes = [attempt(graph, method, some_limit(graph, seed)) for graph in (first, second)]
         assert repr(outcomes[0]) == repr(outcomes[1])

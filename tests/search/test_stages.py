@@ -30,25 +30,31 @@ def test_no_cut_has_a_faster_slowest_stage(times: list[int], stages: int, random
         tables.append(table)
 
     def worst(cuts: tuple[int, ...]) -> float:
-        return max(float(table[j, i - j]) for table, (i, j) in zip(tables, itertools.pairwise(cuts), strict=True))
+        return max(
+            float(table[j, i - j])
+            for table, (i, j) in zip(tables, itertools.pairwise(cuts), strict=True)
+        )
 
-    found = partition(tables)
+    actual = partition(tables)
     best = min((worst(cuts) for cuts in every_cut(len(times), stages)), default=math.inf)
-    assert (found is None) == (best == math.inf)
-    if found is not None:
-        assert worst(found) == best
+    assert (actual is None) == (best == math.inf)
+    if actual is not None:
+        assert worst(actual) == best
 
 
 @settings(max_examples=100, deadline=None)
 @given(TIMES, st.integers(1, 9), st.integers(1, 4))
-def test_tables_of_short_intervals_hold_those_that_are_needed(times: list[int], longest: int, stages: int) -> None:
+def test_tables_of_short_intervals_hold_those_that_are_needed(
+    times: list[int], longest: int, stages: int
+) -> None:
     values = np.array(times, dtype=np.float64)
     width = min(longest, len(times))
     table = interval_sums(values, width)
     for stop in range(len(times) + 1):
         for column, start in enumerate(range(stop - width, stop)):
             assert table[stop, column] == (values[start:stop].sum() if start >= 0 else math.inf)
-    whole, short = partition([interval_sums(values)] * stages), partition([table] * stages)
+    whole = partition([interval_sums(values)] * stages)
+    short = partition([table] * stages)
     if whole is not None and max(j - i for i, j in itertools.pairwise(whole)) <= width:
         assert short == whole
 
@@ -61,25 +67,36 @@ def test_balancing_never_loads_the_fullest_device_more(times: list[int], devices
     cuts = partition(costs)
     assert cuts is not None
 
-    def loads(found: tuple[int, ...]) -> list[float]:
-        held = [float(values[i:j].sum()) for i, j in itertools.pairwise(found)]
+    def loads(cut: tuple[int, ...]) -> list[float]:
+        held = [float(values[i:j].sum()) for i, j in itertools.pairwise(cut)]
         return [sum(held[device::devices]) for device in range(devices)]
 
-    found = balance(cuts, costs, devices)
-    assert found[0] == 0 and found[-1] == len(times) and all(i < j for i, j in itertools.pairwise(found))
-    assert max(loads(found)) <= max(loads(cuts))
+    actual = balance(cuts, costs, devices)
+    assert (
+        actual[0] == 0
+        and actual[-1] == len(times)
+        and all(i < j for i, j in itertools.pairwise(actual))
+    )
+    assert max(loads(actual)) <= max(loads(cuts))
 
 
 def test_balancing_shares_out_the_second_chunks() -> None:
-    # Both chunks of three pieces on device 0, both of two on device 1: the dearest stage cannot tell.
+    # Both chunks of three pieces on device 0, both of two on device 1: the dearest stage cannot
+    # tell.
     values = np.ones(10)
-    assert balance((0, 3, 5, 8, 10), [interval_sums(values)] * 4, 2) in ((0, 2, 5, 8, 10), (0, 3, 5, 7, 10), (0, 3, 6, 8, 10))
+    assert balance((0, 3, 5, 8, 10), [interval_sums(values)] * 4, 2) in (
+        (0, 2, 5, 8, 10),
+        (0, 3, 5, 7, 10),
+        (0, 3, 6, 8, 10),
+    )
 
 
 @settings(max_examples=200, deadline=None)
 @given(TIMES, st.integers(1, 4))
 def test_bisection_finds_the_bottleneck(times: list[int], stages: int) -> None:
     values = np.array(times, dtype=np.float64)
-    cuts = itertools.chain.from_iterable(every_cut(len(times), count) for count in range(1, min(stages, len(times)) + 1))
+    cuts = itertools.chain.from_iterable(
+        every_cut(len(times), count) for count in range(1, min(stages, len(times)) + 1)
+    )
     best = min(max(float(values[i:j].sum()) for i, j in itertools.pairwise(cut)) for cut in cuts)
     assert best <= least_bottleneck(values, stages) <= best * (1 + 2e-4)

@@ -1,4 +1,6 @@
-"""The checker's arithmetic: dropped choices, settled and split variables, and the messages of an elimination, each equal case once."""
+"""The checker's arithmetic: dropped choices, settled and split variables, and the messages of an
+elimination, each equal case once.
+"""
 
 import hashlib
 import math
@@ -7,11 +9,14 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from autopar.search.costgraph import CostGraph, Edge, Indices, Table
+from autopar.search.costgraph import CostGraph, Edge
+from autopar.search.tables import Indices, Table
 
 Scope = tuple[int, ...]
 Around = tuple[tuple[int, int, int], ...]
-"""The edges of a variable: number of the table, which end the variable is, number of the other end's kept choices."""
+"""The edges of a variable: number of the table, which end the variable is, number of the other
+end's kept choices.
+"""
 
 
 class Malformed(ValueError):
@@ -32,7 +37,11 @@ class Numbers(Generic[Array]):
     def of(self, array: Array) -> int:
         """The array's number."""
         if id(array) not in self._objects:
-            content = (array.shape, array.dtype.str, hashlib.blake2b(np.ascontiguousarray(array).data).digest())
+            content = (
+                array.shape,
+                array.dtype.str,
+                hashlib.blake2b(np.ascontiguousarray(array).data).digest(),
+            )
             number = self._contents.setdefault(content, len(self.arrays))
             if number == len(self.arrays):
                 self.arrays.append(array)
@@ -41,12 +50,21 @@ class Numbers(Generic[Array]):
 
 
 class Factors:
-    """A graph at a price of a byte, without dropped choices; `charged` is what its bound loses by that (rounding, if all is right)."""
+    """A graph at a price of a byte, without dropped choices; `charged` is what its bound loses by
+    that (rounding, if all is right).
+    """
 
-    def __init__(self, graph: CostGraph, memory: Sequence[Table] | None, price: float, substitutes: Sequence[Indices | None]) -> None:
+    def __init__(
+        self,
+        graph: CostGraph,
+        memory: Sequence[Table] | None,
+        price: float,
+        substitutes: Sequence[Indices | None],
+    ) -> None:
         self.numbers: Numbers[Table] = Numbers()
         self.keeps: Numbers[Indices] = Numbers()
-        self.charged, self.price = 0.0, price
+        self.charged = 0.0
+        self.price = price
         self.costs = [self.numbers.of(table) for table in graph.unary]
         self.memory = None if memory is None else [self.numbers.of(table) for table in memory]
         tables = {edge: self.numbers.of(table) for edge, table in graph.edges.items()}
@@ -60,7 +78,9 @@ class Factors:
     def _slice(self, table: int, rows: int, columns: int) -> Table:
         key = (table, rows, columns)
         if key not in self._made:
-            self._made[key] = self.numbers.arrays[table][np.ix_(self.keeps.arrays[rows], self.keeps.arrays[columns])]
+            self._made[key] = self.numbers.arrays[table][
+                np.ix_(self.keeps.arrays[rows], self.keeps.arrays[columns])
+            ]
         return self._made[key]
 
     def _drop(self, tables: Mapping[Edge, int], substitutes: Sequence[Indices | None]) -> None:
@@ -74,16 +94,28 @@ class Factors:
             if instead is None:
                 continue
             around = tuple(sorted((table, side, self.keep[u]) for table, side, u in incident[v]))
-            signature = (self.costs[v], self.memory[v] if self.memory else -1, self.keeps.of(instead), around)
+            signature = (
+                self.costs[v],
+                self.memory[v] if self.memory else -1,
+                self.keeps.of(instead),
+                around,
+            )
             if signature not in judged:
                 judged[signature] = self._loss(v, instead, around)
             self.charged += judged[signature]
             self.keep[v] = self.keeps.of(np.flatnonzero(instead == np.arange(len(instead))))
 
     def _loss(self, v: int, instead: Indices, around: Around) -> float:
-        """What an assignment may lose when the choices of `v` give way; infinite where they may not."""
+        """The cost that an assignment may lose when the choices of `v` give way; infinite where
+        they may not.
+        """
         size = len(self.keeps.arrays[self.keep[v]])
-        if instead.shape != (size,) or instead.dtype.kind not in "iu" or instead.min() < -1 or instead.max() >= size:
+        if (
+            instead.shape != (size,)
+            or instead.dtype.kind not in "iu"
+            or instead.min() < -1
+            or instead.max() >= size
+        ):
             raise Malformed(f"the substitutes of variable {v} are not choices of it")
         end = instead
         for _ in range(size.bit_length()):
@@ -93,9 +125,15 @@ class Factors:
         if (instead[end[replaced]] != end[replaced]).any() or (end[replaced] < 0).any():
             raise Malformed(f"the substitutes of variable {v} lead to no choice that is kept")
         possible = np.isfinite(self.numbers.arrays[self.costs[v]])
-        advantages = [_differences(self.numbers.arrays[self.costs[v]][:, None], replaced, instead[replaced])]
+        advantages = [
+            _differences(self.numbers.arrays[self.costs[v]][:, None], replaced, instead[replaced])
+        ]
         for table, side, other in around:
-            rows = self._slice(table, self.keep[v], other) if side == 0 else self._slice(table, other, self.keep[v]).T
+            rows = (
+                self._slice(table, self.keep[v], other)
+                if side == 0
+                else self._slice(table, other, self.keep[v]).T
+            )
             possible &= np.isfinite(rows.min(axis=1))
             advantages.append(_differences(rows, replaced, instead[replaced]))
         memory = None if self.memory is None else self.numbers.arrays[self.memory[v]]
@@ -106,7 +144,9 @@ class Factors:
         return math.inf if possible[instead < 0].any() else float(np.maximum(losses, 0.0).sum())
 
     def _fold(self, tables: Mapping[Edge, int]) -> tuple[list[Table], dict[Edge, Table]]:
-        """The tables of the kept choices; an edge with a settled end counts in the other end's unary table."""
+        """The tables of the kept choices; an edge with a settled end counts in the other end's
+        unary table.
+        """
         edges: dict[Edge, Table] = {}
         extra: list[list[tuple[int, int, int]]] = [[] for _ in self.sizes]
         for (u, v), table in tables.items():
@@ -117,11 +157,20 @@ class Factors:
                 extra[u if self.sizes[v] == 1 else v].append(key)
         unary = []
         for v, cost in enumerate(self.costs):
-            signature = (cost, self.memory[v] if self.memory else -1, self.keep[v], tuple(sorted(extra[v])))
+            signature = (
+                cost,
+                self.memory[v] if self.memory else -1,
+                self.keep[v],
+                tuple(sorted(extra[v])),
+            )
             if signature not in self._made:
                 total = self.numbers.arrays[cost][self.keeps.arrays[self.keep[v]]]
                 if self.memory is not None:
-                    total = total + self.price * self.numbers.arrays[self.memory[v]][self.keeps.arrays[self.keep[v]]]
+                    total = (
+                        total
+                        + self.price
+                        * self.numbers.arrays[self.memory[v]][self.keeps.arrays[self.keep[v]]]
+                    )
                 for key in signature[3]:
                     total = total + self._slice(*key).reshape(-1)
                 self._made[signature] = total
@@ -129,13 +178,17 @@ class Factors:
         return unary, edges
 
     def split(self, variables: Sequence[int]) -> None:
-        """Give each of the variables a copy for each of its edges, in the edges' order: the first is itself, the others come last."""
+        """Give each of the variables a copy for each of its edges, in the edges' order: the first
+        is itself, the others come last.
+        """
         degree = {v: sum(v in edge for edge in self.edges) for v in variables}
         if any(not 0 <= v < len(self.sizes) for v in degree):
             raise Malformed("a split variable is not of the graph")
         shares: dict[tuple[int, int], Table] = {}
         for v, parts in degree.items():
-            self.unary[v] = shares.setdefault((self.numbers.of(self.unary[v]), parts), self.unary[v] / max(parts, 1))
+            self.unary[v] = shares.setdefault(
+                (self.numbers.of(self.unary[v]), parts), self.unary[v] / max(parts, 1)
+            )
         used: set[int] = set()
         edges: dict[Edge, Table] = {}
         for edge in sorted(self.edges):
@@ -147,17 +200,24 @@ class Factors:
                     self.unary.append(self.unary[v])
                 used.update({v} & degree.keys())
             turned = ends[0] > ends[1]
-            edges[min(ends), max(ends)] = self._turned(self.edges[edge]) if turned else self.edges[edge]
+            edges[min(ends), max(ends)] = (
+                self._turned(self.edges[edge]) if turned else self.edges[edge]
+            )
         self.edges = edges
 
     def _turned(self, table: Table) -> Table:
         key = ("turned", self.numbers.of(table))
         return self._made.setdefault(key, np.ascontiguousarray(table.T))
 
-    def bound(self, order: Sequence[int], numbers: Sequence[int], messages: Sequence[Table]) -> float:
+    def bound(
+        self, order: Sequence[int], numbers: Sequence[int], messages: Sequence[Table]
+    ) -> float:
         """The sum of the last messages, less what is charged; every variable goes once."""
         if sorted(order) != list(range(len(self.sizes))) or len(numbers) != len(order):
-            raise Malformed(f"the order does not take each of the {len(self.sizes)} variables once, with a message")
+            raise Malformed(
+                f"the order does not take each of the {len(self.sizes)} variables once, with a "
+                "message"
+            )
         if not all(0 <= number < len(messages) for number in numbers):
             raise Malformed("a message is missing")
         return _Elimination(self, messages).run(order, numbers) - self.charged
@@ -167,7 +227,8 @@ class _Elimination:
     """The factors that are left while the variables go."""
 
     def __init__(self, factors: Factors, messages: Sequence[Table]) -> None:
-        self.numbers, self.messages = factors.numbers, messages
+        self.numbers = factors.numbers
+        self.messages = messages
         self.scopes: list[Scope] = []
         self.tables: list[int] = []
         self.around: list[set[int]] = [set() for _ in factors.sizes]
@@ -190,7 +251,12 @@ class _Elimination:
             mine = sorted(self.around[v])
             neighbours = sorted({u for factor in mine for u in self.scopes[factor]} - {v})
             label = {u: i for i, u in enumerate(neighbours, 1)} | {v: 0}
-            inputs = tuple(sorted((tuple(label[u] for u in self.scopes[factor]), self.tables[factor]) for factor in mine))
+            inputs = tuple(
+                sorted(
+                    (tuple(label[u] for u in self.scopes[factor]), self.tables[factor])
+                    for factor in mine
+                )
+            )
             if (inputs, number) not in looked:
                 shape = (self.sizes[v], *(self.sizes[u] for u in neighbours))
                 looked[inputs, number] = self._excess(inputs, shape, self.messages[number])
@@ -204,10 +270,19 @@ class _Elimination:
                 constants.append(float(self.messages[number]))
         return math.fsum(constants) if all(map(math.isfinite, constants)) else -math.inf
 
-    def _excess(self, inputs: Sequence[tuple[Scope, int]], shape: Sequence[int], message: Table) -> float:
+    def _excess(
+        self, inputs: Sequence[tuple[Scope, int]], shape: Sequence[int], message: Table
+    ) -> float:
         """By how much the message exceeds the least sum of the inputs, at most."""
-        if message.shape != tuple(shape[1:]) or message.dtype != np.float64 or not (message > -math.inf).all():
-            raise Malformed(f"a message has the shape {message.shape}, not {tuple(shape[1:])}, or holds what is no number")
+        if (
+            message.shape != tuple(shape[1:])
+            or message.dtype != np.float64
+            or not (message > -math.inf).all()
+        ):
+            raise Malformed(
+                f"a message has the shape {message.shape}, not {tuple(shape[1:])}, or holds what "
+                "is no number"
+            )
         laid = [self._laid(labels, table, shape) for labels, table in inputs]
         worst = 0.0
         for choice in range(shape[0]):
@@ -215,7 +290,9 @@ class _Elimination:
             for table in laid:
                 total = total + table[choice]
             with np.errstate(invalid="ignore"):
-                worst = max(worst, float(np.fmax.reduce((message - total).reshape(-1), initial=0.0)))
+                worst = max(
+                    worst, float(np.fmax.reduce((message - total).reshape(-1), initial=0.0))
+                )
         return worst
 
     def _laid(self, labels: Scope, table: int, shape: Sequence[int]) -> Table:
@@ -226,6 +303,8 @@ class _Elimination:
 
 
 def _differences(table: Table, ours: Indices, theirs: Indices) -> Table:
-    """The least of `table[ours] - table[theirs]` along the rows, infinite where ours is forbidden."""
+    """The least of `table[ours] - table[theirs]` by row, infinite where ours is forbidden."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(np.isinf(table[ours]), np.inf, table[ours] - table[theirs]).min(axis=1))
+        return np.asarray(
+            np.where(np.isinf(table[ours]), np.inf, table[ours] - table[theirs]).min(axis=1)
+        )

@@ -29,28 +29,45 @@ def flat(kind: str, axis: int, nbytes: int) -> float:
 def decide(analysis: Analysis, strategies: Mapping[str, str], axes: int) -> dict[str, Decision]:
     """Decisions from option names (one an axis), R for operators that are not named."""
     whole = replicated(axes)
-    found = {}
+    results = {}
     for op in analysis.graph.operators:
         if op.name in analysis.cold:
-            found[op.name] = Decision(options=(), rule=None, inputs=(whole,) * len(op.inputs), outputs=(whole,) * len(op.outputs))
+            results[op.name] = Decision(
+                options=(),
+                rule=None,
+                inputs=(whole,) * len(op.inputs),
+                outputs=(whole,) * len(op.outputs),
+            )
             continue
         offer = analysis.offers[op.name]
         known = {option.name: option for option in offer.options}
-        options = tuple(known[name] for name in strategies.get(op.name, " ".join("R" * axes)).split())
+        options = tuple(
+            known[name] for name in strategies.get(op.name, " ".join("R" * axes)).split()
+        )
         inputs = tuple(tuple(o.inputs[i] for o in options) for i in range(len(op.inputs)))
         outputs = tuple(tuple(o.outputs[i] for o in options) for i in range(len(op.outputs)))
-        found[op.name] = Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)
-    return found
+        results[op.name] = Decision(
+            options=options, rule=offer.rule, inputs=inputs, outputs=outputs
+        )
+    return results
 
 
 def assign(
-    graph: Graph, mesh: Mesh, strategies: Mapping[str, str], *, storage: Mapping[str, str] | None = None, train: bool = True
+    graph: Graph,
+    mesh: Mesh,
+    strategies: Mapping[str, str],
+    *,
+    storage: Mapping[str, str] | None = None,
+    train: bool = True,
 ) -> Assignment:
     """An assignment with one chain for every layout that some operator needs; outputs are whole."""
     analysis = analyse(graph, train=train)
     whole = replicated(len(mesh.axes))
     decisions = decide(analysis, strategies, len(mesh.axes))
-    stored = {t.name: parse_layout((storage or {}).get(t.name, " ".join("R" for _ in mesh.axes))) for t in graph.parameters}
+    stored = {
+        t.name: parse_layout((storage or {}).get(t.name, " ".join("R" for _ in mesh.axes)))
+        for t in graph.parameters
+    }
     home: dict[str, Layout] = {t.name: stored.get(t.name, whole) for t in graph.tensors.values()}
     needed: dict[str, dict[Layout, None]] = {}
     for op in graph.operators:
@@ -63,16 +80,36 @@ def assign(
     for name, layouts in needed.items():
         tensor = graph.tensors[name]
         chains[name] = tuple(
-            cheapest_chain(home[name], to, tensor.shape, tensor.bytes // tensor.size, mesh.shape, flat, gradient=name in analysis.gradients)
+            cheapest_chain(
+                home[name],
+                to,
+                tensor.shape,
+                tensor.bytes // tensor.size,
+                mesh.shape,
+                flat,
+                gradient=name in analysis.gradients,
+            )
             for to in layouts
             if to != home[name]
         )
     outputs = dict.fromkeys(analysis.outputs, whole)
-    return Assignment(mesh=mesh, decisions=decisions, storage=stored, outputs=outputs, chains=chains, gradients=analysis.gradients)
+    return Assignment(
+        mesh=mesh,
+        decisions=decisions,
+        storage=stored,
+        outputs=outputs,
+        chains=chains,
+        gradients=analysis.gradients,
+    )
 
 
 def program(
-    graph: Graph, mesh: Mesh, strategies: Mapping[str, str], *, storage: Mapping[str, str] | None = None, train: bool = True
+    graph: Graph,
+    mesh: Mesh,
+    strategies: Mapping[str, str],
+    *,
+    storage: Mapping[str, str] | None = None,
+    train: bool = True,
 ) -> Program:
     """The program of `assign`."""
     return build_program(graph, assign(graph, mesh, strategies, storage=storage, train=train))

@@ -1,4 +1,6 @@
-"""Records the aten calls that a piece of torch makes, as the importer would name them, with the values that they were given."""
+"""Records the aten calls that a piece of torch makes, as the importer would name them, with the
+values that they were given.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autopar.ir.graph import DTYPE_BYTES
 
 # Where memory lies, and which generator draws: the runtime decides both.
-_PLACEMENT = frozenset({"device", "layout", "memory_format", "pin_memory", "non_blocking", "generator"})
+_PLACEMENT = frozenset(
+    {"device", "layout", "memory_format", "pin_memory", "non_blocking", "generator"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """One call: its kind, and its arguments by their formal names, tensors as they were before the call.
+    """One call: its kind, and its arguments by their formal names, tensors as they were before the
+    call.
 
     `signature` tells calls apart: kind, shapes, dtypes, and every other argument by value.
     """
@@ -34,7 +39,10 @@ class Captured:
 
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments."""
-        lists = [value if isinstance(value, list | tuple) else [value] for value in self.arguments.values()]
+        lists = [
+            value if isinstance(value, list | tuple) else [value]
+            for value in self.arguments.values()
+        ]
         return [value for values in lists for value in values if isinstance(value, Tensor)]
 
 
@@ -48,9 +56,11 @@ def spell(value: Any) -> str:
 
 
 class _Recorder(SchemaCheckMode):
-    """Sees every call: before autograd and before composite operators fall apart (`early`), or after both.
+    """Sees every call: before autograd and before composite operators fall apart (`early`), or
+    after both.
 
-    Of the dispatch modes that torch lets stand in front of autograd, only the base class's place is free for others.
+    Of the dispatch modes that torch lets stand in front of autograd, only the base class's place is
+    free for others.
     """
 
     def __init__(self, kinds: Collection[str], seen: set[str], *, early: bool) -> None:
@@ -65,7 +75,9 @@ class _Recorder(SchemaCheckMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, given = _named(func, args, kwargs or {})
         if kind in self.kinds:
-            signature = f"{kind}({', '.join(f'{name}={spell(value)}' for name, value in given.items())})"
+            signature = (
+                f"{kind}({', '.join(f'{name}={spell(value)}' for name, value in given.items())})"
+            )
             if signature not in self.seen and all(map(_held_by_a_graph, given.values())):
                 self.seen.add(signature)
                 kept = {name: _value(value) for name, value in given.items()}
@@ -74,7 +86,8 @@ class _Recorder(SchemaCheckMode):
 
 
 def capture(run: Callable[[], Any], kinds: Collection[str], seen: set[str]) -> Iterator[Captured]:
-    """The calls of operators among `kinds` that `run` makes, composite ones and those that they are made of, unless in `seen`.
+    """The calls of operators among `kinds` that `run` makes, composite ones and those that they are
+    made of, unless in `seen`.
 
     Calls are added to `seen`. Where `run` fails, those that it has made until then are given.
     """
@@ -85,13 +98,16 @@ def capture(run: Callable[[], Any], kinds: Collection[str], seen: set[str]) -> I
                 stack.enter_context(enable_python_dispatcher())
                 stack.enter_context(enable_pre_dispatch())
             stack.enter_context(recorder)
-            # A sample that this build of torch refuses, or one that a change of its sizes has made illegal, ends here.
+            # A sample that this build of torch refuses, or one that a change of its sizes has made
+            # illegal, ends here.
             with contextlib.suppress(Exception):
                 run()
         yield from recorder.calls
 
 
-def _named(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _named(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
     """Kind and arguments of a call as the importer reads it."""
     given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(kwargs)
     if func._schema.name == "aten::squeeze":

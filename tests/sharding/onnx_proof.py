@@ -1,4 +1,6 @@
-"""Proves the sharding rules of ONNX's operators by their node tests: `python -m tests.sharding.onnx_proof [FILE]`."""
+"""Proves the sharding rules of ONNX's operators by their node tests: `python -m
+tests.sharding.onnx_proof [FILE]`.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,11 @@ from autopar.runtime.onnx_ops import ONNX_FUNCTIONS
 from autopar.runtime.proof import Execution, Sample, decisions
 from autopar.sharding.program import Decision
 from autopar.sharding.rules import RULES
-
-from ..runtime.node_report import known_reason
-from ..runtime.node_tests import NodeTest, node_tests
-from .onnx_extra import extra
-from .onnx_ranks import NotSplit, Split, split, wrong_on_two_ranks
-from .onnx_samples import alone, grown, load
+from tests.runtime.onnx_ops.node_report import known_reason
+from tests.runtime.onnx_ops.node_tests import NodeTest, node_tests
+from tests.sharding.onnx_extra import extra
+from tests.sharding.onnx_ranks import NotSplit, Split, split, wrong_on_two_ranks
+from tests.sharding.onnx_samples import alone, grown, load
 
 FILE = Path(__file__).parents[2] / "docs" / "proof-onnx.json"
 MESHES = ((2,), (3,), (2, 2))
@@ -31,11 +32,11 @@ MESHES = ((2,), (3,), (2, 2))
 
 @dataclass(slots=True)
 class Tally:
-    """What came out for one operator kind.
+    """The counts for one operator kind.
 
-    `rule`: the line of its first sample; `samples`: calls that were executed; `strategies`: how many were compared with
-    the whole, `split` of them with a split; `refused`: samples that torch cannot execute alone, with the reason;
-    `failures`: what was not equal.
+    `rule`: the line of its first sample; `samples`: calls that were executed; `strategies`: how
+    many were compared with the whole, `split` of them with a split; `refused`: samples that torch
+    cannot execute alone, with the reason; `failures`: what was not equal.
     """
 
     samples: int = 0
@@ -61,7 +62,9 @@ def extra_samples() -> Iterable[tuple[Sample, bool]]:
 
 
 def samples_of(tests: Iterable[NodeTest]) -> Iterable[tuple[Sample, bool]]:
-    """Each single operator with a rule, as it is and grown, and whether it is the first with its shapes and attributes."""
+    """Each single operator with a rule, as it is and grown, and whether it is the first with its
+    shapes and attributes.
+    """
     seen: set[str] = set()
     for test in tests:
         try:
@@ -81,7 +84,9 @@ def samples_of(tests: Iterable[NodeTest]) -> Iterable[tuple[Sample, bool]]:
 
 def is_split(decision: Decision, mesh: Sequence[int]) -> bool:
     """Whether some axis of several devices splits a factor."""
-    return any(option.factor >= 0 and size > 1 for option, size in zip(decision.options, mesh, strict=True))
+    return any(
+        option.factor >= 0 and size > 1 for option, size in zip(decision.options, mesh, strict=True)
+    )
 
 
 def prove_all(sample: Sample, meshes: Sequence[tuple[int, ...]], tally: Tally) -> None:
@@ -101,26 +106,31 @@ def prove_all(sample: Sample, meshes: Sequence[tuple[int, ...]], tally: Tally) -
                 whole.check(decision, mesh)
             except Exception as error:  # whatever goes wrong is the finding
                 names = " ".join(option.name for option in decision.options)
-                tally.failures.append(f"{sample.note} on {mesh}, {names}: {' '.join(str(error).split())[:200]}")
+                tally.failures.append(
+                    f"{sample.note} on {mesh}, {names}: {' '.join(str(error).split())[:200]}"
+                )
 
 
 def prove_kinds(tests: Iterable[NodeTest]) -> dict[str, Tally]:
-    """What came out for every kind; meshes of two axes are left to one sample of each shape and attributes."""
-    found: dict[str, Tally] = {}
+    """The counts for every kind; meshes of two axes are left to one sample of each shape and
+    attributes.
+    """
+    results: dict[str, Tally] = {}
     for sample, fresh in itertools.chain(samples_of(tests), extra_samples()):
-        prove_all(sample, MESHES if fresh else MESHES[:2], found.setdefault(sample.kind, Tally()))
-    return found
+        prove_all(sample, MESHES if fresh else MESHES[:2], results.setdefault(sample.kind, Tally()))
+    return results
 
 
 def splits(tests: Iterable[NodeTest]) -> tuple[list[Split], dict[str, str]]:
     """The tests that can be split over two ranks, and the others with the reason."""
-    found, others = [], {}
+    results = []
+    others = {}
     for test in tests:
         try:
-            found.append(split(test))
+            results.append(split(test))
         except (NotSplit, AutoparError) as error:
             others[test.name] = str(error)[:200]
-    return found, others
+    return results, others
 
 
 def report() -> dict[str, object]:
@@ -131,40 +141,60 @@ def report() -> dict[str, object]:
     wrong = wrong_on_two_ranks(chosen)
     kinds = {
         kind: {
-            "rule": t.rule, "samples": t.samples, "strategies": t.strategies, "split": t.split,
-            "refused": t.refused, "failures": t.failures,
+            "rule": t.rule,
+            "samples": t.samples,
+            "strategies": t.strategies,
+            "split": t.split,
+            "refused": t.refused,
+            "failures": t.failures,
         }
         for kind, t in sorted(tallies.items())
     }
-    totals = {name: sum(getattr(t, name) for t in tallies.values()) for name in ("samples", "strategies", "split")}
-    totals |= {name: sum(len(getattr(t, name)) for t in tallies.values()) for name in ("refused", "failures")}
+    totals = {
+        name: sum(getattr(t, name) for t in tallies.values())
+        for name in ("samples", "strategies", "split")
+    }
+    totals |= {
+        name: sum(len(getattr(t, name)) for t in tallies.values())
+        for name in ("refused", "failures")
+    }
     whys = Counter(others.values())
     return {
-        "onnx": onnx.__version__, "torch": torch.__version__, "meshes": [list(mesh) for mesh in MESHES],
-        "kinds": len(kinds), "kinds_with_a_split": sum(t.split > 0 for t in tallies.values()), **totals,
+        "onnx": onnx.__version__,
+        "torch": torch.__version__,
+        "meshes": [list(mesh) for mesh in MESHES],
+        "kinds": len(kinds),
+        "kinds_with_a_split": sum(t.split > 0 for t in tallies.values()),
+        **totals,
         "without_a_sample": sorted(set(ONNX_FUNCTIONS) - set(tallies)),
         "without_a_split": sorted(kind for kind, t in tallies.items() if not t.split),
         "operators": kinds,
         "two_ranks": {
-            "counted": len(tests), "splittable": len(chosen), "right": len(chosen) - len(wrong),
+            "counted": len(tests),
+            "splittable": len(chosen),
+            "right": len(chosen) - len(wrong),
             "share": round((len(chosen) - len(wrong)) / len(chosen), 4),
             "wrong": {name: known_reason(name) or wrong[name] for name in sorted(wrong)},
             "not_splittable": dict(sorted(whys.items())),
-            "not_splittable_tests": {why: sorted(name for name, text in others.items() if text == why) for why in sorted(whys)},
+            "not_splittable_tests": {
+                why: sorted(name for name, text in others.items() if text == why)
+                for why in sorted(whys)
+            },
         },
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     """Writes the report to the file given."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
     torch.set_num_threads(1)
-    found = report()
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    ranks = found["two_ranks"]
+    counts = report()
+    path.write_text(json.dumps(counts, indent=1) + "\n")
+    ranks = counts["two_ranks"]
     assert isinstance(ranks, dict)
     print(
-        f"{found['split']} of {found['strategies']} strategies split something, {found['failures']} fail; on two ranks {ranks['right']} of "
+        f"{counts['split']} of {counts['strategies']} strategies split something, "
+        f"{counts['failures']} fail; on two ranks {ranks['right']} of "
         f"{ranks['splittable']} node tests are right; written to {path}"
     )
 

@@ -1,4 +1,6 @@
-"""Calls of ONNX operators out of onnx's node tests, as they are and with every dim that can be split grown to a multiple of six."""
+"""Calls of ONNX operators out of onnx's node tests, as they are and with every dim that can be
+split grown to a multiple of six.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,15 @@ from autopar.errors import AutoparError
 from autopar.frontends.onnx import import_onnx
 from autopar.ir import Graph, Role
 from autopar.ir.dtype import cast_graph
-from autopar.runtime.functions import arguments_of, function_of
-from autopar.runtime.local_call import LocalCall
-from autopar.runtime.local_forms.registry import form_of
-from autopar.runtime.onnx_module import OnnxModule, to_torch
+from autopar.runtime.models.onnx_module import OnnxModule, to_torch
+from autopar.runtime.operators.functions import arguments_of, function_of
+from autopar.runtime.operators.local_call import LocalCall
+from autopar.runtime.operators.registry import form_of
 from autopar.runtime.proof import Sample
 from autopar.sharding.notation import Rule
 from autopar.sharding.program import Decision
 from autopar.sharding.rules import RULES, Call, rule_of
-
-from ..runtime.node_tests import NodeTest
+from tests.runtime.onnx_ops.node_tests import NodeTest
 
 MULTIPLE = 6
 MOST_ELEMENTS = 30_000
@@ -57,24 +58,37 @@ def load(test: NodeTest) -> Loaded:
 
 
 def alone(loaded: Loaded, note: str) -> Sample | None:
-    """The one operator that a node test comes down to, in double precision; None where there are several, or none."""
+    """The one operator that a node test comes down to, in double precision; None where there are
+    several, or none.
+    """
     if len(loaded.graph.operators) != 1:
         return None
-    graph = loaded.graph if loaded.graph.operators[0].kind in BITWISE else cast_graph(loaded.graph, "float64")
+    graph = (
+        loaded.graph
+        if loaded.graph.operators[0].kind in BITWISE
+        else cast_graph(loaded.graph, "float64")
+    )
     operator = replace(graph.operators[0], name="op")
     used = dict.fromkeys((*operator.inputs, *operator.outputs))
     tensors = {name: graph.tensors[name] for name in used}
     plain = Graph(
-        name=operator.kind, tensors=tensors, operators=(operator,), inputs=tuple(n for n in used if tensors[n].role is Role.INPUT),
+        name=operator.kind,
+        tensors=tensors,
+        operators=(operator,),
+        inputs=tuple(n for n in used if tensors[n].role is Role.INPUT),
         outputs=operator.outputs,
-    )  # fmt: skip
-    values = tuple(loaded.values[name].to(getattr(torch, tensors[name].dtype)) for name in operator.inputs)
+    )
+    values = tuple(
+        loaded.values[name].to(getattr(torch, tensors[name].dtype)) for name in operator.inputs
+    )
     return Sample(kind=operator.kind, graph=plain, values=values, note=note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grown(LocalCall):
-    """An operator on its way from the sizes it has to larger ones: rewritings of attributes work in this direction too."""
+    """An operator on its way from the sizes it has to larger ones: rewritings of attributes work in
+    this direction too.
+    """
 
     larger: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 
@@ -89,54 +103,88 @@ class _Grown(LocalCall):
 
 
 def grown(sample: Sample) -> Sample | None:
-    """The sample with as many factors as the operator allows grown to multiples of six; None where that changes nothing."""
+    """The sample with as many factors as the operator allows grown to multiples of six; None where
+    that changes nothing.
+    """
     if sample.kind not in RULES:
         return None
     rule = rule_of(Call.of(sample.graph, sample.operator))
-    found: Sample | None = None
+    actual: Sample | None = None
     times = [1] * len(rule.factors)
     wanted = [
-        MULTIPLE // math.gcd(MULTIPLE, factor.size) if index in rule.splittable() and factor.size else 1
+        MULTIPLE // math.gcd(MULTIPLE, factor.size)
+        if index in rule.splittable() and factor.size
+        else 1
         for index, factor in enumerate(rule.factors)
     ]
-    candidates = [wanted, *([w if i == one else 1 for i, w in enumerate(wanted)] for one in range(len(wanted)) if wanted[one] > 1)]
+    candidates = [
+        wanted,
+        *(
+            [w if i == one else 1 for i, w in enumerate(wanted)]
+            for one in range(len(wanted))
+            if wanted[one] > 1
+        ),
+    ]
     for extra in candidates:
         both = [max(a, b) for a, b in zip(times, extra, strict=True)]
         if both != times and (larger := _grow(sample, rule, both)) is not None:
-            found, times = larger, both
+            actual = larger
+            times = both
             if extra == wanted:
                 break
-    return found
+    return actual
 
 
 def _grow(sample: Sample, rule: Rule, times: Sequence[int]) -> Sample | None:
-    """The sample with every factor so many times as large, or None where the operator does not work out as its rule says."""
+    """The sample with every factor so many times as large, or None where the operator does not work
+    out as its rule says.
+    """
     sizes = [factor.size * count for factor, count in zip(rule.factors, times, strict=True)]
     larger = tuple(
-        tuple(tuple(math.prod(sizes[f] for f in dim) for dim in dims) for dims in tensors) for tensors in (rule.inputs, rule.outputs)
+        tuple(tuple(math.prod(sizes[f] for f in dim) for dim in dims) for dims in tensors)
+        for tensors in (rule.inputs, rule.outputs)
     )
     if sum(math.prod(shape) for shapes in larger for shape in shapes) > MOST_ELEMENTS:
         return None
-    operator, tensors = sample.operator, dict(sample.graph.tensors)
-    inputs, outputs = (tuple(tensors[n] for n in names) for names in (operator.inputs, operator.outputs))
+    operator = sample.operator
+    tensors = dict(sample.graph.tensors)
+    inputs, outputs = (
+        tuple(tensors[n] for n in names) for names in (operator.inputs, operator.outputs)
+    )
     call = _Grown(
-        operator=operator, decision=Decision(options=(), rule=None, inputs=(), outputs=()), inputs=inputs, outputs=outputs, mesh=(),
-        coordinate=(), larger=(larger[0], larger[1]),
-    )  # fmt: skip
+        operator=operator,
+        decision=Decision(options=(), rule=None, inputs=(), outputs=()),
+        inputs=inputs,
+        outputs=outputs,
+        mesh=(),
+        coordinate=(),
+        larger=(larger[0], larger[1]),
+    )
     try:
         sizes_of = form_of(operator.kind).sizes
         attributes = {**operator.attributes, **(sizes_of(call) if sizes_of is not None else {})}
-        values = tuple(_tiled(v, dims, rule, times, seed) for seed, (v, dims) in enumerate(zip(sample.values, rule.inputs, strict=True)))
+        values = tuple(
+            _tiled(v, dims, rule, times, seed)
+            for seed, (v, dims) in enumerate(zip(sample.values, rule.inputs, strict=True))
+        )
         if operator.kind == "onnx.MaxUnpool":
             values = (values[0], _in_own_planes(values[1], larger[1][0][2:]))
         function = function_of(operator.kind)
         results = function(**arguments_of(function, attributes, values, torch.device("cpu")))
-        made = [tuple(r.shape) for r in (results if isinstance(results, tuple) else (results,))][: len(outputs)]
-        if made != list(larger[1]) or any(tuple(v.shape) != shape for v, shape in zip(values, larger[0], strict=True)):
+        made = [tuple(r.shape) for r in (results if isinstance(results, tuple) else (results,))][
+            : len(outputs)
+        ]
+        if made != list(larger[1]) or any(
+            tuple(v.shape) != shape for v, shape in zip(values, larger[0], strict=True)
+        ):
             return None
-        for name, shape in zip((*operator.inputs, *operator.outputs), (*larger[0], *larger[1]), strict=True):
+        for name, shape in zip(
+            (*operator.inputs, *operator.outputs), (*larger[0], *larger[1]), strict=True
+        ):
             tensors[name] = replace(tensors[name], shape=shape)
-        graph = replace(sample.graph, tensors=tensors, operators=(replace(operator, attributes=attributes),))
+        graph = replace(
+            sample.graph, tensors=tensors, operators=(replace(operator, attributes=attributes),)
+        )
         rule_of(Call.of(graph, graph.operators[0]))
     except (AutoparError, ValueError, RuntimeError, IndexError, AssertionError):
         return None
@@ -145,18 +193,25 @@ def _grow(sample: Sample, rule: Rule, times: Sequence[int]) -> Sample | None:
 
 def _in_own_planes(places: Tensor, space: Sequence[int]) -> Tensor:
     """Places over all planes of a tensor: those of each plane lie in it."""
-    size, planes = math.prod(space), places.shape[0] * places.shape[1]
-    return places % size + torch.arange(planes).reshape(*places.shape[:2], *(1,) * len(space)) * size
+    size = math.prod(space)
+    planes = places.shape[0] * places.shape[1]
+    return (
+        places % size + torch.arange(planes).reshape(*places.shape[:2], *(1,) * len(space)) * size
+    )
 
 
-def _tiled(value: Tensor, dims: Sequence[Sequence[int]], rule: Rule, times: Sequence[int], seed: int) -> Tensor:
-    """The value with its factors repeated; copies differ, so that no shard can stand for another."""
+def _tiled(
+    value: Tensor, dims: Sequence[Sequence[int]], rule: Rule, times: Sequence[int], seed: int
+) -> Tensor:
+    """The value with its factors repeated; copies differ, so no shard can stand for another."""
     factors = [factor for dim in dims for factor in dim]
     spread = value.reshape([rule.factors[factor].size for factor in factors])
     for axis, factor in enumerate(factors):
         if times[factor] > 1:
             spread = torch.cat([spread.roll(copy, axis) for copy in range(times[factor])], axis)
-    whole = spread.reshape([math.prod(rule.factors[f].size * times[f] for f in dim) for dim in dims])
+    whole = spread.reshape(
+        [math.prod(rule.factors[f].size * times[f] for f in dim) for dim in dims]
+    )
     if whole.dtype != torch.float64 or whole.numel() == value.numel():
         return whole
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,6 @@
-"""Writes docs/operators.md from the tables of rules and from what proved them: `python -m tests.sharding.operators_page`."""
+"""Writes docs/operators.md from the tables of rules and from what proved them: `python -m
+tests.sharding.operators_page`.
+"""
 
 from __future__ import annotations
 
@@ -26,33 +28,51 @@ INSIDE = {
 
 HEAD = """# Operators
 
-Written by `make operators` from the tables in `autopar/sharding/rules/` and the results in `docs/proof-aten.json` and
-`docs/proof-onnx.json` (`make prove` writes those).
+Written by `make operators` from the tables in `autopar/sharding/rules/` and the results in
+`docs/proof-aten.json` and `docs/proof-onnx.json` (`make prove` writes those).
 
-A rule is one line of factors: inputs `->` outputs `|` what splitting a factor leaves behind or needs. `!x` stays whole, `+x` is an
-addend that is given once, `(a b)` is a compound of which the outer part can be split, `*` is any number of leading dims. "e.g." stands
-before the rule of one sample where the line depends on the call.
+A rule is one line of factors: inputs `->` outputs `|` what splitting a factor leaves behind or
+needs. `!x` stays whole, `+x` is an addend that is given once, `(a b)` is a compound of which the
+outer part can be split, `*` is any number of leading dims. "e.g." stands before the rule of one
+sample where the line depends on the call.
 
-- **Splits**: the factors that can be split over a mesh axis; every operator can also be computed whole on all devices.
-- **Partial**: the inputs (counted from 0) in which a sum may still be outstanding, which then is in the output.
+- **Splits**: the factors that can be split over a mesh axis; every operator can also be computed
+  whole on all devices.
+- **Partial**: the inputs (counted from 0) in which a sum may still be outstanding, which then is in
+  the output.
 - **Inside**: the communication that a split needs inside the operator.
-- **Proof**: samples / strategies (of which split something), each executed shard by shard and compared with the whole, values and
-  gradients.
+- **Proof**: samples / strategies (of which split something), each executed shard by shard and
+  compared with the whole, values and gradients.
 """
 
 
 def read(name: str) -> dict[str, Any]:
     """One of the result files."""
-    found: dict[str, Any] = json.loads((DOCS / name).read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads((DOCS / name).read_text(encoding="utf-8"))
+    return document
 
 
 def _splits(text: str) -> str:
     """The factors that may be split: reduced ones with what they leave."""
     pattern = parse_rule(text)
-    reductions = {name: meaning for names, meaning in pattern.clauses for name in names[:1] if meaning in ("sum", "mean", "max", "min")}
-    names = dict.fromkeys(n for dims in (*pattern.inputs, *pattern.outputs) for dim in dims for n in dim if not n.isdigit())
-    words = [name if name not in reductions else f"{name} ({reductions[name]})" for name in names if name not in pattern.whole]
+    reductions = {
+        name: meaning
+        for names, meaning in pattern.clauses
+        for name in names[:1]
+        if meaning in ("sum", "mean", "max", "min")
+    }
+    names = dict.fromkeys(
+        n
+        for dims in (*pattern.inputs, *pattern.outputs)
+        for dim in dims
+        for n in dim
+        if not n.isdigit()
+    )
+    words = [
+        name if name not in reductions else f"{name} ({reductions[name]})"
+        for name in names
+        if name not in pattern.whole
+    ]
     return ", ".join("leading dims" if word == "*" else word for word in words) or "-"
 
 
@@ -80,31 +100,42 @@ def _row(kind: str, entry: Entry, row: Mapping[str, Any] | None) -> str:
 
 def _table(prefix: str, rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = ["| operator | rule | splits | partial | inside | proof |", "|---|---|---|---|---|---|"]
-    return lines + [_row(kind, RULES[kind], rows.get(kind)) for kind in sorted(RULES) if re.match(prefix, kind)]
+    return lines + [
+        _row(kind, RULES[kind], rows.get(kind)) for kind in sorted(RULES) if re.match(prefix, kind)
+    ]
 
 
 def page() -> str:
     """The whole page."""
-    aten, onnx, nodes = read("proof-aten.json"), read("proof-onnx.json"), read("onnx-node-tests.json")
+    aten = read("proof-aten.json")
+    onnx = read("proof-onnx.json")
+    nodes = read("onnx-node-tests.json")
     ranks = onnx["two_ranks"]
     totals = aten["totals"]
     numbers = [
         "| proof | operators | samples | strategies | of them split | failures |",
         "|---|---|---|---|---|---|",
-        f"| torch {aten['torch']}: its own operator samples and hand-written ones | {totals['kinds']} | {totals['samples']} "
+        f"| torch {aten['torch']}: its own operator samples and hand-written ones | "
+        f"{totals['kinds']} | {totals['samples']} "
         f"| {totals['strategies']} | {totals['split']} | {totals['failures']} |",
-        f"| onnx {onnx['onnx']}: its node tests, as they are and grown | {onnx['kinds']} | {onnx['samples']} "
+        f"| onnx {onnx['onnx']}: its node tests, as they are and grown | {onnx['kinds']} | "
+        f"{onnx['samples']} "
         f"| {onnx['strategies']} | {onnx['split']} | {onnx['failures']} |",
         "",
-        f"Of onnx's {nodes['tests']} node tests, {nodes['counted']} are counted; {nodes['right']} ({nodes['share']:.1%}) give the "
-        f"recorded numbers on one device. {ranks['splittable']} can be split over two ranks; there {ranks['right']} "
+        f"Of onnx's {nodes['tests']} node tests, {nodes['counted']} are counted; {nodes['right']} "
+        f"({nodes['share']:.1%}) give the "
+        f"recorded numbers on one device. {ranks['splittable']} can be split over two ranks; there "
+        f"{ranks['right']} "
         f"({ranks['share']:.1%}) are right.",
     ]
     left = [f"- {why}: {count} tests left out" for why, count in sorted(nodes["left_out"].items())]
     wrong: dict[str, list[str]] = {}
     for name, why in sorted({**nodes["wrong"], **ranks["wrong"]}.items()):
         wrong.setdefault(why, []).append(name)
-    left += [f"- {why}: {', '.join(f'`{name}`' for name in names)}" for why, names in sorted(wrong.items())]
+    left += [
+        f"- {why}: {', '.join(f'`{name}`' for name in names)}"
+        for why, names in sorted(wrong.items())
+    ]
     others = sorted(kind for kind in RULES if not kind.startswith(("aten.", "onnx.")))
     parts = [
         HEAD,
@@ -119,7 +150,9 @@ def page() -> str:
         "\n".join(left),
         "## Node tests that cannot be split over two ranks",
         "Their names stand in `docs/proof-onnx.json`.",
-        "\n".join(f"- {why}: {count} tests" for why, count in sorted(ranks["not_splittable"].items())),
+        "\n".join(
+            f"- {why}: {count} tests" for why, count in sorted(ranks["not_splittable"].items())
+        ),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 

@@ -1,7 +1,9 @@
-"""Torch's own samples of its operators (`op_db`), as calls of the aten operators that have a sharding rule.
+"""Torch's own samples of its operators (`op_db`), as calls of the aten operators that have a
+sharding rule.
 
-Torch writes its samples with sizes such as 5, which no mesh divides, and 1. Each is therefore run again with the sizes that
-its author named (`S`, `M`, ...) set to others, and with every size of its tensors rounded up to a multiple.
+Torch writes its samples with sizes such as 5, which no mesh divides, and 1. Each is therefore run
+again with the sizes that its author named (`S`, `M`, ...) set to others, and with every size of its
+tensors rounded up to a multiple.
 """
 
 from __future__ import annotations
@@ -21,17 +23,29 @@ from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-from .capture import Captured, capture, spell
+from tests.sharding.capture import Captured, capture, spell
 
-SIZES: tuple[Mapping[str, int], ...] = ({}, {"S": 6, "M": 12, "L": 24, "XS": 3}, {"S": 4, "M": 8, "L": 16, "XS": 2})
-"""What the names of sizes in torch's samples stand for; as torch has them, S = 5, M = 10, L = 20, XS = 3."""
+SIZES: tuple[Mapping[str, int], ...] = (
+    {},
+    {"S": 6, "M": 12, "L": 24, "XS": 3},
+    {"S": 4, "M": 8, "L": 16, "XS": 2},
+)
+"""What the names of sizes in torch's samples stand for; as torch has them, S = 5, M = 10, L = 20,
+XS = 3.
+"""
 MULTIPLES = (6, 4)
 DTYPES = (torch.float64, torch.int64, torch.bool, torch.float32, torch.complex128)
-MOST, PER_OPERATOR, QUICK = 400, 16, 3
-"""How many of an operator's samples are made at most, and about how many of them, evenly spread, are run: in full and quickly."""
+MOST = 400
+PER_OPERATOR = 16
+QUICK = 3
+"""How many of an operator's samples are made at most, and about how many of them, evenly spread,
+are run: in full and quickly.
+"""
 
 UNCHECKED = frozenset({"_segment_reduce"})
-"""Operators that read memory by an argument's values without a look at the sizes: run with torch's sizes only."""
+"""Operators that read memory by an argument's values without a look at the sizes: run with torch's
+sizes only.
+"""
 
 
 def operators() -> list[OpInfo]:
@@ -39,18 +53,26 @@ def operators() -> list[OpInfo]:
     return list(op_db)
 
 
-def calls_of(operator: OpInfo, kinds: Collection[str], *, quick: bool = False) -> Iterator[Captured]:
-    """The calls of `kinds` that an operator's samples make, those with equal signatures once; `quick`: of few samples of one type."""
+def calls_of(
+    operator: OpInfo, kinds: Collection[str], *, quick: bool = False
+) -> Iterator[Captured]:
+    """The calls of `kinds` that an operator's samples make, those with equal signatures once;
+    `quick`: of few samples of one type.
+    """
     seen: set[str] = set()
     with _deterministic(operator.name):
         for dtype, sizes in itertools.product(DTYPES, SIZES):
-            if dtype not in operator.supported_dtypes("cpu") or ((quick or dtype != DTYPES[0]) and sizes is not SIZES[1]):
+            if dtype not in operator.supported_dtypes("cpu") or (
+                (quick or dtype != DTYPES[0]) and sizes is not SIZES[1]
+            ):
                 continue
             sizes = {} if operator.name in UNCHECKED else sizes
             for position, sample in enumerate(_samples(operator, dtype, sizes, quick)):
                 for function in (operator.op, *(_names(operator) if position < QUICK else ())):
 
-                    def run(sample: SampleInput = sample, function: Callable[..., Any] = function) -> None:
+                    def run(
+                        sample: SampleInput = sample, function: Callable[..., Any] = function
+                    ) -> None:
                         torch.default_generator.manual_seed(0)
                         function(sample.input, *sample.args, **sample.kwargs)
 
@@ -61,16 +83,25 @@ def calls_of(operator: OpInfo, kinds: Collection[str], *, quick: bool = False) -
 
 def _names(operator: OpInfo) -> list[Callable[..., Any]]:
     """The other names of an operator: aliases, and the method of a tensor."""
-    others = (operator.method_variant, *(f for alias in operator.aliases for f in (alias.op, alias.method_variant)))
+    others = (
+        operator.method_variant,
+        *(f for alias in operator.aliases for f in (alias.op, alias.method_variant)),
+    )
     return [function for function in others if function is not None]
 
 
-def _samples(operator: OpInfo, dtype: torch.dtype, sizes: Mapping[str, int], quick: bool) -> Iterator[SampleInput]:
-    """Samples that differ in a shape or in an argument; those of the first dtype with their sizes rounded up as well."""
+def _samples(
+    operator: OpInfo, dtype: torch.dtype, sizes: Mapping[str, int], quick: bool
+) -> Iterator[SampleInput]:
+    """Samples that differ in a shape or in an argument; those of the first dtype with their sizes
+    rounded up as well.
+    """
     torch.default_generator.manual_seed(0)
     with _sizes(sizes):
         try:
-            samples = list(itertools.islice(operator.sample_inputs("cpu", dtype, set_seed=False), MOST))
+            samples = list(
+                itertools.islice(operator.sample_inputs("cpu", dtype, set_seed=False), MOST)
+            )
         except Exception:
             # Some generators of samples count on the sizes that torch gives them.
             samples = []
@@ -86,9 +117,12 @@ def _samples(operator: OpInfo, dtype: torch.dtype, sizes: Mapping[str, int], qui
 
 @contextlib.contextmanager
 def _deterministic(name: str) -> Iterator[None]:
-    """Seeds by an operator's name, so that a choice of operators draws what all of them draw; the callers' state stays."""
+    """Seeds by an operator's name, so that a choice of operators draws what all of them draw; the
+    callers' state stays.
+    """
     seed = zlib.crc32(name.encode())
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         random.seed(seed)
@@ -103,8 +137,15 @@ def _deterministic(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _sizes(sizes: Mapping[str, int]) -> Iterator[None]:
     """Give the names of sizes other values in all of torch's modules of samples."""
-    modules = [m for name, m in sorted(sys.modules.items()) if name.startswith("torch.testing._internal.")]
-    before = [(m, name, vars(m)[name]) for m in modules for name in sizes if isinstance(vars(m).get(name), int)]
+    modules = [
+        m for name, m in sorted(sys.modules.items()) if name.startswith("torch.testing._internal.")
+    ]
+    before = [
+        (m, name, vars(m)[name])
+        for m in modules
+        for name in sizes
+        if isinstance(vars(m).get(name), int)
+    ]
     for module, name, _ in before:
         setattr(module, name, sizes[name])
     try:
@@ -115,17 +156,27 @@ def _sizes(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def _rounded(given: SampleInput) -> Iterator[SampleInput]:
-    """The sample with every size above 1 rounded up to a multiple; sizes among the other arguments alike, or as they were."""
+    """The sample with every size above 1 rounded up to a multiple; sizes among the other arguments
+    alike, or as they were.
+    """
     generator = torch.Generator().manual_seed(0)
     for multiple in MULTIPLES:
         for lists in (False, True):
 
-            def change(value: Any, inside: bool = False, multiple: int = multiple, lists: bool = lists) -> Any:
+            def change(
+                value: Any, inside: bool = False, multiple: int = multiple, lists: bool = lists
+            ) -> Any:
                 if isinstance(value, Tensor) and value.layout == torch.strided:
                     return _grown(value, multiple, generator)
                 if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
                     return type(value)(change(item, True) for item in value)
-                if lists and inside and isinstance(value, int) and not isinstance(value, bool) and value > 1:
+                if (
+                    lists
+                    and inside
+                    and isinstance(value, int)
+                    and not isinstance(value, bool)
+                    and value > 1
+                ):
                     return -(-value // multiple) * multiple
                 return value
 
@@ -137,7 +188,9 @@ def _rounded(given: SampleInput) -> Iterator[SampleInput]:
 
 
 def _grown(tensor: Tensor, multiple: int, generator: torch.Generator) -> Tensor:
-    """The tensor with its elements repeated; floats shrink by up to a third, so that no rows are alike."""
+    """The tensor with its elements repeated; floats shrink by up to a third, so that no rows are
+    alike.
+    """
     grown = tensor.detach()
     for dim, size in enumerate(tensor.shape):
         if size > 1 and size % multiple:

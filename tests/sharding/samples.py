@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.runtime.functions import function_of
+from autopar.runtime.operators.functions import function_of
 from autopar.runtime.proof import Sample, sample
 from autopar.sharding.rules import RULES
 
@@ -58,7 +58,11 @@ _ONLY_INTEGERS = ("bitwise", "__and__", "__or__", "__xor__")
 def unary() -> Iterator[Sample]:
     """Functions of one tensor."""
     for kind, entry in RULES.items():
-        if kind.startswith("aten.") and (entry.rule == "* -> *" or kind in _SECOND) and exists(kind):
+        if (
+            kind.startswith("aten.")
+            and (entry.rule == "* -> *" or kind in _SECOND)
+            and exists(kind)
+        ):
             first = function_of(kind)._schema.arguments[0].name  # type: ignore[attr-defined]
             if "acosh" in kind or "arccosh" in kind:
                 value = f(6, 12) + 1
@@ -70,19 +74,37 @@ def unary() -> Iterator[Sample]:
     for kind in ("neg", "alias", "contiguous", "clone", "lift_fresh_copy", "conj", "resolve_conj"):
         yield sample(f"aten.{kind}.default", self=n(6, 4))
     yield sample("aten.dropout.default", "evaluated", input=n(6, 12), p=0.4, train=False)
-    yield sample("aten.feature_dropout.default", "of channels", input=n(6, 6, 2, 2), p=0.4, train=True)
+    yield sample(
+        "aten.feature_dropout.default", "of channels", input=n(6, 6, 2, 2), p=0.4, train=True
+    )
 
 
 def binary() -> Iterator[Sample]:
     """Functions of two tensors, or of a tensor and a number, with the shapes that broadcast."""
-    for kind in ("add.Tensor", "sub.Tensor", "rsub.Tensor", "mul.Tensor", "div.Tensor", "maximum.default", "minimum.default"):
-        for left, right in (((6, 12), (6, 12)), ((6, 12), (12,)), ((6, 1), (6, 12)), ((6,), (6, 6, 6)), ((6, 6), ())):
+    for kind in (
+        "add.Tensor",
+        "sub.Tensor",
+        "rsub.Tensor",
+        "mul.Tensor",
+        "div.Tensor",
+        "maximum.default",
+        "minimum.default",
+    ):
+        for left, right in (
+            ((6, 12), (6, 12)),
+            ((6, 12), (12,)),
+            ((6, 1), (6, 12)),
+            ((6,), (6, 6, 6)),
+            ((6, 6), ()),
+        ):
             yield sample(f"aten.{kind}", self=f(*left), other=f(*right))
     yield sample("aten.add.Tensor", "scaled", self=n(6, 6), other=n(6), alpha=2)
     yield sample("aten.add.Tensor", "and a number", self=n(6, 6), other=2.5)
     yield sample("autopar.add", a=n(6, 6), b=n(6, 6))
     for kind in ("atan2.default", "pow.Tensor_Tensor"):
-        yield sample(f"aten.{kind}", **dict(zip(names(f"aten.{kind}"), (f(6, 12), f(12)), strict=False)))
+        yield sample(
+            f"aten.{kind}", **dict(zip(names(f"aten.{kind}"), (f(6, 12), f(12)), strict=False))
+        )
     for kind in ("add", "sub", "rsub", "mul", "div"):
         yield sample(f"aten.{kind}.Scalar", self=n(6, 6), other=2.5)
     yield sample("aten.div.Tensor_mode", self=n(6, 6), other=f(6), rounding_mode="floor")
@@ -122,33 +144,60 @@ def products() -> Iterator[Sample]:
     yield sample("aten.linear.default", "vector", input=n(12), weight=n(6, 12), bias=n(6))
     for shape in ((6, 12), (12,), (6, 1), (1,)):
         yield sample("aten.addmm.default", self=n(*shape), mat1=n(6, 6), mat2=n(6, 12))
-    yield sample("aten.addmm.default", "scaled", self=n(12), mat1=n(6, 6), mat2=n(6, 12), beta=0.5, alpha=2.0)
+    yield sample(
+        "aten.addmm.default", "scaled", self=n(12), mat1=n(6, 6), mat2=n(6, 12), beta=0.5, alpha=2.0
+    )
     yield sample("aten.mm.default", self=n(6, 12), mat2=n(12, 6))
     yield sample("aten.bmm.default", self=n(6, 2, 12), mat2=n(6, 12, 6))
     yield sample("aten.baddbmm.default", self=n(6, 2, 6), batch1=n(6, 2, 12), batch2=n(6, 12, 6))
     for left, right in (
-        ((6,), (6,)), ((6, 12), (12,)), ((12,), (12, 6)), ((6, 12), (12, 6)), ((6, 2, 12), (12, 6)), ((6, 2, 12), (6, 12, 6)),
-        ((6, 1, 2, 6), (6, 6, 6)), ((12,), (6, 12, 6)), ((6, 2, 12), (12,)), ((6, 6), (6, 6, 6)), ((1, 6, 6), (6, 6, 6)),
-    ):  # fmt: skip
+        ((6,), (6,)),
+        ((6, 12), (12,)),
+        ((12,), (12, 6)),
+        ((6, 12), (12, 6)),
+        ((6, 2, 12), (12, 6)),
+        ((6, 2, 12), (6, 12, 6)),
+        ((6, 1, 2, 6), (6, 6, 6)),
+        ((12,), (6, 12, 6)),
+        ((6, 2, 12), (12,)),
+        ((6, 6), (6, 6, 6)),
+        ((1, 6, 6), (6, 6, 6)),
+    ):
         yield sample("aten.matmul.default", self=n(*left), other=n(*right))
     yield sample("aten.mv.default", self=n(6, 12), vec=n(12))
     yield sample("aten.dot.default", self=n(12), tensor=n(12))
     yield sample("aten.outer.default", self=n(6), vec2=n(12))
     for equation, shapes in (
-        ("bhqd,bhkd->bhqk", ((2, 6, 3, 6), (2, 6, 6, 6))), ("ij,jk", ((6, 12), (12, 6))), ("ij->", ((6, 12),)), ("ij->ji", ((6, 12),)),
-        ("i,ij,jk->k", ((6,), (6, 6), (6, 6))), ("bij,b->ij", ((6, 6, 2), (6,))),
-    ):  # fmt: skip
-        yield sample("aten.einsum.default", equation, equation=equation, tensors=[n(*s) for s in shapes])
+        ("bhqd,bhkd->bhqk", ((2, 6, 3, 6), (2, 6, 6, 6))),
+        ("ij,jk", ((6, 12), (12, 6))),
+        ("ij->", ((6, 12),)),
+        ("ij->ji", ((6, 12),)),
+        ("i,ij,jk->k", ((6,), (6, 6), (6, 6))),
+        ("bij,b->ij", ((6, 6, 2), (6,))),
+    ):
+        yield sample(
+            "aten.einsum.default", equation, equation=equation, tensors=[n(*s) for s in shapes]
+        )
 
 
 def attention() -> Iterator[Sample]:
     """Attention: equal and grouped heads, causal, masks of every rank, three dims."""
     kind = "aten.scaled_dot_product_attention.default"
-    q, k, v = n(6, 6, 6, 2), n(6, 6, 6, 2), n(6, 6, 6, 6)
+    q = n(6, 6, 6, 2)
+    k = n(6, 6, 6, 2)
+    v = n(6, 6, 6, 6)
     yield sample(kind, query=q, key=k, value=v)
     yield sample(kind, "causal", query=q, key=k, value=v, is_causal=True)
     yield sample(kind, "scaled", query=q, key=k, value=v, scale=0.3)
-    for shape in ((6, 6), (1, 6, 6), (6, 6, 6), (6, 1, 6, 6), (6, 6, 6, 6), (1, 1, 6, 6), (6, 1, 1, 6)):
+    for shape in (
+        (6, 6),
+        (1, 6, 6),
+        (6, 6, 6),
+        (6, 1, 6, 6),
+        (6, 6, 6, 6),
+        (1, 1, 6, 6),
+        (6, 1, 1, 6),
+    ):
         mask = bools(*shape)
         mask[..., 0] = True
         yield sample(kind, f"mask {list(shape)}", query=q, key=k, value=v, attn_mask=mask)
@@ -156,30 +205,99 @@ def attention() -> Iterator[Sample]:
     yield sample(kind, "three dims", query=n(6, 6, 2), key=n(6, 6, 2), value=n(6, 6, 6))
     for groups, repeats in ((6, 2), (2, 6), (1, 6), (3, 4)):
         given = {"key": n(2, groups, 6, 2), "value": n(2, groups, 6, 6), "enable_gqa": True}
-        yield sample(kind, f"grouped {groups}x{repeats}", query=n(2, groups * repeats, 3, 2), **given)
+        yield sample(
+            kind, f"grouped {groups}x{repeats}", query=n(2, groups * repeats, 3, 2), **given
+        )
     mask = n(2, 12, 3, 6)
-    yield sample(kind, "grouped, masked", query=n(2, 12, 3, 2), key=n(2, 6, 6, 2), value=n(2, 6, 6, 6), attn_mask=mask, enable_gqa=True)
+    yield sample(
+        kind,
+        "grouped, masked",
+        query=n(2, 12, 3, 2),
+        key=n(2, 6, 6, 2),
+        value=n(2, 6, 6, 6),
+        attn_mask=mask,
+        enable_gqa=True,
+    )
     yield sample(kind, "dropout", query=q, key=k, value=v, dropout_p=0.4, is_causal=True)
 
 
 def windows() -> Iterator[Sample]:
     """Convolutions and pools."""
     for d in (1, 2, 3):
-        space, kind = (3,) * d, f"aten.conv{d}d.default"
+        space = (3,) * d
+        kind = f"aten.conv{d}d.default"
         same = {"stride": [1] * d, "padding": [1] * d, "dilation": [1] * d}
         window = (2,) * d
-        yield sample(kind, f"{d}d", input=n(6, 6, *space), weight=n(12, 6, *window), bias=n(12), groups=1, **same)
-        yield sample(kind, f"{d}d no bias", input=n(6, 6, *space), weight=n(6, 6, *window), bias=None, groups=1, **same)
-        yield sample(kind, f"{d}d groups", input=n(2, 12, *space), weight=n(24, 2, *window), bias=n(24), groups=6, **same)
-        yield sample(kind, f"{d}d depthwise", input=n(2, 6, *space), weight=n(6, 1, *window), bias=n(6), groups=6, **same)
-        yield sample(kind, f"{d}d multiplied", input=n(2, 6, *space), weight=n(12, 1, *window), bias=n(12), groups=6, **same)
-        yield sample(kind, f"{d}d one image", input=n(6, *space), weight=n(6, 6, *window), bias=n(6), groups=1, **same)
-        yield sample(kind, f"{d}d one output a group", input=n(2, 12, *space), weight=n(6, 2, *window), bias=n(6), groups=6, **same)
+        yield sample(
+            kind,
+            f"{d}d",
+            input=n(6, 6, *space),
+            weight=n(12, 6, *window),
+            bias=n(12),
+            groups=1,
+            **same,
+        )
+        yield sample(
+            kind,
+            f"{d}d no bias",
+            input=n(6, 6, *space),
+            weight=n(6, 6, *window),
+            bias=None,
+            groups=1,
+            **same,
+        )
+        yield sample(
+            kind,
+            f"{d}d groups",
+            input=n(2, 12, *space),
+            weight=n(24, 2, *window),
+            bias=n(24),
+            groups=6,
+            **same,
+        )
+        yield sample(
+            kind,
+            f"{d}d depthwise",
+            input=n(2, 6, *space),
+            weight=n(6, 1, *window),
+            bias=n(6),
+            groups=6,
+            **same,
+        )
+        yield sample(
+            kind,
+            f"{d}d multiplied",
+            input=n(2, 6, *space),
+            weight=n(12, 1, *window),
+            bias=n(12),
+            groups=6,
+            **same,
+        )
+        yield sample(
+            kind,
+            f"{d}d one image",
+            input=n(6, *space),
+            weight=n(6, 6, *window),
+            bias=n(6),
+            groups=1,
+            **same,
+        )
+        yield sample(
+            kind,
+            f"{d}d one output a group",
+            input=n(2, 12, *space),
+            weight=n(6, 2, *window),
+            bias=n(6),
+            groups=6,
+            **same,
+        )
         pooled = {"kernel_size": [2] * d, "stride": [2] * d}
         for lead in ((6, 6), (6,)):
             for kind in ("max_pool", "avg_pool"):
                 yield sample(f"aten.{kind}{d}d.default", self=n(*lead, *space), **pooled)
-            yield sample(f"aten.adaptive_avg_pool{d}d.default", self=n(*lead, *space), output_size=[2] * d)
+            yield sample(
+                f"aten.adaptive_avg_pool{d}d.default", self=n(*lead, *space), output_size=[2] * d
+            )
     for d in (1, 2):
         given = {"input": n(6, 6, *(4,) * d), "weight": n(6, 6, *(3,) * d), "bias": n(6)}
         yield sample(f"aten.conv{d}d.padding", **given, padding="same")
@@ -187,22 +305,74 @@ def windows() -> Iterator[Sample]:
 
 def normal() -> Iterator[Sample]:
     """Normalisations and softmax."""
-    yield sample("aten.layer_norm.default", input=n(6, 6, 6), normalized_shape=[6], weight=n(6), bias=n(6), eps=1e-5)
-    yield sample("aten.layer_norm.default", "two dims", input=n(6, 6, 6), normalized_shape=[6, 6], weight=n(6, 6), bias=n(6, 6))
+    yield sample(
+        "aten.layer_norm.default",
+        input=n(6, 6, 6),
+        normalized_shape=[6],
+        weight=n(6),
+        bias=n(6),
+        eps=1e-5,
+    )
+    yield sample(
+        "aten.layer_norm.default",
+        "two dims",
+        input=n(6, 6, 6),
+        normalized_shape=[6, 6],
+        weight=n(6, 6),
+        bias=n(6, 6),
+    )
     yield sample("aten.layer_norm.default", "bare", input=n(6, 6), normalized_shape=[6])
-    yield sample("aten.rms_norm.default", input=n(6, 6, 6), normalized_shape=[6], weight=n(6), eps=1e-5)
+    yield sample(
+        "aten.rms_norm.default", input=n(6, 6, 6), normalized_shape=[6], weight=n(6), eps=1e-5
+    )
     for name in ("softmax.int", "log_softmax.int"):
         for dim in (0, 1, -1):
             yield sample(f"aten.{name}", f"dim {dim}", self=n(6, 6, 6), dim=dim)
     for name in ("_softmax", "_log_softmax"):
         yield sample(f"aten.{name}.default", self=n(6, 6), dim=-1, half_to_float=False)
     yield sample("aten._safe_softmax.default", self=n(6, 6), dim=1)
-    running = {"running_mean": n(6), "running_var": f(6), "momentum": 0.1, "eps": 1e-5, "cudnn_enabled": False}
-    yield sample("aten.batch_norm.default", input=n(6, 6, 4), weight=n(6), bias=n(6), training=False, **running)
-    unseen = {"running_mean": None, "running_var": None, "momentum": 0.1, "eps": 1e-5, "cudnn_enabled": False}
-    yield sample("aten.batch_norm.default", "of the batch", input=n(6, 6, 4), weight=n(6), bias=n(6), training=True, **unseen)
-    yield sample("aten.group_norm.default", input=n(6, 12, 2, 2), num_groups=6, weight=n(12), bias=n(12))
-    yield sample("aten.group_norm.default", "one group", input=n(6, 12, 2), num_groups=1, weight=n(12), bias=n(12))
+    running = {
+        "running_mean": n(6),
+        "running_var": f(6),
+        "momentum": 0.1,
+        "eps": 1e-5,
+        "cudnn_enabled": False,
+    }
+    yield sample(
+        "aten.batch_norm.default",
+        input=n(6, 6, 4),
+        weight=n(6),
+        bias=n(6),
+        training=False,
+        **running,
+    )
+    unseen = {
+        "running_mean": None,
+        "running_var": None,
+        "momentum": 0.1,
+        "eps": 1e-5,
+        "cudnn_enabled": False,
+    }
+    yield sample(
+        "aten.batch_norm.default",
+        "of the batch",
+        input=n(6, 6, 4),
+        weight=n(6),
+        bias=n(6),
+        training=True,
+        **unseen,
+    )
+    yield sample(
+        "aten.group_norm.default", input=n(6, 12, 2, 2), num_groups=6, weight=n(12), bias=n(12)
+    )
+    yield sample(
+        "aten.group_norm.default",
+        "one group",
+        input=n(6, 12, 2),
+        num_groups=1,
+        weight=n(12),
+        bias=n(12),
+    )
 
 
 def reductions() -> Iterator[Sample]:
@@ -210,7 +380,9 @@ def reductions() -> Iterator[Sample]:
     for name in ("sum.dim_IntList", "mean.dim", "amax.default", "amin.default"):
         for dims in ((0,), (1, -1), (-1,), ()):
             for keep in (False, True):
-                yield sample(f"aten.{name}", f"{dims} {keep}", self=n(6, 6, 6), dim=list(dims), keepdim=keep)
+                yield sample(
+                    f"aten.{name}", f"{dims} {keep}", self=n(6, 6, 6), dim=list(dims), keepdim=keep
+                )
     for name in ("sum", "mean", "max", "min", "prod", "argmax", "argmin"):
         yield sample(f"aten.{name}.default", self=n(6, 6))
     for name in ("argmax", "argmin"):
@@ -229,8 +401,13 @@ def views() -> Iterator[Sample]:
     yield sample("aten.broadcast_tensors.default", "both", tensors=[n(6, 1), n(12)])
     for name in ("view.default", "reshape.default", "_unsafe_view.default"):
         for before, after in (
-            ((6, 12), (72,)), ((72,), (6, 12)), ((6, 36), (6, 6, 6)), ((6, 6, 6), (36, 6)), ((6, 4), (4, 6)), ((6, 12), (6, 1, -1)),
-        ):  # fmt: skip
+            ((6, 12), (72,)),
+            ((72,), (6, 12)),
+            ((6, 36), (6, 6, 6)),
+            ((6, 6, 6), (36, 6)),
+            ((6, 4), (4, 6)),
+            ((6, 12), (6, 1, -1)),
+        ):
             size = {"shape" if name == "reshape.default" else "size": list(after)}
             yield sample(f"aten.{name}", f"{before} {after}", self=n(*before), **size)
     yield sample("aten.unsqueeze.default", self=n(6, 12), dim=1)
@@ -249,7 +426,11 @@ def views() -> Iterator[Sample]:
     yield sample("aten.numpy_T.default", self=n(6, 12, 2))
     yield sample("aten.adjoint.default", self=n(6, 12))
     for after in ((6, 12), (6, 6, 12), (6, -1, 12)):
-        yield sample("aten.expand.default", self=n(6, 12) if after[0] == 6 and len(after) == 2 else n(6, 1, 12), size=list(after))
+        yield sample(
+            "aten.expand.default",
+            self=n(6, 12) if after[0] == 6 and len(after) == 2 else n(6, 1, 12),
+            size=list(after),
+        )
     yield sample("aten.expand.default", "vector", self=n(1), size=[6, 12])
     yield sample("aten.expand_as.default", self=n(6, 1), other=n(6, 12))
     yield sample("aten.broadcast_to.default", self=n(6, 1), size=[6, 12])
@@ -278,11 +459,15 @@ def moves() -> Iterator[Sample]:
     yield sample("aten.chunk.default", self=n(6, 18), chunks=3, dim=1)
     yield sample("aten.chunk.default", "ragged", self=n(6, 8), chunks=3, dim=1)
     yield sample("aten.split_with_sizes.default", self=n(6, 12), split_sizes=[6, 6], dim=1)
-    yield sample("aten.split_with_sizes.default", "ragged", self=n(6, 12), split_sizes=[4, 8], dim=1)
+    yield sample(
+        "aten.split_with_sizes.default", "ragged", self=n(6, 12), split_sizes=[4, 8], dim=1
+    )
     yield sample("aten.split.sizes", self=n(6, 12), split_size=[6, 6], dim=1)
     for name in ("cat", "concat", "concatenate"):
         for dim in (0, -1):
-            yield sample(f"aten.{name}.default", f"{dim}", tensors=[n(6, 6), n(6, 6), n(6, 6)], dim=dim)
+            yield sample(
+                f"aten.{name}.default", f"{dim}", tensors=[n(6, 6), n(6, 6), n(6, 6)], dim=dim
+            )
     yield sample("aten.cat.default", "ragged", tensors=[n(6, 6), n(6, 12)], dim=1)
     yield sample("aten.cat.default", "one", tensors=[n(6, 6)], dim=1)
     yield sample("aten.stack.default", tensors=[n(6, 6), n(6, 6)], dim=1)
@@ -293,7 +478,13 @@ def moves() -> Iterator[Sample]:
     yield sample("aten.embedding.default", weight=n(12, 6), indices=ints(6, 2, high=12))
     often = {"weight": n(12, 6), "indices": ints(6, 6, high=6), "scale_grad_by_freq": True}
     yield sample("aten.embedding.default", "scaled by how often", **often)
-    yield sample("aten.embedding.default", "padding", weight=n(12, 6), indices=ints(6, 6, high=12), padding_idx=7)
+    yield sample(
+        "aten.embedding.default",
+        "padding",
+        weight=n(12, 6),
+        indices=ints(6, 6, high=12),
+        padding_idx=7,
+    )
     yield sample("aten.index.Tensor", self=n(6, 6), indices=[ints(6)])
 
 
@@ -322,22 +513,48 @@ def selections() -> Iterator[Sample]:
     yield sample("aten.sort.stable", self=n(6, 6), stable=True, descending=True)
     yield sample("aten.argsort.default", self=n(6, 6))
     for d in (1, 2, 3):
-        yield sample(f"aten.upsample_nearest{d}d.vec", input=n(6, 6, *(2,) * d), output_size=None, scale_factors=[2.0] * d)
+        yield sample(
+            f"aten.upsample_nearest{d}d.vec",
+            input=n(6, 6, *(2,) * d),
+            output_size=None,
+            scale_factors=[2.0] * d,
+        )
     for name in ("upsample_bilinear2d", "upsample_bicubic2d"):
-        yield sample(f"aten.{name}.vec", input=n(6, 6, 2, 3), output_size=[4, 6], align_corners=False, scale_factors=None)
-        yield sample(f"aten.{name}.vec", "one dim", input=n(6, 6, 6, 3), output_size=[6, 6], align_corners=False, scale_factors=None)
+        yield sample(
+            f"aten.{name}.vec",
+            input=n(6, 6, 2, 3),
+            output_size=[4, 6],
+            align_corners=False,
+            scale_factors=None,
+        )
+        yield sample(
+            f"aten.{name}.vec",
+            "one dim",
+            input=n(6, 6, 6, 3),
+            output_size=[6, 6],
+            align_corners=False,
+            scale_factors=None,
+        )
     yield sample("onnx.Resize", X=n(6, 6, 2, 3), scales=(1.0, 1.0, 2.0, 2.0), sizes=(6, 6, 4, 6))
     yield sample("aten.repeat_interleave.self_int", self=n(6, 6), repeats=2, dim=1)
     yield sample("aten.repeat_interleave.self_int", "flat", self=n(6, 6), repeats=2)
     yield sample("aten.index_select.default", self=n(6, 6), dim=1, index=ints(4))
     yield sample("aten.gather.default", self=n(6, 6), dim=1, index=ints(6, 3))
-    yield sample("aten.index_put.default", self=n(6, 6), indices=[torch.tensor([1, 3])], values=n(2, 6))
+    yield sample(
+        "aten.index_put.default", self=n(6, 6), indices=[torch.tensor([1, 3])], values=n(2, 6)
+    )
     yield sample("aten.index_add.default", self=n(6, 6), dim=0, index=ints(4), source=n(4, 6))
-    yield sample("aten.scatter.src", self=n(6, 6), dim=1, index=torch.arange(6).repeat(6, 1), src=n(6, 6))
+    yield sample(
+        "aten.scatter.src", self=n(6, 6), dim=1, index=torch.arange(6).repeat(6, 1), src=n(6, 6)
+    )
     yield sample("aten.scatter_add.default", self=n(6, 6), dim=1, index=ints(6, 6), src=n(6, 6))
     yield sample("aten.histc.default", self=f(12), bins=4, min=0, max=1)
     yield sample("aten.one_hot.default", self=ints(6), num_classes=6)
-    yield sample("aten.bucketize.Tensor", self=f(6, 6), boundaries=torch.tensor([0.3, 0.5, 0.7], dtype=torch.float64))
+    yield sample(
+        "aten.bucketize.Tensor",
+        self=f(6, 6),
+        boundaries=torch.tensor([0.3, 0.5, 0.7], dtype=torch.float64),
+    )
 
 
 def names(kind: str) -> list[str]:
@@ -357,19 +574,70 @@ def exists(kind: str) -> bool:
 def losses() -> Iterator[Sample]:
     """Loss functions in their three reductions (0: none, 1: mean, 2: sum)."""
     for reduction in (0, 1, 2):
-        for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div"):
-            yield sample(f"aten.{name}.default", f"reduction {reduction}", self=f(6, 12), target=f(6, 12), reduction=reduction)
+        for name in (
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "binary_cross_entropy",
+            "kl_div",
+        ):
+            yield sample(
+                f"aten.{name}.default",
+                f"reduction {reduction}",
+                self=f(6, 12),
+                target=f(6, 12),
+                reduction=reduction,
+            )
         kind = "aten.binary_cross_entropy_with_logits.default"
-        yield sample(kind, f"reduction {reduction}", self=n(6, 12), target=f(6, 12), reduction=reduction)
-        yield sample(kind, f"broadcast {reduction}", self=n(6, 12), target=f(6, 12), pos_weight=ints(12) + 1, reduction=reduction)
+        yield sample(
+            kind, f"reduction {reduction}", self=n(6, 12), target=f(6, 12), reduction=reduction
+        )
+        yield sample(
+            kind,
+            f"broadcast {reduction}",
+            self=n(6, 12),
+            target=f(6, 12),
+            pos_weight=ints(12) + 1,
+            reduction=reduction,
+        )
         kind = "aten.cross_entropy_loss.default"
         for shape, target in (((6, 12), (6,)), ((6, 6, 2, 6), (6, 2, 6)), ((6,), ())):
             settings = {"reduction": reduction, "ignore_index": 2, "label_smoothing": 0.1}
-            yield sample(kind, f"{shape}, {reduction}", self=n(*shape), target=ints(*target), **settings)
-        yield sample(kind, f"probabilities, {reduction}", self=n(6, 12), target=f(6, 12), reduction=reduction)
-        yield sample("aten.nll_loss_nd.default", f"reduction {reduction}", self=n(6, 12, 2), target=ints(6, 2), reduction=reduction)
-        yield sample("aten.nll_loss.default", f"reduction {reduction}", self=n(6, 12), target=ints(6), reduction=reduction)
+            yield sample(
+                kind, f"{shape}, {reduction}", self=n(*shape), target=ints(*target), **settings
+            )
+        yield sample(
+            kind, f"probabilities, {reduction}", self=n(6, 12), target=f(6, 12), reduction=reduction
+        )
+        yield sample(
+            "aten.nll_loss_nd.default",
+            f"reduction {reduction}",
+            self=n(6, 12, 2),
+            target=ints(6, 2),
+            reduction=reduction,
+        )
+        yield sample(
+            "aten.nll_loss.default",
+            f"reduction {reduction}",
+            self=n(6, 12),
+            target=ints(6),
+            reduction=reduction,
+        )
 
 
-_ALL = (unary, binary, products, attention, windows, normal, reductions, losses, views, moves, selections, makers)
+_ALL = (
+    unary,
+    binary,
+    products,
+    attention,
+    windows,
+    normal,
+    reductions,
+    losses,
+    views,
+    moves,
+    selections,
+    makers,
+)
 FAMILIES = {family.__name__: family for family in _ALL}

@@ -1,4 +1,6 @@
-"""Sample calls that can be split by communicating inside: attention in a ring, scans, softmax; sizes divide by 2, 3 and 4."""
+"""Sample calls that can be split by communicating inside: attention in a ring, scans, softmax;
+sizes divide by 2, 3 and 4.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,14 @@ from dataclasses import replace
 import torch
 
 from autopar.runtime.proof import Sample, sample
-
-from .samples import ints, n
+from tests.sharding.samples import ints, n
 
 SDPA = "aten.scaled_dot_product_attention.default"
-WINDOWS = ({"left_window_size": 2}, {"left_window_size": 4, "right_window_size": 3}, {"left_window_size": 1, "is_causal": 1})
+WINDOWS = (
+    {"left_window_size": 2},
+    {"left_window_size": 4, "right_window_size": 3},
+    {"left_window_size": 1, "is_causal": 1},
+)
 
 
 def _allowed(*shape: int) -> torch.Tensor:
@@ -32,17 +37,54 @@ def _first(case: Sample) -> Sample:
 
 
 def attention() -> Iterator[Sample]:
-    """Of torch: sequences of equal and unequal length, causal or not, grouped heads, masks of every shape."""
-    q, k, v = n(2, 2, 12, 3), n(2, 2, 12, 3), n(2, 2, 12, 5)
+    """Attention of torch: sequences of equal and unequal length, causal or not, grouped heads,
+    masks of every shape.
+    """
+    q = n(2, 2, 12, 3)
+    k = n(2, 2, 12, 3)
+    v = n(2, 2, 12, 5)
     for causal in (False, True):
         yield sample(SDPA, f"causal {causal}", query=q, key=k, value=v, is_causal=causal)
-        yield sample(SDPA, f"more queries, causal {causal}", query=n(2, 2, 24, 3), key=k, value=v, is_causal=causal)
-        yield sample(SDPA, f"more keys, causal {causal}", query=q, key=n(2, 2, 24, 3), value=n(2, 2, 24, 5), is_causal=causal, scale=0.3)
-        yield sample(SDPA, f"grouped, causal {causal}", query=n(2, 6, 12, 3), key=k, value=v, enable_gqa=True, is_causal=causal)
-        for heads in (2, 6):  # values as wide as keys: blocks are left to torch's kernel where it serves
-            given = {"query": n(2, heads, 12, 4), "key": n(2, 2, 12, 4), "value": n(2, 2, 12, 4), "enable_gqa": True}
+        yield sample(
+            SDPA,
+            f"more queries, causal {causal}",
+            query=n(2, 2, 24, 3),
+            key=k,
+            value=v,
+            is_causal=causal,
+        )
+        yield sample(
+            SDPA,
+            f"more keys, causal {causal}",
+            query=q,
+            key=n(2, 2, 24, 3),
+            value=n(2, 2, 24, 5),
+            is_causal=causal,
+            scale=0.3,
+        )
+        yield sample(
+            SDPA,
+            f"grouped, causal {causal}",
+            query=n(2, 6, 12, 3),
+            key=k,
+            value=v,
+            enable_gqa=True,
+            is_causal=causal,
+        )
+        for heads in (
+            2,
+            6,
+        ):  # values as wide as keys: blocks are left to torch's kernel where it serves
+            given = {
+                "query": n(2, heads, 12, 4),
+                "key": n(2, 2, 12, 4),
+                "value": n(2, 2, 12, 4),
+                "enable_gqa": True,
+            }
             yield sample(SDPA, f"{heads} heads, causal {causal}", **given, is_causal=causal)
-    yield sample(SDPA, "three dims", query=n(4, 12, 3), key=n(4, 12, 3), value=n(4, 12, 5), is_causal=True)
+    yield sample(
+        SDPA, "three dims", query=n(4, 12, 3), key=n(4, 12, 3), value=n(4, 12, 5), is_causal=True
+    )
     yield sample(SDPA, "two dims", query=n(12, 3), key=n(12, 3), value=n(12, 5))
     yield sample(SDPA, "shared keys", query=q, key=n(1, 2, 12, 3), value=n(1, 2, 12, 5))
 
@@ -60,8 +102,18 @@ def flash() -> Iterator[Sample]:
 
 def masks() -> Iterator[Sample]:
     """Masks that are added or that hide, of every shape, and queries that see nothing."""
-    q, k, v = n(2, 4, 12, 3), n(2, 2, 12, 3), n(2, 2, 12, 5)
-    for shape in ((12, 12), (4, 12, 12), (2, 1, 12, 12), (2, 4, 12, 12), (1, 1, 12, 12), (2, 1, 1, 12), (1, 1, 12, 1)):
+    q = n(2, 4, 12, 3)
+    k = n(2, 2, 12, 3)
+    v = n(2, 2, 12, 5)
+    for shape in (
+        (12, 12),
+        (4, 12, 12),
+        (2, 1, 12, 12),
+        (2, 4, 12, 12),
+        (1, 1, 12, 12),
+        (2, 1, 1, 12),
+        (1, 1, 12, 1),
+    ):
         given = {"query": q, "key": k, "value": v, "enable_gqa": True}
         yield sample(SDPA, f"added {shape}", **given, attn_mask=n(*shape))
         yield sample(SDPA, f"hides {shape}", **given, attn_mask=_allowed(*shape))
@@ -71,19 +123,32 @@ def masks() -> Iterator[Sample]:
 
 
 def onnx_attention() -> Iterator[Sample]:
-    """Of ONNX: with the keys and values as outputs and without, windows, three dims, masks that end early."""
+    """Attention of ONNX: with the keys and values as outputs and without, windows, three dims,
+    masks that end early.
+    """
     given = {"Q": n(2, 2, 12, 3), "K": n(2, 2, 12, 3), "V": n(2, 2, 12, 5)}
     for causal in (0, 1):
         yield sample("onnx.Attention", f"causal {causal}", **given, is_causal=causal)
-        yield _first(sample("onnx.Attention", f"first output, causal {causal}", **given, is_causal=causal))
+        yield _first(
+            sample("onnx.Attention", f"first output, causal {causal}", **given, is_causal=causal)
+        )
     for window in WINDOWS:
         yield sample("onnx.Attention", str(window), **given, **window)
     yield sample("onnx.Attention", "blind ranks", **{**given, "Q": n(2, 2, 24, 3)}, **WINDOWS[2])
-    flat = {"Q": n(2, 12, 12), "K": n(2, 12, 6), "V": n(2, 12, 10), "q_num_heads": 4, "kv_num_heads": 2, "scale": 0.3}
+    flat = {
+        "Q": n(2, 12, 12),
+        "K": n(2, 12, 6),
+        "V": n(2, 12, 10),
+        "q_num_heads": 4,
+        "kv_num_heads": 2,
+        "scale": 0.3,
+    }
     yield sample("onnx.Attention", "three dims", **flat, is_causal=1)
     for shape in ((12, 12), (2, 1, 12, 12), (2, 2, 12, 7)):
         yield sample("onnx.Attention", f"added {shape}", **given, attn_mask=n(*shape))
-        yield sample("onnx.Attention", f"hides {shape}", **given, attn_mask=_allowed(*shape), is_causal=1)
+        yield sample(
+            "onnx.Attention", f"hides {shape}", **given, attn_mask=_allowed(*shape), is_causal=1
+        )
 
 
 def scans() -> Iterator[Sample]:
@@ -94,9 +159,18 @@ def scans() -> Iterator[Sample]:
         yield sample(f"aten.{name}.default", self=x, dim=1)
         yield sample(f"aten.{name}.default", "first dim", self=n(12, 4, 2), dim=-3)
     yield sample("aten.cumsum.default", "counts", self=ints(4, 12), dim=1)
-    yield sample("aten.cumsum.default", "counts as floats", self=ints(4, 12), dim=1, dtype="float64")
+    yield sample(
+        "aten.cumsum.default", "counts as floats", self=ints(4, 12), dim=1, dtype="float64"
+    )
     for name, exclusive, reverse in itertools.product(("CumSum", "CumProd"), (0, 1), (0, 1)):
-        yield sample(f"onnx.{name}", f"{exclusive}{reverse}", x=x, axis=1, exclusive=exclusive, reverse=reverse)
+        yield sample(
+            f"onnx.{name}",
+            f"{exclusive}{reverse}",
+            x=x,
+            axis=1,
+            exclusive=exclusive,
+            reverse=reverse,
+        )
 
 
 def softmax() -> Iterator[Sample]:
@@ -112,4 +186,11 @@ def softmax() -> Iterator[Sample]:
         yield sample(f"onnx.{name}", input=n(4, 12), axis=-1)
 
 
-FAMILIES = {"attention": attention, "flash": flash, "masks": masks, "onnx_attention": onnx_attention, "scans": scans, "softmax": softmax}
+FAMILIES = {
+    "attention": attention,
+    "flash": flash,
+    "masks": masks,
+    "onnx_attention": onnx_attention,
+    "scans": scans,
+    "softmax": softmax,
+}

@@ -11,11 +11,19 @@ from autopar.sharding.gradient_formats import check_format, rank_of
 @pytest.mark.parametrize(
     ("name", "shape", "rank"),
     [
-        ("powersgd-8", (4, 100), 4), ("powersgd-2", (8, 3, 3), 2), ("powersgd/4", (64, 64), 8), ("powersgd/2", (30, 60), 10),
-        ("powersgd/64", (8, 8), 0), ("powersgd/2", (64,), 0), ("bfloat16", (8, 8), 0), (None, (8, 8), 0),
+        ("powersgd-8", (4, 100), 4),
+        ("powersgd-2", (8, 3, 3), 2),
+        ("powersgd/4", (64, 64), 8),
+        ("powersgd/2", (30, 60), 10),
+        ("powersgd/64", (8, 8), 0),
+        ("powersgd/2", (64,), 0),
+        ("bfloat16", (8, 8), 0),
+        (None, (8, 8), 0),
     ],
-)  # fmt: skip
-def test_ranks_are_those_of_each_matrix(name: str | None, shape: tuple[int, ...], rank: int) -> None:
+)
+def test_ranks_are_those_of_each_matrix(
+    name: str | None, shape: tuple[int, ...], rank: int
+) -> None:
     assert rank_of(name, shape) == rank
 
 

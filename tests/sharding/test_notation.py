@@ -1,4 +1,6 @@
-"""The factor notation: what a rule text means, what binding it to shapes gives, and what is refused."""
+"""The factor notation: what a rule text means, what binding it to shapes gives, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_factors_of_a_linear_layer() -> None:
     rule = bound("* k, n k, +n -> * n | k: sum", [(8, 16, 4), (6, 4), (6,)], [(8, 16, 6)])
     assert sizes(rule) == {"d0": 8, "d1": 16, "k": 4, "n": 6}
     assert [f.reduction for f in rule.factors] == [None, None, "sum", None]
-    assert rule.inputs == (((0,), (1,), (2,)), ((3,), (2,)), ((3,),)) and rule.outputs == (((0,), (1,), (3,)),)
+    assert rule.inputs == (((0,), (1,), (2,)), ((3,), (2,)), ((3,),)) and rule.outputs == (
+        ((0,), (1,), (3,)),
+    )
     assert rule.addends == {2}
 
 
@@ -40,7 +44,9 @@ def test_broadcast_dims_hold_no_factor() -> None:
 
 
 def test_compounds_are_solved_from_the_other_tensors() -> None:
-    rule = bound("b (g r) q d, b g k d -> b (g r) q k", [(2, 12, 5, 3), (2, 4, 7, 3)], [(2, 12, 5, 7)])
+    rule = bound(
+        "b (g r) q d, b g k d -> b (g r) q k", [(2, 12, 5, 3), (2, 4, 7, 3)], [(2, 12, 5, 7)]
+    )
     assert sizes(rule) == {"b": 2, "g": 4, "r": 3, "q": 5, "d": 3, "k": 7}
 
 
@@ -49,7 +55,9 @@ def test_marks_clauses_and_sizes() -> None:
     table = {f.name: f for f in rule.factors}
     assert (table["v"].reduction, table["v"].special) == ("sum", "masked")
     rule = bound("n (g=4 !c) -> n (g=4 !c)", [(2, 12)], [(2, 12)])
-    assert {f.name: f.whole for f in rule.factors} == {"n": False, "g": False, "c": True} and sizes(rule)["c"] == 3
+    assert {f.name: f.whole for f in rule.factors} == {"n": False, "g": False, "c": True} and sizes(
+        rule
+    )["c"] == 3
     rule = bound("(3 n) -> n, n, n", [(12,)], [(4,)] * 3)
     assert {f.name: f.whole for f in rule.factors} == {"n": False, "3": True}
 
@@ -76,7 +84,12 @@ def test_texts_that_are_no_rule(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "inputs", "outputs", "words"),
     [
-        ("a b, b c -> a c", [(2, 3), (4, 5)], [(2, 5)], "factor 'b' is 3 in one tensor and 4 in another"),
+        (
+            "a b, b c -> a c",
+            [(2, 3), (4, 5)],
+            [(2, 5)],
+            "factor 'b' is 3 in one tensor and 4 in another",
+        ),
         ("a -> a", [(2, 3)], [(2, 3)], "a tensor of 1 dims does not match one of rank 2"),
         ("a -> a", [(2,), (2,)], [(2,)], "has 1 inputs, the operator 2"),
         ("(a b) -> (a b)", [(6,)], [(6,)], "are not determined"),
@@ -84,7 +97,9 @@ def test_texts_that_are_no_rule(text: str, words: str) -> None:
         ("(a=4 b) -> (a=4 b)", [(6,)], [(6,)], "not determined|not multiply"),
     ],
 )
-def test_shapes_that_do_not_fit(text: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], words: str) -> None:
+def test_shapes_that_do_not_fit(
+    text: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], words: str
+) -> None:
     with pytest.raises(RuleError, match=words):
         bound(text, inputs, outputs)
 
@@ -95,13 +110,19 @@ DIMS = st.lists(st.lists(NAMES, min_size=1, max_size=3, unique=True), min_size=1
 
 @settings(max_examples=200, deadline=None)
 @given(dims=DIMS, given_sizes=st.lists(st.integers(2, 5), min_size=8, max_size=8))
-def test_binding_finds_the_sizes_that_made_the_shapes(dims: list[list[str]], given_sizes: list[int]) -> None:
-    """A tensor of compounds beside one of all its factors: every size is determined, and every dim multiplies to its size."""
+def test_binding_finds_the_sizes_that_made_the_shapes(
+    dims: list[list[str]], given_sizes: list[int]
+) -> None:
+    """A tensor of compounds beside one of all its factors: every size is determined, and every dim
+    multiplies to its size.
+    """
     used = list(dict.fromkeys(name for dim in dims for name in dim))
     truth = dict(zip(used, given_sizes, strict=False))
     spelled = " ".join(dim[0] if len(dim) == 1 else f"({' '.join(dim)})" for dim in dims)
     compound = tuple(math.prod(truth[name] for name in dim) for dim in dims)
-    rule = bound(f"{spelled} -> {' '.join(used)}", [compound], [tuple(truth[name] for name in used)])
+    rule = bound(
+        f"{spelled} -> {' '.join(used)}", [compound], [tuple(truth[name] for name in used)]
+    )
     assert sizes(rule) == truth
     for dim, factors in zip(dims, rule.inputs[0], strict=True):
         assert [rule.factors[f].name for f in factors] == dim

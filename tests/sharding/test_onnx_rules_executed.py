@@ -1,4 +1,6 @@
-"""The sharding rules of ONNX's operators, executed shard by shard on onnx's node tests, in one process and on two real ranks."""
+"""The sharding rules of ONNX's operators, executed shard by shard on onnx's node tests, in one
+process and on two real ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +13,55 @@ import torch
 from autopar.runtime.onnx_ops import ONNX_FUNCTIONS
 from autopar.runtime.proof import Sample
 from autopar.sharding.rules import RULES, Entry
-
-from ..runtime.node_report import known_reason
-from ..runtime.node_tests import NodeTest
-from .onnx_proof import MESHES, Tally, counted, extra_samples, prove_all, prove_kinds, samples_of, splits
-from .onnx_ranks import wrong_on_two_ranks
-from .onnx_samples import MULTIPLE, alone, grown, load
+from tests.runtime.onnx_ops.node_report import known_reason
+from tests.runtime.onnx_ops.node_tests import NodeTest
+from tests.sharding.onnx_proof import (
+    MESHES,
+    Tally,
+    counted,
+    extra_samples,
+    prove_all,
+    prove_kinds,
+    samples_of,
+    splits,
+)
+from tests.sharding.onnx_ranks import wrong_on_two_ranks
+from tests.sharding.onnx_samples import MULTIPLE, alone, grown, load
 
 SHARE = 0.95
 """Of the node tests that can be split over two ranks, at least so many are right there."""
 
 # Kinds whose node tests hold no operator with a dim that can be split.
 UNSPLIT = {
-    "onnx.DynamicQuantizeLinear", "onnx.EyeLike", "onnx.NonMaxSuppression", "onnx.NonZero", "onnx.Unique",
+    "onnx.DynamicQuantizeLinear",
+    "onnx.EyeLike",
+    "onnx.NonMaxSuppression",
+    "onnx.NonZero",
+    "onnx.Unique",
     *(f"ai.onnx.preview.training.{name}" for name in ("Adagrad", "Adam", "Momentum")),
-}  # fmt: skip
+}
 
 
 def some(tests: Iterable[NodeTest], count: int, seed: int = 0) -> list[NodeTest]:
-    """At most so many tests of every kind, chosen by chance; those that spell out an operator by others are left out."""
+    """At most so many tests of every kind, chosen by chance; those that spell out an operator by
+    others are left out.
+    """
     by_kind: dict[str, list[NodeTest]] = {}
     for test in tests:
         if not test.expanded:
             by_kind.setdefault(test.kind, []).append(test)
     rng = random.Random(seed)
-    return [test for kind in sorted(by_kind) for test in rng.sample(by_kind[kind], min(count, len(by_kind[kind])))]
+    return [
+        test
+        for kind in sorted(by_kind)
+        for test in rng.sample(by_kind[kind], min(count, len(by_kind[kind])))
+    ]
 
 
-def failures(samples: Iterable[tuple[Sample, bool]], meshes: Sequence[tuple[int, ...]]) -> tuple[Tally, list[str]]:
-    """What came out of the samples on these meshes."""
+def failures(
+    samples: Iterable[tuple[Sample, bool]], meshes: Sequence[tuple[int, ...]]
+) -> tuple[Tally, list[str]]:
+    """The failed samples on these meshes."""
     tally = Tally()
     for sample, _ in samples:
         prove_all(sample, meshes, tally)
@@ -72,10 +94,10 @@ def test_calls_of_every_kind_equal_the_whole_on_every_mesh() -> None:
 
 @pytest.mark.slow
 def test_every_node_test_equals_the_whole() -> None:
-    found = prove_kinds(counted())
-    wrong = [failure for tally in found.values() for failure in tally.failures]
+    actual = prove_kinds(counted())
+    wrong = [failure for tally in actual.values() for failure in tally.failures]
     assert not wrong, "\n".join(wrong)
-    assert {kind for kind, tally in found.items() if not tally.split} == UNSPLIT
+    assert {kind for kind, tally in actual.items() if not tally.split} == UNSPLIT
 
 
 def test_grown_samples_divide_by_two_and_three_and_no_shard_repeats() -> None:
@@ -88,7 +110,9 @@ def test_grown_samples_divide_by_two_and_three_and_no_shard_repeats() -> None:
     image = larger.values[0]
     assert image.shape[0] % MULTIPLE == image.shape[1] % MULTIPLE == 0
     shards = [shard for dim in (0, 1) for shard in image.unbind(dim)]
-    assert not any(torch.equal(a, b) for i, a in enumerate(shards) for b in shards[:i] if a.shape == b.shape)
+    assert not any(
+        torch.equal(a, b) for i, a in enumerate(shards) for b in shards[:i] if a.shape == b.shape
+    )
 
 
 WRONG = {
@@ -114,7 +138,7 @@ def test_wrong_rules_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def unknown(wrong: dict[str, str]) -> list[str]:
-    """What is wrong without a known reason."""
+    """The failures without a known reason."""
     return [f"{name}: {text}" for name, text in wrong.items() if known_reason(name) is None]
 
 

@@ -1,4 +1,6 @@
-"""Operators that draw by counter draw on shards what they draw on one device, whatever the layout, and what torch draws on the average."""
+"""Operators that draw by counter draw on shards what they draw on one device, whatever the layout,
+and what torch draws on the average.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ from torch import Tensor
 
 from autopar.errors import PlanError
 from autopar.ir import Ref
-from autopar.runtime.draws import Draws, drawing
-from autopar.runtime.functions import arguments_of, function_of
-from autopar.runtime.local_call import LocalCall
-from autopar.runtime.localise import localise
+from autopar.runtime.lowering.localise import localise
+from autopar.runtime.operators.functions import arguments_of, function_of
+from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.proof import Sample, execution, prove
+from autopar.runtime.random_numbers.draw_state import Draws, drawing
 from autopar.sharding.layout import S
 from autopar.sharding.program import Decision
+from tests.sharding.samples import f, n
 
 from . import samples, samples_of_layers, samples_of_numbers
-from .samples import f, n
 
 SDPA = "aten.scaled_dot_product_attention.default"
 
@@ -31,36 +33,60 @@ def _drawing() -> Iterator[Sample]:
     families = (samples.attention, samples_of_numbers.chances, samples_of_layers.layers)
     yield from (case for family in families for case in family() if _draws(case))
     for kind, given in (
-        ("dropout", {"p": 0.4, "train": True}), ("feature_dropout", {"p": 0.4, "train": True}), ("rand_like", {}), ("randn_like", {}),
+        ("dropout", {"p": 0.4, "train": True}),
+        ("feature_dropout", {"p": 0.4, "train": True}),
+        ("rand_like", {}),
+        ("randn_like", {}),
         ("randint_like", {"high": 9}),
-    ):  # fmt: skip
+    ):
         first = function_of(f"aten.{kind}.default")._schema.arguments[0].name  # type: ignore[attr-defined]
         yield samples.sample(f"aten.{kind}.default", **{first: f(12, 12, 6)}, **given)
     yield samples.sample("onnx.Dropout", data=n(6, 12), ratio=0.3, training_mode=True)
-    keys, masked = {"key": n(6, 6, 12, 2), "value": n(6, 6, 12, 6)}, {"attn_mask": n(6, 1, 6, 12), "dropout_p": 0.4}
+    keys = {"key": n(6, 6, 12, 2), "value": n(6, 6, 12, 6)}
+    masked = {"attn_mask": n(6, 1, 6, 12), "dropout_p": 0.4}
     yield samples.sample(SDPA, "masked", query=n(6, 6, 6, 2), **keys, **masked)
-    yield samples.sample(SDPA, "three dims", query=n(6, 6, 2), key=n(6, 12, 2), value=n(6, 12, 6), dropout_p=0.4)
-    yield samples.sample(SDPA, "grouped", query=n(2, 12, 6, 2), key=n(2, 6, 6, 2), value=n(2, 6, 6, 6), dropout_p=0.4, enable_gqa=True)
+    yield samples.sample(
+        SDPA, "three dims", query=n(6, 6, 2), key=n(6, 12, 2), value=n(6, 12, 6), dropout_p=0.4
+    )
+    yield samples.sample(
+        SDPA,
+        "grouped",
+        query=n(2, 12, 6, 2),
+        key=n(2, 6, 6, 2),
+        value=n(2, 6, 6, 6),
+        dropout_p=0.4,
+        enable_gqa=True,
+    )
 
 
 def _draws(case: Sample) -> bool:
     """Whether the operator gives other results from call to call."""
-    found = []
+    actual = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        results = function_of(case.kind)(**arguments_of(function_of(case.kind), case.operator.attributes, case.values, torch.device("cpu")))
-        found.append(results[0] if isinstance(results, tuple | list) else results)
-    return not torch.equal(*found)
+        results = function_of(case.kind)(
+            **arguments_of(
+                function_of(case.kind), case.operator.attributes, case.values, torch.device("cpu")
+            )
+        )
+        actual.append(results[0] if isinstance(results, tuple | list) else results)
+    return not torch.equal(*actual)
 
 
 CASES = list(_drawing())
 
 
 def _whole(case: Sample) -> LocalCall:
-    tensors, operator = case.graph.tensors, case.operator
+    tensors = case.graph.tensors
+    operator = case.operator
     return LocalCall(
         operator=operator,
-        decision=Decision(options=(), rule=None, inputs=((),) * len(operator.inputs), outputs=((),) * len(operator.outputs)),
+        decision=Decision(
+            options=(),
+            rule=None,
+            inputs=((),) * len(operator.inputs),
+            outputs=((),) * len(operator.outputs),
+        ),
         inputs=tuple(tensors[name] for name in operator.inputs),
         outputs=tuple(tensors[name] for name in operator.outputs),
         mesh=(),
@@ -71,9 +97,11 @@ def _whole(case: Sample) -> LocalCall:
 def _run(case: Sample, draws: Draws) -> Tensor:
     local = localise(_whole(case))
     with drawing(draws):
-        results = local.function(**arguments_of(local.function, local.attributes, case.values, torch.device("cpu")))
-    found: Tensor = results[0] if isinstance(results, tuple | list) else results
-    return found
+        results = local.function(
+            **arguments_of(local.function, local.attributes, case.values, torch.device("cpu"))
+        )
+    output: Tensor = results[0] if isinstance(results, tuple | list) else results
+    return output
 
 
 def test_all_that_draw_are_here() -> None:
@@ -85,7 +113,9 @@ def test_numbers_follow_the_draws_alone(case: Sample) -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = _run(case, Draws(seed=1, step=2))
-    assert torch.equal(torch.get_rng_state(), state), "torch's generator goes on as if nothing had been drawn"
+    assert torch.equal(torch.get_rng_state(), state), (
+        "torch's generator goes on as if nothing had been drawn"
+    )
     torch.rand(1)
     assert torch.equal(first, _run(case, Draws(seed=1, step=2)))
     assert not torch.equal(first, _run(case, Draws(seed=1, step=3)))
@@ -95,22 +125,32 @@ def test_numbers_follow_the_draws_alone(case: Sample) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exact_draws_are_those_of_torch(case: Sample) -> None:
     torch.manual_seed(1)
-    found = _run(case, Draws(seed=5, exact=True))
+    actual = _run(case, Draws(seed=5, exact=True))
     torch.manual_seed(1)
     function = function_of(case.kind)
-    wanted = function(**arguments_of(function, case.operator.attributes, case.values, torch.device("cpu")))
-    torch.testing.assert_close(found, wanted[0] if isinstance(wanted, tuple | list) else wanted)
+    wanted = function(
+        **arguments_of(function, case.operator.attributes, case.values, torch.device("cpu"))
+    )
+    torch.testing.assert_close(actual, wanted[0] if isinstance(wanted, tuple | list) else wanted)
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_split_equals_the_whole(case: Sample, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_split_equals_the_whole(
+    case: Sample, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The proof of the rules, with the operator on one device drawing by counter, too."""
     told = localise(_whole(case))
 
     def alone(kind: str) -> Any:
         def call(**given: Any) -> Any:
-            return told.function(**{**told.attributes, **given, **({"device": torch.device("cpu")} if "device" in told.attributes else {})})
+            return told.function(
+                **{
+                    **told.attributes,
+                    **given,
+                    **({"device": torch.device("cpu")} if "device" in told.attributes else {}),
+                }
+            )
 
         return call
 
@@ -127,8 +167,16 @@ def test_what_draws_inside_itself_is_not_split() -> None:
 
 
 MOMENTS = (
-    "uniform", "exponential", "normal_functional", "geometric", "rand_like", "randn_like", "bernoulli.p", "alpha_dropout", "random.to",
-)  # fmt: skip
+    "uniform",
+    "exponential",
+    "normal_functional",
+    "geometric",
+    "rand_like",
+    "randn_like",
+    "bernoulli.p",
+    "alpha_dropout",
+    "random.to",
+)
 
 
 @pytest.mark.parametrize("name", MOMENTS)
@@ -137,8 +185,12 @@ def test_the_average_is_that_of_torch(name: str) -> None:
     case = next(case for case in CASES if case.kind.startswith(f"aten.{name}"))
     (given,) = case.values
     first = next(name for name, value in case.operator.attributes.items() if isinstance(value, Ref))
-    large = samples.sample(case.kind, **{**case.operator.attributes, first: torch.full((200, 500), 0.25, dtype=given.dtype)})
-    drawn, wanted = _run(large, Draws(seed=1)).double(), _run(large, Draws(exact=True)).double()
+    large = samples.sample(
+        case.kind,
+        **{**case.operator.attributes, first: torch.full((200, 500), 0.25, dtype=given.dtype)},
+    )
+    drawn = _run(large, Draws(seed=1)).double()
+    wanted = _run(large, Draws(exact=True)).double()
     scale = float(wanted.std()) / drawn.numel() ** 0.5
     assert abs(float(drawn.mean() - wanted.mean())) < 6 * scale
     assert abs(float(drawn.std() / wanted.std()) - 1) < 0.03

@@ -28,7 +28,8 @@ from autopar.sharding.redistribution import (
 SHAPE = (24, 24)
 ITEM = 8
 BYTES = math.prod(SHAPE) * ITEM
-# The table of the design: (from, to) → (forward, backward), each a collective and what its bytes are in local bytes (p: the degree).
+# The table of the design: (from, to) → (forward, backward), each a collective and what its bytes
+# are in local bytes (p: the degree).
 EDGES: dict[tuple[str, str], tuple[tuple[str, int] | None, tuple[str, int] | None]] = {
     ("R", "B"): (None, ("all_reduce", 1)),
     ("R", "S"): (None, ("all_gather", 1)),
@@ -55,15 +56,28 @@ def legal(before: Layout, after: Layout) -> tuple[int, ...]:
     changed = tuple(axis for axis, (b, a) in enumerate(zip(before, after, strict=True)) if b != a)
     if len({(before[axis], after[axis]) for axis in changed}) != 1:
         return ()
-    source, target = before[changed[0]], after[changed[0]]
+    source = before[changed[0]]
+    target = after[changed[0]]
     if source.kind is target.kind is Kind.SPLIT and source.dim == target.dim:
         return ()
-    nested = [p for axis, p in enumerate(before) if axis > changed[0] and axis not in changed and p.kind is Kind.SPLIT]
+    nested = [
+        p
+        for axis, p in enumerate(before)
+        if axis > changed[0] and axis not in changed and p.kind is Kind.SPLIT
+    ]
     return () if source in nested or target in nested else changed
 
 
-def priced(before: Layout, after: Layout, axes: tuple[int, ...], mesh: Sequence[int], price: StepPrice, gradient: bool) -> float:
-    total, degree = STEP_PENALTY, math.prod(mesh[axis] for axis in axes)
+def priced(
+    before: Layout,
+    after: Layout,
+    axes: tuple[int, ...],
+    mesh: Sequence[int],
+    price: StepPrice,
+    gradient: bool,
+) -> float:
+    total = STEP_PENALTY
+    degree = math.prod(mesh[axis] for axis in axes)
     for index, transfer in enumerate(EDGES[before[axes[0]].kind.value, after[axes[0]].kind.value]):
         if transfer is not None and (index == 0 or gradient):
             name, scale = transfer
@@ -71,7 +85,14 @@ def priced(before: Layout, after: Layout, axes: tuple[int, ...], mesh: Sequence[
     return total
 
 
-def shortest(source: Layout, target: Layout, kinds: Sequence[Placement], mesh: Sequence[int], price: StepPrice, gradient: bool) -> float:
+def shortest(
+    source: Layout,
+    target: Layout,
+    kinds: Sequence[Placement],
+    mesh: Sequence[int],
+    price: StepPrice,
+    gradient: bool,
+) -> float:
     """Bellman and Ford over every layout; a value that is whole at the source is never summed."""
     layouts = [x for x in itertools.product(kinds, repeat=len(mesh)) if is_valid(x, SHAPE, mesh)]
     steps = []
@@ -94,16 +115,29 @@ def shortest(source: Layout, target: Layout, kinds: Sequence[Placement], mesh: S
 def prices(draw: st.DrawFn) -> StepPrice:
     """A latency and a rate for every collective and set of axes."""
     names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-    table = {(n, a): (draw(st.integers(0, 9)), draw(st.integers(1, 9))) for n in names for a in axis_sets((2, 2, 2))}
-    return lambda name, axes, nbytes: table[name, axes][0] * 1e-6 + table[name, axes][1] * 1e-10 * nbytes
+    table = {
+        (n, a): (draw(st.integers(0, 9)), draw(st.integers(1, 9)))
+        for n in names
+        for a in axis_sets((2, 2, 2))
+    }
+    return lambda name, axes, nbytes: (
+        table[name, axes][0] * 1e-6 + table[name, axes][1] * 1e-10 * nbytes
+    )
 
 
 KINDS: tuple[Placement, ...] = (R, B, P, S(0), S(1), S(0, 3))
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), mesh=st.sampled_from([(2,), (4,), (2, 2), (2, 4)]), price=prices(), gradient=st.booleans())
-def test_the_cheapest_chain_is_the_shortest_path(data: st.DataObject, mesh: tuple[int, ...], price: StepPrice, gradient: bool) -> None:
+@given(
+    data=st.data(),
+    mesh=st.sampled_from([(2,), (4,), (2, 2), (2, 4)]),
+    price=prices(),
+    gradient=st.booleans(),
+)
+def test_the_cheapest_chain_is_the_shortest_path(
+    data: st.DataObject, mesh: tuple[int, ...], price: StepPrice, gradient: bool
+) -> None:
     kinds = tuple(k for k in KINDS if gradient or k != B)
     source, target = (tuple(data.draw(st.sampled_from(kinds)) for _ in mesh) for _ in range(2))
     assume(is_valid(source, SHAPE, mesh) and is_valid(target, SHAPE, mesh))
@@ -112,21 +146,31 @@ def test_the_cheapest_chain_is_the_shortest_path(data: st.DataObject, mesh: tupl
     total = 0.0
     for before, after in itertools.pairwise(chain):
         axes = legal(before, after)
-        assert axes and is_valid(after, SHAPE, mesh), f"{format_layout(before)} to {format_layout(after)}"
+        assert axes and is_valid(after, SHAPE, mesh), (
+            f"{format_layout(before)} to {format_layout(after)}"
+        )
         total += priced(before, after, axes, mesh, price, gradient)
-    assert total == pytest.approx(chain_price(chain, BYTES, mesh, price, gradient=gradient), rel=1e-12, abs=0)
-    assert total == pytest.approx(shortest(source, target, kinds, mesh, price, gradient), rel=1e-12, abs=0)
+    assert total == pytest.approx(
+        chain_price(chain, BYTES, mesh, price, gradient=gradient), rel=1e-12, abs=0
+    )
+    assert total == pytest.approx(
+        shortest(source, target, kinds, mesh, price, gradient), rel=1e-12, abs=0
+    )
 
 
 @pytest.mark.parametrize("before", [R, B, P, S(0), S(1)], ids=str)
 @pytest.mark.parametrize("after", [R, B, P, S(0), S(1)], ids=str)
 def test_transfers_are_the_table(before: Placement, after: Placement) -> None:
-    found = tuple((t.collective, t.scale) if t else None for t in transfers(before, after, 4))
+    actual = tuple((t.collective, t.scale) if t else None for t in transfers(before, after, 4))
     if before == after:
-        assert found == (None, None)
+        assert actual == (None, None)
         return
     wanted = EDGES[before.kind.value, after.kind.value]
-    assert found == tuple((name, scale or 4) if entry else None for entry in wanted for name, scale in [entry or ("", 0)])
+    assert actual == tuple(
+        (name, scale or 4) if entry else None
+        for entry in wanted
+        for name, scale in [entry or ("", 0)]
+    )
 
 
 def flat(name: str, axes: Axes, nbytes: int) -> float:
@@ -134,8 +178,24 @@ def flat(name: str, axes: Axes, nbytes: int) -> float:
     return 1e-6 + nbytes * 1e-9
 
 
-def texts(source: str, target: str, mesh: tuple[int, ...], *, gradient: bool = False, kinds: tuple[Placement, ...] = ()) -> list[str]:
-    chain = cheapest_chain(parse_layout(source), parse_layout(target), SHAPE, ITEM, mesh, flat, gradient=gradient, kinds=kinds)
+def texts(
+    source: str,
+    target: str,
+    mesh: tuple[int, ...],
+    *,
+    gradient: bool = False,
+    kinds: tuple[Placement, ...] = (),
+) -> list[str]:
+    chain = cheapest_chain(
+        parse_layout(source),
+        parse_layout(target),
+        SHAPE,
+        ITEM,
+        mesh,
+        flat,
+        gradient=gradient,
+        kinds=kinds,
+    )
     return [format_layout(layout) for layout in chain]
 
 
@@ -147,8 +207,12 @@ def test_slices_come_first_and_gathers_last() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), mesh=st.sampled_from([(2, 2), (2, 2, 2)]))
-def test_no_slice_follows_a_gather_of_another_dim(data: st.DataObject, mesh: tuple[int, ...]) -> None:
-    """From splits of dim 0 to splits of dim 1 on other axes: everything is cut before anything is gathered."""
+def test_no_slice_follows_a_gather_of_another_dim(
+    data: st.DataObject, mesh: tuple[int, ...]
+) -> None:
+    """From splits of dim 0 to splits of dim 1 on other axes: everything is cut before anything is
+    gathered.
+    """
     sides = [data.draw(st.booleans()) for _ in mesh]
     source = tuple(S(0) if side else R for side in sides)
     target = tuple(R if side else S(1) for side in sides)
@@ -175,19 +239,22 @@ def test_a_whole_value_is_never_made_partial_only_to_be_summed() -> None:
     def gathers_are_dear(name: str, axes: Axes, nbytes: int) -> float:
         return 1.0 if name == "all_gather" else 0.0
 
-    found = cheapest_chain((R,), (S(0),), SHAPE, ITEM, (2,), gathers_are_dear, gradient=True)
-    assert all(P not in layout for layout in found)
+    actual = cheapest_chain((R,), (S(0),), SHAPE, ITEM, (2,), gathers_are_dear, gradient=True)
+    assert all(P not in layout for layout in actual)
 
 
 def test_a_parameters_leading_shares_cost_their_part_of_a_bucket() -> None:
-    source, target, mesh = (R, R), (B, S(0)), (2, 2)
+    source = (R, R)
+    target = (B, S(0))
+    mesh = (2, 2)
 
     def find(start: Layout, end: Layout) -> tuple[tuple[Layout, ...], float]:
         chain = cheapest_chain(start, end, SHAPE, ITEM, mesh, flat, gradient=True)
         return chain, chain_price(chain, BYTES, mesh, flat, gradient=True)
 
     assert leading_shares((R, S(0), R), (2, 2, 2)) == [(0,), (2,), (0, 2)]
-    # Free shares: both axes turn to B first, and the slice out of B needs no gather of the gradient.
+    # Free shares: both axes turn to B first, and the slice out of B needs no gather of the
+    # gradient.
     free = parameter_chain(source, target, find, lambda name, axes, nbytes: 0.0, BYTES, mesh)
     assert [format_layout(x) for x in free] == ["R R", "B B", "B S0"]
     # Dear shares: the slice comes first, so that less is reduced.

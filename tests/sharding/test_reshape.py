@@ -1,4 +1,6 @@
-"""The rule of a reshape: whatever split it allows, reshaping the shards gives the shards of the reshaped tensor."""
+"""The rule of a reshape: whatever split it allows, reshaping the shards gives the shards of the
+reshaped tensor.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,23 @@ def cut(whole: Array, placement: Placement | None, degree: int, rank: int) -> Ar
     """A shard; the whole where the tensor does not hold the factor."""
     if placement is None:
         return whole
-    dim, parts = placement.dim, placement.parts
-    view = whole.reshape(*whole.shape[:dim], parts, degree, whole.shape[dim] // (parts * degree), *whole.shape[dim + 1 :])
+    dim = placement.dim
+    parts = placement.parts
+    view = whole.reshape(
+        *whole.shape[:dim],
+        parts,
+        degree,
+        whole.shape[dim] // (parts * degree),
+        *whole.shape[dim + 1 :],
+    )
     piece: Array = view.take(rank, axis=dim + 1)
     return piece.reshape(*whole.shape[:dim], -1, *whole.shape[dim + 1 :])
 
 
 def check(before: tuple[int, ...], after: tuple[int, ...]) -> int:
-    """Try every factor, with every number of parts and every degree that divides it; how many splits there were."""
+    """Try every factor, with every number of parts and every degree that divides it; how many
+    splits there were.
+    """
     rule = rule_between(before, after)
     whole = np.arange(math.prod(before)).reshape(before)
     sizes = [factor.size for factor in rule.factors]
@@ -46,12 +57,19 @@ def check(before: tuple[int, ...], after: tuple[int, ...]) -> int:
             for degree in range(2, MAX_DEGREE + 1):
                 if factor.size % (parts * degree):
                     continue
-                left, right = (parts_of(dims, index, parts, sizes) for dims in (rule.inputs[0], rule.outputs[0]))
-                assert left is not None and right is not None, f"factor {factor.name} of {rule.text} lies on one side only"
+                left, right = (
+                    parts_of(dims, index, parts, sizes)
+                    for dims in (rule.inputs[0], rule.outputs[0])
+                )
+                assert left is not None and right is not None, (
+                    f"factor {factor.name} of {rule.text} lies on one side only"
+                )
                 for rank in range(degree):
                     moved = cut(whole, left, degree, rank)
                     expected = cut(whole.reshape(after), right, degree, rank)
-                    assert np.array_equal(moved.reshape(expected.shape), expected), f"{rule.text}: {factor.name} {parts}x{degree}"
+                    assert np.array_equal(moved.reshape(expected.shape), expected), (
+                        f"{rule.text}: {factor.name} {parts}x{degree}"
+                    )
                 count += 1
     return count
 
@@ -72,7 +90,9 @@ def reshapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @settings(max_examples=400, deadline=None)
 @given(shapes=reshapes())
-def test_every_allowed_split_commutes_with_the_reshape(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_every_allowed_split_commutes_with_the_reshape(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
     check(*shapes)
 
 
@@ -95,6 +115,11 @@ def test_texts(before: tuple[int, ...], after: tuple[int, ...], text: str) -> No
     rule_between(before, after)
 
 
-@pytest.mark.parametrize(("before", "after", "least"), [((4, 6), (4, 6), 3), ((12, 4), (3, 4, 4), 3), ((2, 3, 4), (6, 4), 3)])
-def test_a_reshape_keeps_the_splits_that_it_can(before: tuple[int, ...], after: tuple[int, ...], least: int) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "least"),
+    [((4, 6), (4, 6), 3), ((12, 4), (3, 4, 4), 3), ((2, 3, 4), (6, 4), 3)],
+)
+def test_a_reshape_keeps_the_splits_that_it_can(
+    before: tuple[int, ...], after: tuple[int, ...], least: int
+) -> None:
     assert check(before, after) >= least

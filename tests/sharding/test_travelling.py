@@ -1,4 +1,6 @@
-"""Splits that communicate inside an operator: classes of a loss, rows of a look-up, rows and experts of a grouped product."""
+"""Splits that communicate inside an operator: classes of a loss, rows of a look-up, rows and
+experts of a grouped product.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,33 @@ import torch
 
 from autopar.runtime.proof import Sample, prove, sample, strategies
 from autopar.sharding.rules import RULES, Entry
-
-from .samples import f, ints, n
+from tests.sharding.samples import f, ints, n
 
 MESHES = ((2,), (3,), (4,), (2, 2))
 
 
 def _targets(*shape: int) -> torch.Tensor:
     """Classes below 12, the first left out."""
-    found = ints(*shape, high=12)
-    if found.numel() > 1:
-        found.view(-1)[0] = -100
-    return found
+    values = ints(*shape, high=12)
+    if values.numel() > 1:
+        values.view(-1)[0] = -100
+    return values
 
 
 LOSSES = [
-    sample("aten.cross_entropy_loss.default", self=n(*scores), target=_targets(*rows), reduction=kind, label_smoothing=smooth, **weight)
+    sample(
+        "aten.cross_entropy_loss.default",
+        self=n(*scores),
+        target=_targets(*rows),
+        reduction=kind,
+        label_smoothing=smooth,
+        **weight,
+    )
     for (scores, rows), kind, smooth, weight in itertools.product(
-        (((12, 12), (12,)), ((12, 12, 2), (12, 2)), ((12,), ())), (0, 1, 2), (0.0, 0.1), ({}, {"weight": f(12)})
+        (((12, 12), (12,)), ((12, 12, 2), (12, 2)), ((12,), ())),
+        (0, 1, 2),
+        (0.0, 0.1),
+        ({}, {"weight": f(12)}),
     )
 ]
 LOOK_UPS = [
@@ -39,11 +50,19 @@ LOOK_UPS = [
 def _grouped(*ends: int) -> Sample:
     importlib.import_module("transformers.integrations.moe")
     offsets = torch.tensor(ends, dtype=torch.int32)
-    return sample("transformers.grouped_mm_fallback.default", str(ends), input=n(12, 4), weight=n(4, 4, 6), offs=offsets)
+    return sample(
+        "transformers.grouped_mm_fallback.default",
+        str(ends),
+        input=n(12, 4),
+        weight=n(4, 4, 6),
+        offs=offsets,
+    )
 
 
 PRODUCT = "transformers.grouped_mm_fallback.default"
-WIDE, NARROW, LAST = (24, "float64", "(!c2=2 f)"), (12, "float64", "f"), (6, "float64", "!o")
+WIDE = (24, "float64", "(!c2=2 f)")
+NARROW = (12, "float64", "f")
+LAST = (6, "float64", "!o")
 GATED = (
     (PRODUCT, (("input", "%rows"), ("weight", "%w0"), ("offs", "%ends")), (WIDE,)),
     ("aten.index_select.default", (("self", "%w1"), ("dim", 0), ("index", "%experts")), (WIDE,)),
@@ -62,7 +81,9 @@ def _layer(note: str, **routing: torch.Tensor) -> Sample:
     """A layer of four experts over twelve tokens, or sorted rows."""
     importlib.import_module("transformers.integrations.moe")
     operands = [n(4, 6, 24), n(4, 24), n(4, 12, 6), n(4, 6)]
-    return sample("autopar.experts", note, rows=n(12, 6), **routing, operands=operands, network=GATED)
+    return sample(
+        "autopar.experts", note, rows=n(12, 6), **routing, operands=operands, network=GATED
+    )
 
 
 def _chosen(*experts: int) -> dict[str, torch.Tensor]:
@@ -82,13 +103,19 @@ LAYERS: dict[str, dict[str, torch.Tensor]] = {
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)], ids=str)
 def test_layers_of_experts(name: str, mesh: tuple[int, ...]) -> None:
-    """Tokens, experts and the inner dim split, alone and together; rows travel while other axes split the rows or the inner dim."""
+    """Tokens, experts and the inner dim split, alone and together; rows travel while other axes
+    split the rows or the inner dim.
+    """
     case = _layer(name, **LAYERS[name])
-    found = strategies(case, mesh)
-    names = {found.names(i) for i in range(len(found.choices))}
-    assert len(mesh) == 1 or {("t", "e+t"), ("e+t", "t"), ("e+t", "f"), ("e+t", "e+t"), ("e", "t"), ("t", "f")} <= names
+    table = strategies(case, mesh)
+    names = {table.names(i) for i in range(len(table.choices))}
+    assert (
+        len(mesh) == 1
+        or {("t", "e+t"), ("e+t", "t"), ("e+t", "f"), ("e+t", "e+t"), ("e", "t"), ("t", "f")}
+        <= names
+    )
     assert not any(set(taken) == {"e", "e+t"} for taken in names)
-    assert prove(case, mesh) == len(found.choices) > 5
+    assert prove(case, mesh) == len(table.choices) > 5
 
 
 def test_a_layer_that_mixes_up_its_tokens_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +123,9 @@ def test_a_layer_that_mixes_up_its_tokens_is_caught(monkeypatch: pytest.MonkeyPa
     case = _layer("two each", **LAYERS["two each"])
     right = RULES[case.kind].rule
     assert not isinstance(right, str)
-    monkeypatch.setitem(RULES, case.kind, Entry(rule=lambda call: right(call).replace("(t !k=2)", "(!k=2 t)")))
+    monkeypatch.setitem(
+        RULES, case.kind, Entry(rule=lambda call: right(call).replace("(t !k=2)", "(!k=2 t)"))
+    )
     with pytest.raises(AssertionError):
         prove(case, (2,))
 
@@ -115,7 +144,9 @@ def test_rows_are_looked_up_on_other_ranks(case: Sample, mesh: tuple[int, ...]) 
     assert prove(case, mesh) > 3
 
 
-@pytest.mark.parametrize("ends", [(2, 2, 5, 12), (0, 0, 0, 12), (1, 4, 7, 9), (12, 12, 12, 12), (3, 6, 9, 12)])
+@pytest.mark.parametrize(
+    "ends", [(2, 2, 5, 12), (0, 0, 0, 12), (1, 4, 7, 9), (12, 12, 12, 12), (3, 6, 9, 12)]
+)
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)], ids=str)
 def test_rows_travel_to_their_experts(ends: tuple[int, ...], mesh: tuple[int, ...]) -> None:
     """Experts without rows, ranks without rows, and rows of no expert among them."""

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.proof import Sample, sample
-
-from .samples import n, names
+from tests.sharding.samples import n, names
 
 
 def z(*shape: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""Plans by the number of devices: kept, carried over to another number, made anew where nothing fits."""
+"""Plans by the number of devices: kept, carried over to another number, made anew where nothing
+fits.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class Net(nn.Module):
 
     def __init__(self, width: int = 9600) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(1200, width), nn.Linear(width, 1200)
+        self.up = nn.Linear(1200, width)
+        self.down = nn.Linear(width, 1200)
 
     def forward(self, x: Tensor) -> Tensor:
         """A loss."""
@@ -36,9 +39,14 @@ def model() -> LoadedModel:
 
 def test_a_plan_is_searched_once_for_each_number(model: LoadedModel, tmp_path: Path) -> None:
     first = plan_for(model, 8, tmp_path, OPTIONS)
-    assert (first.origin, plan_for(model, 8, tmp_path, OPTIONS).origin) == ("planned anew", "planned before")
+    assert (first.origin, plan_for(model, 8, tmp_path, OPTIONS).origin) == (
+        "planned anew",
+        "planned before",
+    )
     assert plan_for(model, 8, tmp_path, OPTIONS).plan == first.plan
-    assert plan_for(model, 8, tmp_path, {**OPTIONS, "memory": 1e9}).origin == "planned anew"  # another question
+    assert (
+        plan_for(model, 8, tmp_path, {**OPTIONS, "memory": 1e9}).origin == "planned anew"
+    )  # another question
     other = load_any(Net(4800), ModelOptions(train=True), (torch.zeros(9600, 1200),))
     assert plan_for(other, 8, tmp_path, OPTIONS).origin == "planned anew"
     assert plan_for(model, 1, tmp_path, OPTIONS).origin == "planned anew"
@@ -48,20 +56,25 @@ def test_a_damaged_plan_is_made_again(model: LoadedModel, tmp_path: Path) -> Non
     first = plan_for(model, 4, tmp_path, OPTIONS)
     (path,) = (tmp_path / PLANS).iterdir()
     path.write_text(path.read_text(encoding="utf-8")[:-200], encoding="utf-8")
-    found = plan_for(model, 4, tmp_path, OPTIONS)
-    assert (found.origin, found.plan) == ("planned anew", first.plan)
+    planned_model = plan_for(model, 4, tmp_path, OPTIONS)
+    assert (planned_model.origin, planned_model.plan) == ("planned anew", first.plan)
 
 
 @pytest.mark.parametrize("scheme", ["data", "megatron"])
 @pytest.mark.parametrize("devices", [2, 4, 6])
-def test_strategies_are_carried_over(model: LoadedModel, tmp_path: Path, scheme: str, devices: int) -> None:
+def test_strategies_are_carried_over(
+    model: LoadedModel, tmp_path: Path, scheme: str, devices: int
+) -> None:
     """To any mesh: an operator is split by what it was split by."""
     before = plan_for(model, 8, tmp_path, {**OPTIONS, "scheme": scheme}).plan
     (path,) = (tmp_path / PLANS).iterdir()
     path.rename(path.with_name(f"8-devices-{_free_key(model, tmp_path)}.json"))
-    found = plan_for(model, devices, tmp_path, OPTIONS)
-    assert (found.origin, found.plan.devices) == ("planned with the strategies for 8 devices", devices)
-    for name, operator in found.plan.operators.items():
+    planned_model = plan_for(model, devices, tmp_path, OPTIONS)
+    assert (planned_model.origin, planned_model.plan.devices) == (
+        "planned with the strategies for 8 devices",
+        devices,
+    )
+    for name, operator in planned_model.plan.operators.items():
         assert {*operator.strategy} <= {*before.operators[name].strategy}, name
 
 
@@ -72,7 +85,9 @@ def _free_key(model: LoadedModel, folder: Path) -> str:
     return path.stem.rpartition("-")[2]
 
 
-def test_ranks_are_left_idle_where_a_scheme_does_not_divide(model: LoadedModel, tmp_path: Path) -> None:
+def test_ranks_are_left_idle_where_a_scheme_does_not_divide(
+    model: LoadedModel, tmp_path: Path
+) -> None:
     assert plan_for(model, 7, tmp_path, {**OPTIONS, "scheme": "data"}).plan.devices == 6
     assert plan_for(model, 11, tmp_path, {**OPTIONS, "scheme": "data"}).plan.devices == 10
     with pytest.raises(UsageError, match="unknown scheme 'dat'"):

@@ -1,4 +1,6 @@
-"""`autopar train`: a training out of a file, which goes on where it was, with figures that tell each step once."""
+"""`autopar train`: a training out of a file, which goes on where it was, with figures that tell
+each step once.
+"""
 
 from __future__ import annotations
 
@@ -72,15 +74,29 @@ def no_data():
 def file(tmp_path: Path) -> Path:
     """A file of a small GPT-2 and a text of bytes."""
     transformers = import_module("transformers")
-    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 128, "n_positions": 8, "bos_token_id": 0, "eos_token_id": 0}
-    transformers.GPT2Config(**sizes, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0).save_pretrained(tmp_path)
-    (tmp_path / "text.txt").write_text("Each training goes on where it was. " * 40, encoding="ascii")
+    sizes = {
+        "n_layer": 1,
+        "n_head": 2,
+        "n_embd": 16,
+        "vocab_size": 128,
+        "n_positions": 8,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    transformers.GPT2Config(
+        **sizes, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0
+    ).save_pretrained(tmp_path)
+    (tmp_path / "text.txt").write_text(
+        "Each training goes on where it was. " * 40, encoding="ascii"
+    )
     (tmp_path / "train.toml").write_text(FILE, encoding="utf-8")
     return tmp_path / "train.toml"
 
 
 def _figures(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def _on_ranks(file: Path, ranks: int, steps: int, folder: str) -> None:
@@ -98,19 +114,29 @@ def test_it_goes_on_on_other_ranks(file: Path) -> None:
     with (file.parent / "parts" / METRICS).open("a", encoding="utf-8") as stream:
         stream.write('{"step": 3, "loss": 1e9}\n{"step": ')  # of a life that was killed
     _on_ranks(file, 1, 4, "parts")
-    wanted, found = _figures(file.parent / "whole"), _figures(file.parent / "parts")
-    assert [one["step"] for one in found] == [1, 2, 3, 4]
+    wanted = _figures(file.parent / "whole")
+    actual = _figures(file.parent / "parts")
+    assert [one["step"] for one in actual] == [1, 2, 3, 4]
     for name in ("loss", "lr", "gradient_norm"):
-        assert [one[name] for one in found] == pytest.approx([one[name] for one in wanted], rel=1e-4), name
-    assert all(one["tokens_per_second"] == pytest.approx(32 / one["seconds"]) and one["predicted_seconds"] > 0 for one in found)
+        assert [one[name] for one in actual] == pytest.approx(
+            [one[name] for one in wanted], rel=1e-4
+        ), name
+    assert all(
+        one["tokens_per_second"] == pytest.approx(32 / one["seconds"])
+        and one["predicted_seconds"] > 0
+        for one in actual
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("plan", ["", 'scheme = "data"\nstages = 2\nmicro_batches = 2'])
 def test_ranks_that_are_idle_and_stages(file: Path, plan: str) -> None:
-    """A rank without parameters, or without some kind of them, saves and goes on with the others."""
-    file.write_text(FILE.replace('scheme = "zero1"', plan).replace('name = "cosine"', 'name = "constant"'), encoding="utf-8")
+    """A rank without parameters, or without some kind, saves and goes on with the others."""
+    file.write_text(
+        FILE.replace('scheme = "zero1"', plan).replace('name = "cosine"', 'name = "constant"'),
+        encoding="utf-8",
+    )
     _on_ranks(file, 2, 2, "run")
     _on_ranks(file, 2, 4, "run")
     assert [one["step"] for one in _figures(file.parent / "run")] == [1, 2, 3, 4]
@@ -119,8 +145,19 @@ def test_ranks_that_are_idle_and_stages(file: Path, plan: str) -> None:
 
 def _program(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "autopar", "train", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.mark.slow
@@ -156,7 +193,9 @@ def test_the_command_and_sigterm(file: Path) -> None:
 def test_a_model_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
     text = FILE.replace('config = "config.json"', 'callable = "own:net"')
-    text = text.replace('tokens = "text.txt"\ntype = "uint8"\nsequence = 8', 'callable = "own:data"')
+    text = text.replace(
+        'tokens = "text.txt"\ntype = "uint8"\nsequence = 8', 'callable = "own:data"'
+    )
     (tmp_path / "train.toml").write_text(text, encoding="utf-8")
     with _program("train.toml", "--steps", "8", folder=tmp_path) as program:
         out, said = program.communicate(timeout=120)
@@ -182,7 +221,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "no type": ('type = "uint8"\n', "", "say of which type its numbers are"),
     "no configuration": ("config.json", "none.json", "does not exist"),
     "no causal model": ("config.json", "train.toml", "no causal language model"),
-    "frozen by no name": ('config = "config.json"', 'config = "config.json"\nfrozen = ["none.*"]', "no parameter is named 'none.*'"),
+    "frozen by no name": (
+        'config = "config.json"',
+        'config = "config.json"\nfrozen = ["none.*"]',
+        "no parameter is named 'none.*'",
+    ),
 }
 
 

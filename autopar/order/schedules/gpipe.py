@@ -5,8 +5,9 @@ Equal stages take (m + p - 1) (f + b).
 
 from __future__ import annotations
 
-from ..times import Times
-from .row import PipelineSchedule
+from autopar.order.times import Times
+
+from .row import OtherNames, PipelineSchedule, TorchClass
 
 
 def _words(stage: int, stages: int, micro_batches: int, interleave: int) -> str:
@@ -14,7 +15,10 @@ def _words(stage: int, stages: int, micro_batches: int, interleave: int) -> str:
 
 
 def _seconds(times: Times, micro_batches: int, interleave: int) -> float:
-    """Two flow shops of equal jobs, one after the other: sum over the stages + m - 1 times the slowest. Exact."""
+    """Two flow shops of equal jobs, one after the other. Exact.
+
+    A flow shop takes the sum over its stages + (m - 1) times the slowest.
+    """
     t = times.held(interleave)
     once = t.forward.sum() + t.backward.sum() + 2 * t.send[:-1].sum()
     return float(once + (micro_batches - 1) * (t.forward.max() + t.backward.max()))
@@ -29,4 +33,6 @@ SCHEDULE = PipelineSchedule(
     seconds=_seconds,
     bubble=lambda stages, weight, interleave: stages - 1.0,
     preferred=4,
+    scheme=True,
+    other_names=OtherNames(torch=TorchClass(name="ScheduleGPipe"), torchtitan="GPipe"),
 )

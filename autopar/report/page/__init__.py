@@ -9,10 +9,11 @@ from importlib.resources import files
 from jinja2 import Environment
 from markupsafe import Markup
 
-from ...printable import printable
-from .contents import Contents
+from autopar.printable import printable
 
-__all__ = ["Contents", "page"]
+from .contents import Compared, Contents
+
+__all__ = ["Compared", "Contents", "page"]
 
 
 def page(contents: Contents) -> str:
@@ -20,11 +21,23 @@ def page(contents: Contents) -> str:
 
     Its policy allows only the style and the script inside, by their hashes.
     """
-    style, script, template = (_resource(name) for name in ("style.css", "script.js", "template.html"))
-    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
-    environment = Environment(autoescape=True, finalize=_finalize, trim_blocks=True, lstrip_blocks=True)
+    style, script, template = (
+        _resource(name) for name in ("style.css", "script.js", "template.html")
+    )
+    # Names in a plan may come from strangers. If one of them ever became markup, the browser would
+    # still run and load nothing.
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri "
+        "'none'; form-action 'none'"
+    )
+    environment = Environment(
+        autoescape=True, finalize=_finalize, trim_blocks=True, lstrip_blocks=True
+    )
     drawn = environment.from_string(template)
-    return drawn.render(page=contents, style=Markup(style), script=Markup(script), policy=policy) + "\n"
+    return (
+        drawn.render(page=contents, style=Markup(style), script=Markup(script), policy=policy)
+        + "\n"
+    )
 
 
 def _resource(name: str) -> str:
@@ -36,5 +49,8 @@ def _hash(text: str) -> str:
 
 
 def _finalize(value: object) -> object:
-    """A value with the control characters of names spelled out; jinja escapes the markup afterwards."""
+    """A value with the control characters of names spelled out.
+
+    Jinja escapes the markup afterwards.
+    """
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,4 +1,4 @@
-"""The report's section of sensitivity: the best plan's step over devices, link speed, batch and memory; its flips."""
+"""The report's section of sensitivity: curves of the best plan's step, and its flips."""
 
 from __future__ import annotations
 
@@ -7,26 +7,38 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from ..curves import Curve, Point
-from ..tables import Table
-from ..units import amount_text, seconds_text
+from autopar.analysis.searches.curves import Curve, Point
+from autopar.report.tables import Table
+from autopar.units import amount_text, seconds_text
+
 from .section import Section
 from .shapes import Picture, line, nothing, picture, short, text
 
-WIDE, HIGH, LEFT, TOP, ACROSS = 440.0, 220.0, 70.0, 30.0, 2
+WIDE = 440.0
+HIGH = 220.0
+LEFT = 70.0
+TOP = 30.0
+ACROSS = 2
 """The width and height of a panel, the margins of its axes, and the number of panels in a row."""
 NARROW = 90.0
 
 
-def sensitivity(found: Sequence[Curve], plan_step: float) -> Section:
+def sensitivity(curves: Sequence[Curve], plan_step: float) -> Section:
     """The section; every quantity is scaled alone, with a new search at every point."""
     told = [
-        f"Each figure is scaled alone and the model planned anew, with nothing pinned; the plan's step takes {seconds_text(plan_step)}.",
+        "Each figure is scaled alone and the model planned anew, with nothing pinned; the plan's "
+        f"step takes {seconds_text(plan_step)}.",
         "A label marks where the best plan becomes another; a cross, where no plan fits.",
     ]
-    tables = tuple(_table(curve) for curve in found)
-    told += [said for curve in found if (said := _said(curve))]
-    return Section(anchor="sensitivity", title="What if", told=tuple(told), pictures=(panels(found),), tables=tables)
+    tables = tuple(_table(curve) for curve in curves)
+    told += [said for curve in curves if (said := _said(curve))]
+    return Section(
+        anchor="sensitivity",
+        title="What if",
+        told=tuple(told),
+        pictures=(panels(curves),),
+        tables=tables,
+    )
 
 
 def _said(curve: Curve) -> str:
@@ -46,7 +58,14 @@ def _said(curve: Curve) -> str:
 def _table(curve: Curve) -> Table:
     here = next((point.step for point in curve.points if point.factor == 1.0), None)
     rows = tuple(_row(point, here) for point in curve.points)
-    columns = (">factor", f">{curve.quantity}", ">step", ">change", ">samples a second", "best plan")
+    columns = (
+        ">factor",
+        f">{curve.quantity}",
+        ">step",
+        ">change",
+        ">samples a second",
+        "best plan",
+    )
     return Table(title=f"Step over {curve.quantity}", columns=columns, rows=rows)
 
 
@@ -58,24 +77,27 @@ def _row(point: Point, here: float | None) -> tuple[str, ...]:
     return (f"{point.factor:g}x", point.value, seconds_text(point.step), change, rate, point.named)
 
 
-def panels(found: Sequence[Curve]) -> Picture:
+def panels(curves: Sequence[Curve]) -> Picture:
     """A panel for each curve, all on one scale of seconds."""
     told = "Seconds of the best plan's step as each figure is scaled, both on logarithmic scales"
-    steps = [point.step for curve in found for point in curve.points if point.step]
+    steps = [point.step for curve in curves for point in curve.points if point.step]
     if not steps:
         return nothing(told)
-    low, high = math.log(min(steps) / 1.15), math.log(max(steps) * 1.15)
+    low = math.log(min(steps) / 1.15)
+    high = math.log(max(steps) * 1.15)
     out: list[Markup] = []
-    for number, curve in enumerate(found):
-        left, top = number % ACROSS * (WIDE + NARROW), number // ACROSS * (HIGH + 60)
+    for number, curve in enumerate(curves):
+        left = number % ACROSS * (WIDE + NARROW)
+        top = number // ACROSS * (HIGH + 60)
         out += _panel(curve, left + LEFT, top + TOP, low, high)
-    rows = -(-len(found) // ACROSS)
+    rows = -(-len(curves) // ACROSS)
     return picture(told, (ACROSS * (WIDE + NARROW), rows * (HIGH + 60) + 10), out)
 
 
 def _panel(curve: Curve, left: float, top: float, low: float, high: float) -> list[Markup]:
     factors = [point.factor for point in curve.points]
-    first, last = math.log(min(factors)), math.log(max(factors))
+    first = math.log(min(factors))
+    last = math.log(max(factors))
 
     def x(factor: float) -> float:
         return left + (math.log(factor) - first) / (last - first or 1.0) * (WIDE - LEFT)
@@ -83,11 +105,15 @@ def _panel(curve: Curve, left: float, top: float, low: float, high: float) -> li
     def y(step: float) -> float:
         return top + (high - math.log(step)) / (high - low) * HIGH
 
-    out = [text(left, top - 10, curve.quantity), line(left, top, left, top + HIGH), line(left, top + HIGH, x(factors[-1]), top + HIGH)]
+    out = [
+        text(left, top - 10, curve.quantity),
+        line(left, top, left, top + HIGH),
+        line(left, top + HIGH, x(factors[-1]), top + HIGH),
+    ]
     for mark in range(4):
         step = math.exp(low + (high - low) * mark / 3)
         out.append(text(left - 6, y(step) + 4, seconds_text(step), anchor="end"))
-        out.append(line(left, y(step), x(factors[-1]), y(step), faint=True))
+        out.append(line(left, y(step), x(factors[-1]), y(step), style="faint"))
     last_point: Point | None = None
     for point in curve.points:
         out.append(text(x(point.factor), top + HIGH + 16, point.value, anchor="middle"))
@@ -96,10 +122,14 @@ def _panel(curve: Curve, left: float, top: float, low: float, high: float) -> li
             last_point = None
             continue
         if last_point is not None and last_point.step is not None:
-            out.append(line(x(last_point.factor), y(last_point.step), x(point.factor), y(point.step)))
+            out.append(
+                line(x(last_point.factor), y(last_point.step), x(point.factor), y(point.step))
+            )
         if last_point is None or point.named != last_point.named:
             side, shift = ("end", -6) if point.factor > 1 else ("start", 6)
-            out.append(text(x(point.factor) + shift, y(point.step) - 8, _called(point), anchor=side))
+            out.append(
+                text(x(point.factor) + shift, y(point.step) - 8, _called(point), anchor=side)
+            )
         out.append(_dot(x(point.factor), y(point.step)))
         last_point = point
     return out

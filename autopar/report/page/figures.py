@@ -1,94 +1,162 @@
-"""The figures of a plan in the report: the summary, the parts of a step, and the parts of the memory."""
+"""The figures of a plan in the report: its summary, and the parts of step and memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.intervals import memory_interval, step_interval
+from autopar.costmodel.calibration.intervals import memory_interval, step_interval
+from autopar.plan import Plan
+from autopar.planning.model.request import default_limit
+from autopar.report.certainty import assumed_line, certainty_lines
+from autopar.report.stages import stages_table
+from autopar.report.tables import Table, gap_text, summary_lines
+from autopar.schemes import Named, stages_of
+from autopar.units import amount_text, bytes_text, seconds_text
 
-from ...plan import Plan
-from ...planning.request import default_limit
-from ...schemes import Named, stages_of
-from ..certainty import assumed_line, certainty_lines
-from ..stages import stages_table
-from ..tables import Table, gap_text, summary_lines
-from ..units import amount_text, bytes_text, seconds_text
 from .drawing import WAITING, Bar, bars, timeline
 from .section import Section, share
 from .spans import Timeline
 
 TIMES = {
-    "forward": "computing the forward pass", "backward": "computing the backward pass", "update": "updating parameters",
-    "communication": "collectives, hidden or not", "overlapped": "collectives that hide under computation",
+    "forward": "computing the forward pass",
+    "backward": "computing the backward pass",
+    "update": "updating parameters",
+    "communication": "collectives, hidden or not",
+    "overlapped": "collectives that hide under computation",
     "bubble": "waiting for other stages",
-}  # fmt: skip
+}
 MOST_LANES = 20
-"""The most lanes of a picture with lanes of messages; in larger ones these are only in the table."""
+"""The most lanes of a picture with lanes of messages; in larger ones these are only in the table.
+"""
 
 
 def summary(plan: Plan, named: Named | None, cluster: Cluster | None) -> Section:
     """The main figures as a table, and the sentences that `autopar plan` prints."""
-    told = summary_lines(plan, f"cluster {plan.cluster}" + (f"; {cluster.inventory}" if cluster else ""), named)
-    told += certainty_lines(plan, cluster)[:1] if cluster else ["The cluster is no preset: give --cluster FILE for limits and intervals."]
-    told += [assumed_line(cluster)] if cluster else []
-    first = Table(title="At a glance", columns=("question", "answer"), rows=tuple(_glance(plan, named, cluster)))
+    told = summary_lines(
+        plan, f"cluster {plan.cluster}" + (f"; {cluster.inventory}" if cluster else ""), named
+    )
+    if cluster:
+        told += [*certainty_lines(plan, cluster)[:1], assumed_line(cluster)]
+    else:
+        told.append("The cluster is no preset: give --cluster FILE for limits and intervals.")
+    first = Table(
+        title="At a glance",
+        columns=("question", "answer"),
+        rows=tuple(_glance(plan, named, cluster)),
+    )
     return Section(anchor="summary", title="Summary", first=first, told=tuple(told))
 
 
 def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterator[tuple[str, str]]:
     p = plan.predicted
     around = step_interval(cluster) if cluster else None
-    between = f" (nine runs in ten: {seconds_text(p.step * around.low)} to {seconds_text(p.step * around.high)})" if around else ""
-    yield "How long does a step take?" if plan.model.mode == "train" else "How long does an inference take?", seconds_text(p.step) + between
+    between = (
+        f" (nine runs in ten: {seconds_text(p.step * around.low)} to "
+        f"{seconds_text(p.step * around.high)})"
+        if around
+        else ""
+    )
+    yield (
+        "How long does a step take?"
+        if plan.model.mode == "train"
+        else "How long does an inference take?",
+        seconds_text(p.step) + between,
+    )
     shapes = [spec.shape for spec in plan.model.inputs.values() if spec.shape]
     if shapes and p.step > 0:
         per_second = shapes[0][0] / p.step
         numbers = next(iter(plan.model.inputs.values())).dtype.startswith("int")
-        tokens = f", {per_second * shapes[0][1]:,.0f} tokens" if len(shapes[0]) == 2 and numbers else ""
+        tokens = (
+            f", {per_second * shapes[0][1]:,.0f} tokens" if len(shapes[0]) == 2 and numbers else ""
+        )
         each = amount_text(per_second / plan.devices)
-        yield "How much is that a second?", f"{amount_text(per_second)} samples{tokens}; {each} samples a device"
+        yield (
+            "How much is that a second?",
+            f"{amount_text(per_second)} samples{tokens}; {each} samples a device",
+        )
     limit = min(default_limit(pool) for pool in cluster.pools) if cluster else None
     of = f" of {bytes_text(limit)} ({p.memory / limit:.0%})" if limit else ""
     yield "Does it fit?", f"{bytes_text(p.memory)}{of} on the fullest device"
     exposed = max(p.communication - p.overlapped, 0.0)
-    parts = [(p.forward, "computes forward"), (p.backward, "computes backward"), (p.update, "updates parameters")]
+    parts = [
+        (p.forward, "computes forward"),
+        (p.backward, "computes backward"),
+        (p.update, "updates parameters"),
+    ]
     parts += [(exposed, "waits for communication"), (p.bubble, "waits for other stages")]
-    said = [f"{share(seconds, p.step)} {words}" for seconds, words in sorted(parts, reverse=True) if seconds > 0.001 * p.step]
+    said = [
+        f"{share(seconds, p.step)} {words}"
+        for seconds, words in sorted(parts, reverse=True)
+        if seconds > 0.001 * p.step
+    ]
     yield "Where does the time go?", "; ".join(said)
     if named is not None:
         yield "What is it called?", named.called
     stages = f"{stages_of(plan)} stages of " if plan.stages else ""
     used = f"{stages}{' x '.join(f'{axis.name}={axis.size}' for axis in plan.mesh) or 'one device'}"
-    yield "How are the devices used?", f"{used}. {named.sentence}" if named is not None and named.sentence else used
+    yield (
+        "How are the devices used?",
+        f"{used}. {named.sentence}" if named is not None and named.sentence else used,
+    )
     yield "Could it be better?", gap_text(plan.provenance)
 
 
 def time(plan: Plan, drawn: Timeline) -> Section:
     """The step's timeline, its sums, and the stages."""
     p = plan.predicted
-    rows = [(name, words, seconds_text(getattr(p, name)), share(getattr(p, name), p.step)) for name, words in TIMES.items()]
+    rows = [
+        (name, words, seconds_text(getattr(p, name)), share(getattr(p, name), p.step))
+        for name, words in TIMES.items()
+    ]
     title = "Seconds of the slowest stage" if plan.stages else "What a step is made of"
-    figures = Table(title=title, columns=("part", "meaning", ">seconds", ">share of the step"), rows=tuple(rows))
+    figures = Table(
+        title=title, columns=("part", "meaning", ">seconds", ">share of the step"), rows=tuple(rows)
+    )
     shown = drawn if len(drawn.lanes) <= MOST_LANES else drawn.computing()
-    told = [drawn.told, "In the picture F computes forward, B backward, U updates, C communicates; grey waits."]
-    told += ["The lanes of messages are in the table below."] if shown is not drawn else []
-    pictures = [timeline(shown, f"Timeline of a step of {seconds_text(p.step)}: lanes of forward, backward, update and communication")]
+    told = [
+        drawn.told,
+        "In the picture F computes forward, B backward, U updates, C communicates; grey waits.",
+    ]
+    if shown is not drawn:
+        told.append("The lanes of messages are in the table below.")
+    pictures = [
+        timeline(
+            shown,
+            f"Timeline of a step of {seconds_text(p.step)}: lanes of forward, backward, update "
+            "and communication",
+        )
+    ]
     tables = [figures]
     if plan.stages:
-        pictures.append(bars(_stage_bars(plan), "Seconds of every stage: compute, communication, waiting"))
+        pictures.append(
+            bars(_stage_bars(plan), "Seconds of every stage: compute, communication, waiting")
+        )
         tables.append(stages_table(plan))
     tables.append(_lanes(drawn))
-    return Section(anchor="time", title="The step's timeline", told=tuple(told), pictures=tuple(pictures), tables=tuple(tables))
+    return Section(
+        anchor="time",
+        title="The step's timeline",
+        told=tuple(told),
+        pictures=tuple(pictures),
+        tables=tuple(tables),
+    )
 
 
 def _lanes(drawn: Timeline) -> Table:
     """The timeline in numbers."""
     rows = []
     for lane in drawn.lanes:
-        sums = {kind: sum(span.end - span.start for span in lane.spans if span.kind == kind) for kind in _KINDS}
+        sums = {
+            kind: sum(span.end - span.start for span in lane.spans if span.kind == kind)
+            for kind in _KINDS
+        }
         rows.append((lane.name, *map(seconds_text, sums.values())))
-    return Table(title="The timeline's lanes", columns=("lane", *(f">{kind}" for kind in _KINDS)), rows=tuple(rows))
+    return Table(
+        title="The timeline's lanes",
+        columns=("lane", *(f">{kind}" for kind in _KINDS)),
+        rows=tuple(rows),
+    )
 
 
 _KINDS = ("forward", "backward", "update", "collective", "waiting")
@@ -96,39 +164,93 @@ _KINDS = ("forward", "backward", "update", "collective", "waiting")
 
 def _stage_bars(plan: Plan) -> list[Bar]:
     """The seconds that each stage computes, sends and waits in a step, summed over its chunks."""
-    count, stages = plan.schedule.micro_batches, stages_of(plan)
-    found = []
+    count = plan.schedule.micro_batches
+    stages = stages_of(plan)
+    stage_bars = []
     for number in range(stages):
         held = plan.stages[number::stages]
-        moved, once = sum(s.moved for s in held), sum(s.once for s in held)
+        moved = sum(s.moved for s in held)
+        once = sum(s.once for s in held)
         compute = count * sum(s.forward + s.backward for s in held) - moved
         waits = max(plan.predicted.step - compute - moved - once - plan.predicted.update, 0.0)
-        parts = (("compute", compute), ("communication", moved + once), ("update", plan.predicted.update), (WAITING, waits))
-        shown = tuple((name, max(seconds, 0.0), seconds_text(max(seconds, 0.0))) for name, seconds in parts)
-        found.append(Bar(name=f"stage {number}", parts=shown, text=f"busy {seconds_text(compute + moved + once)}"))
-    return found
+        parts = (
+            ("compute", compute),
+            ("communication", moved + once),
+            ("update", plan.predicted.update),
+            (WAITING, waits),
+        )
+        shown = tuple(
+            (name, max(seconds, 0.0), seconds_text(max(seconds, 0.0))) for name, seconds in parts
+        )
+        stage_bars.append(
+            Bar(
+                name=f"stage {number}",
+                parts=shown,
+                text=f"busy {seconds_text(compute + moved + once)}",
+            )
+        )
+    return stage_bars
 
 
 def memory(plan: Plan, cluster: Cluster | None) -> Section:
-    """The bytes of a device by kind and by stage, with the limit and the interval of predictions."""
+    """The bytes of a device by kind and by stage, with limit and interval."""
     p = plan.predicted
     parts = tuple((name, size, bytes_text(size)) for name, size in p.memory_parts.items() if size)
     interval = memory_interval()
     around = (p.memory * interval.low, p.memory * interval.high)
     rows = [Bar(name="fullest device", parts=parts, text=bytes_text(p.memory), interval=around)]
-    stages = stages_of(plan)
-    held = [sum(s.memory for s in plan.stages[number::stages]) for number in range(stages)] if plan.stages else []
-    rows += [Bar(name=f"stage {n}", parts=(("all kinds", size, ""),), text=bytes_text(size)) for n, size in enumerate(held)]
+    held = _memory_by_stage(plan)
+    rows += [
+        Bar(name=f"stage {n}", parts=(("all kinds", size, ""),), text=bytes_text(size))
+        for n, size in enumerate(held)
+    ]
     limit = min(default_limit(pool) for pool in cluster.pools) if cluster else None
-    marked = (limit, f"limit {bytes_text(limit)}") if limit else None
-    told = [f"Nine runs in ten need {bytes_text(around[0])} to {bytes_text(around[1])} where {bytes_text(p.memory)} are predicted."]
-    told += [f"A device has room for {bytes_text(limit)} ({p.memory / limit:.0%} of it is used)."] if limit else []
-    told += [f"{bytes_text(p.host_memory)} beside, in the memory of the device's host."] if p.host_memory else []
-    table = Table(
-        title="Memory of the fullest device", columns=("kind", ">bytes", ">share"),
-        rows=(*((name, text, share(size, p.memory)) for name, size, text in parts), ("total", bytes_text(p.memory), "100%")),
-    )  # fmt: skip
-    by_stage = tuple((f"stage {number}", bytes_text(size), share(size, limit) if limit else "") for number, size in enumerate(held))
-    tables = (table, Table(title="Memory of a device by stage", columns=("stage", ">bytes", ">of the limit"), rows=by_stage))
-    drawn = bars(rows, "Memory per device by kind, with the limit and the interval of predictions", limit=marked)
-    return Section(anchor="memory", title="Memory per device", told=tuple(told), pictures=(drawn,), tables=tables)
+    told = [
+        f"Nine runs in ten need {bytes_text(around[0])} to {bytes_text(around[1])} where "
+        f"{bytes_text(p.memory)} are predicted."
+    ]
+    if limit:
+        used = p.memory / limit
+        told.append(f"A device has room for {bytes_text(limit)} ({used:.0%} of it is used).")
+    if p.host_memory:
+        beside = bytes_text(p.host_memory)
+        told.append(f"{beside} beside, in the memory of the device's host.")
+    by_kind = Table(
+        title="Memory of the fullest device",
+        columns=("kind", ">bytes", ">share"),
+        rows=(
+            *((name, text, share(size, p.memory)) for name, size, text in parts),
+            ("total", bytes_text(p.memory), "100%"),
+        ),
+    )
+    by_stage = Table(
+        title="Memory of a device by stage",
+        columns=("stage", ">bytes", ">of the limit"),
+        rows=tuple(
+            (f"stage {number}", bytes_text(size), share(size, limit) if limit else "")
+            for number, size in enumerate(held)
+        ),
+    )
+    drawn = bars(
+        rows,
+        "Memory per device by kind, with the limit and the interval of predictions",
+        limit=(limit, f"limit {bytes_text(limit)}") if limit else None,
+    )
+    return Section(
+        anchor="memory",
+        title="Memory per device",
+        told=tuple(told),
+        pictures=(drawn,),
+        tables=(by_kind, by_stage),
+    )
+
+
+def _memory_by_stage(plan: Plan) -> list[float]:
+    """Bytes of a device of every stage; empty for a plan without stages.
+
+    With interleaving a stage holds several chunks of the model, `stages` apart in the plan.
+    """
+    if not plan.stages:
+        return []
+    stages = stages_of(plan)
+    return [sum(s.memory for s in plan.stages[number::stages]) for number in range(stages)]

@@ -7,20 +7,23 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ...plan import Plan
-from ..account import Account
-from ..explain import BARE
-from ..folding import folded_names
-from ..tables import collective_text
-from ..units import seconds_text
-from ..words import phrase
+from autopar.analysis.program.account import Account
+from autopar.analysis.program.layer_names import folded_names
+from autopar.analysis.program.strategy_words import phrase
+from autopar.plan import Plan
+from autopar.report.explain.operators import BARE
+from autopar.report.tables import collective_text
+from autopar.units import seconds_text
 
 DEEPEST = 10
+"""The most levels of the tree; the parts of longer names are joined."""
 ROOM = 1_800_000
 """The most characters of the tree, roughly."""
-ROW, MODULE = 200, 500
+ROW = 200
+MODULE = 500
 """The characters of a row and of a module besides their texts."""
 COLOURED = 10
+"""The number of colours of the pictures."""
 _TOKEN = re.compile(r"(?:\{[^}]*\}|[^/.{])+")
 
 
@@ -28,8 +31,8 @@ _TOKEN = re.compile(r"(?:\{[^}]*\}|[^/.{])+")
 class Leaf:
     """Operators alike in `count` layers; `number`: in the order of the tree's rows.
 
-    `colour`: the number of the strategy (the last colour is for all rare ones). `path`: the modules around the row.
-    `members`: the operators.
+    `colour`: the number of the strategy (the last colour is for all rare ones). `path`: the modules
+    around the row. `members`: the operators.
     """
 
     number: int
@@ -45,7 +48,10 @@ class Leaf:
 
 @dataclass(slots=True, kw_only=True)
 class Module:
-    """A module with its operators and inner modules; `strategies`: the number of operators below it by colour."""
+    """A module with its operators and inner modules.
+
+    `strategies`: the number of operators below it by colour.
+    """
 
     name: str
     modules: dict[str, Module] = field(default_factory=dict)
@@ -69,13 +75,18 @@ class Tree:
 
 
 def tree_of(plan: Plan, account: Account | None) -> Tree:
-    """The operators by module; if the model is given, in the words of schemes and with their collectives."""
+    """The operators by module.
+
+    If the model is given, they have the words of schemes and their collectives.
+    """
     rows = folded_names(_by_account(account) if account else _by_file(plan))
     full = {name.strip("/"): name for name in plan.operators}
     counts: Counter[str] = Counter()
     for names, (_, _, strategy, _) in rows:
         counts[strategy] += len(names)
-    colours = {strategy: min(rank, COLOURED - 1) for rank, (strategy, _) in enumerate(counts.most_common())}
+    colours = {
+        strategy: min(rank, COLOURED - 1) for rank, (strategy, _) in enumerate(counts.most_common())
+    }
     root = Module(name="all operators")
     left = ROOM
     leaves: list[Leaf] = []
@@ -83,7 +94,8 @@ def tree_of(plan: Plan, account: Account | None) -> Tree:
         left -= ROW + 2 * len(name) + 2 * len(strategy) + len(kind) + len(more)
         if left < 0:
             break
-        colour, count = colours[strategy], len(names)
+        colour = colours[strategy]
+        count = len(names)
         *path, leaf = tokens(name)
         at = root
         at.strategies[colour] += count
@@ -94,14 +106,23 @@ def tree_of(plan: Plan, account: Account | None) -> Tree:
         members = tuple(full.get(name, name) for name in names)
         leaves.append(
             Leaf(
-                number=len(leaves), path=tuple(path), members=members, name=leaf, count=count, kind=kind, strategy=strategy, colour=colour,
+                number=len(leaves),
+                path=tuple(path),
+                members=members,
+                name=leaf,
+                count=count,
+                kind=kind,
+                strategy=strategy,
+                colour=colour,
                 more=more,
             )
-        )  # fmt: skip
+        )
         at.leaves.append(leaves[-1])
     named = [strategy for strategy, _ in counts.most_common()]
     shown = named if len(named) <= COLOURED else [*named[: COLOURED - 1], "other strategies"]
-    return Tree(root=root, leaves=tuple(leaves), colours=tuple(shown), left_out=len(rows) - len(leaves))
+    return Tree(
+        root=root, leaves=tuple(leaves), colours=tuple(shown), left_out=len(rows) - len(leaves)
+    )
 
 
 def tokens(name: str) -> list[str]:
@@ -110,22 +131,28 @@ def tokens(name: str) -> list[str]:
     >>> tokens("h.{0..11}/attn/c_attn/MatMul"), tokens("layers.0.up/linear"), tokens("/")
     (['h.{0..11}', 'attn', 'c_attn', 'MatMul'], ['layers.0', 'up', 'linear'], ['/'])
     """
-    found: list[str] = []
+    words: list[str] = []
     for token in _TOKEN.findall(name):
-        if found and (token[0] == "{" or token.isdecimal()):
-            found[-1] += f".{token}"
+        if words and (token[0] == "{" or token.isdecimal()):
+            words[-1] += f".{token}"
         else:
-            found.append(token)
-    if len(found) > DEEPEST:
-        found[DEEPEST - 1 :] = ["/".join(found[DEEPEST - 1 :])]
-    return found or [name]
+            words.append(token)
+    if len(words) > DEEPEST:
+        words[DEEPEST - 1 :] = ["/".join(words[DEEPEST - 1 :])]
+    return words or [name]
 
 
 def _by_file(plan: Plan) -> Iterable[tuple[str, ...]]:
     axes = [axis.name for axis in plan.mesh]
     for name, operator in plan.operators.items():
-        words = [f"{axis}: {BARE.get(o, f'splits {o}')}" for axis, o in zip(axes, operator.strategy, strict=False)]
-        places = ", ".join(dict.fromkeys(layout for _, layout in operator.inputs)), ", ".join(layout for _, layout in operator.outputs)
+        words = [
+            f"{axis}: {BARE.get(o, f'splits {o}')}"
+            for axis, o in zip(axes, operator.strategy, strict=False)
+        ]
+        places = (
+            ", ".join(dict.fromkeys(layout for _, layout in operator.inputs)),
+            ", ".join(layout for _, layout in operator.outputs),
+        )
         yield name.strip("/"), operator.kind, "; ".join(words), " → ".join(filter(None, places))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..tables import Table
+from autopar.report.tables import Table
+
 from .shapes import Picture
 
 ROOM = 250_000
@@ -13,7 +14,10 @@ ROOM = 250_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading with sentences, pictures and tables; `first`: a table before the sentences, which are then folded."""
+    """A heading with sentences, pictures and tables.
+
+    `first`: a table before the sentences, which are then folded.
+    """
 
     anchor: str
     title: str

@@ -1,20 +1,19 @@
-"""The timeline of a step for the report: from the figures of the plan file, or played with the model."""
+"""The timeline of a step, from the figures of the plan file or played with the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.analysis.program.timelines import timelines
 from autopar.costmodel import Cluster
 from autopar.costmodel.step.pipeline_simulation import simulate
 from autopar.costmodel.step.streams import COMPUTE, Event
 from autopar.costmodel.step.trace import pipeline_events
-
-from ...ir import Graph
-from ...order.pipeline import neighbours, pipeline_order
-from ...order.times import Times
-from ...plan import Plan
-from ..traces import timelines
+from autopar.ir import Graph
+from autopar.order.pipeline import neighbours, pipeline_order
+from autopar.order.times import Times
+from autopar.plan import Plan
 
 MOST_PASSES = 4000
 """The most passes to draw; a longer step is drawn with fewer micro-batches, which look alike."""
@@ -24,7 +23,10 @@ RESOLUTION = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A piece of work from `start` to `end`; `kind`: forward, backward, update, collective or waiting."""
+    """A piece of work from `start` to `end`.
+
+    `kind`: forward, backward, update, collective or waiting.
+    """
 
     kind: str
     name: str
@@ -50,27 +52,39 @@ class Timeline:
 
     def computing(self) -> Timeline:
         """The timeline with only the lanes of computation."""
-        shown = tuple(lane for lane in self.lanes if any(span.kind == "forward" for span in lane.spans))
+        shown = tuple(
+            lane for lane in self.lanes if any(span.kind == "forward" for span in lane.spans)
+        )
         return replace(self, lanes=shown or self.lanes)
 
 
 def timeline_of(plan: Plan, graph: Graph | None, cluster: Cluster | None) -> Timeline:
     """The timeline of a step."""
-    if graph is not None and cluster is not None and all(stage.mesh == plan.mesh for stage in plan.stages):
-        return _played(timelines(plan, graph, cluster), "Played action by action on the streams of a device.")
+    if (
+        graph is not None
+        and cluster is not None
+        and all(stage.mesh == plan.mesh for stage in plan.stages)
+    ):
+        return _played(
+            timelines(plan, graph, cluster), "Played action by action on the streams of a device."
+        )
     return _of_stages(plan) if plan.stages else _of_figures(plan)
 
 
 def _played(events: Mapping[str, Sequence[Event]], told: str) -> Timeline:
     """Lanes of events: the streams of each stage; a stage waits while it does not compute."""
-    end = max((event.end for found in events.values() for event in found), default=0.0)
+    end = max((event.end for done in events.values() for event in done), default=0.0)
     lanes = []
-    for role, found in events.items():
+    for role, done in events.items():
         streams: dict[str, list[Span]] = {COMPUTE: []}
-        for event in sorted(found, key=lambda event: event.start):
+        for event in sorted(done, key=lambda event: event.start):
             kind = event.phase if event.stream == COMPUTE else "collective"
-            streams.setdefault(event.stream, []).append(Span(kind=kind, name=event.name, start=event.start, end=event.end))
-        for stream, spans in sorted(streams.items(), key=lambda found: (found[0] != COMPUTE, found[0])):
+            streams.setdefault(event.stream, []).append(
+                Span(kind=kind, name=event.name, start=event.start, end=event.end)
+            )
+        for stream, spans in sorted(
+            streams.items(), key=lambda done: (done[0] != COMPUTE, done[0])
+        ):
             whole = list(_with_waits(spans, end)) if stream == COMPUTE else spans
             lanes.append(Lane(name=f"{role}: {stream}", spans=tuple(_merged(whole, end))))
     return Timeline(lanes=tuple(lanes), seconds=end, told=told)
@@ -92,7 +106,9 @@ def _merged(spans: Iterable[Span], end: float) -> Iterable[Span]:
     last: Span | None = None
     for span in spans:
         if last is not None and last.kind == span.kind and span.end - last.start < end / RESOLUTION:
-            last = Span(kind=last.kind, name=last.name, start=last.start, end=max(last.end, span.end))
+            last = Span(
+                kind=last.kind, name=last.name, start=last.start, end=max(last.end, span.end)
+            )
             continue
         if last is not None:
             yield last
@@ -102,46 +118,90 @@ def _merged(spans: Iterable[Span], end: float) -> Iterable[Span]:
 
 
 def _of_figures(plan: Plan) -> Timeline:
-    """One stage from its sums alone; exposed communication is drawn between the passes and the update."""
+    """One stage from its sums alone.
+
+    Exposed communication is drawn between the passes and the update.
+    """
     p = plan.predicted
     exposed = max(p.communication - p.overlapped, 0.0)
-    parts = (("forward", p.forward), ("backward", p.backward), ("collective", exposed), ("update", p.update))
-    spans, at = [], 0.0
+    parts = (
+        ("forward", p.forward),
+        ("backward", p.backward),
+        ("collective", exposed),
+        ("update", p.update),
+    )
+    spans = []
+    at = 0.0
     for kind, seconds in parts:
         if seconds > 0:
             name = "communication that nothing hides" if kind == "collective" else kind
             spans.append(Span(kind=kind, name=name, start=at, end=at + seconds))
             at += seconds
     done = p.forward + p.backward
-    hidden = [Span(kind="collective", name="hidden communication", start=max(done - p.overlapped, 0.0), end=done)] if p.overlapped else []
-    lanes = [Lane(name="each device", spans=tuple(spans)), *([Lane(name="under it", spans=tuple(hidden))] if hidden else [])]
-    told = "Sums of the plan file, one after the other; --model draws every operator and collective in its place."
+    lanes = [Lane(name="each device", spans=tuple(spans))]
+    if p.overlapped:
+        # The file has only the sum; most of it are gradients, at the end of the backward pass.
+        hidden = Span(
+            kind="collective",
+            name="hidden communication",
+            start=max(done - p.overlapped, 0.0),
+            end=done,
+        )
+        lanes.append(Lane(name="under it", spans=(hidden,)))
+    told = (
+        "Sums of the plan file, one after the other; --model draws every operator and collective "
+        "in its place."
+    )
     return Timeline(lanes=tuple(lanes), seconds=at, told=told)
 
 
 def _of_stages(plan: Plan) -> Timeline:
     """The order of the pipeline, with each stage's seconds from the plan file."""
-    schedule, chunks = plan.schedule, len(plan.stages)
+    schedule = plan.schedule
+    chunks = len(plan.stages)
     stages = chunks // schedule.interleave
     count = schedule.micro_batches
     if chunks * count > MOST_PASSES:
+        # A multiple of the stages, which the interleaved order needs.
         count = min(count, max(stages, MOST_PASSES // chunks // stages * stages))
     parts = [plan.stages[number::stages] for number in range(stages)]
-    forward, backward = ([sum(getattr(s, name) for s in held) for held in parts] for name in ("forward", "backward"))
+    forward, backward = (
+        [sum(getattr(s, name) for s in held) for held in parts] for name in ("forward", "backward")
+    )
     sends = [held[0].send for held in parts]
     train = plan.model.mode == "train"
     edges = neighbours(chunks)
-    orders = pipeline_order(schedule.pipeline, stages, count, schedule.interleave, edges=edges, train=train)
-    run = simulate(orders, Times.of(forward, backward, [seconds / 2 for seconds in backward], sends), schedule.interleave)
+    orders = pipeline_order(
+        schedule.pipeline, stages, count, schedule.interleave, edges=edges, train=train
+    )
+    # The file does not say how much of a backward pass is for the weights. It is half for a matrix
+    # product, which has one product for each of its two gradients.
+    run = simulate(
+        orders,
+        Times.of(forward, backward, [seconds / 2 for seconds in backward], sends),
+        schedule.interleave,
+    )
     events = pipeline_events(run)
-    found = {}
+    events_of = {}
     for (name, done), held in zip(events.items(), parts, strict=True):
         once = sum(s.once for s in held)
-        last = [("parameters' collectives", "collective", once), ("update", "update", plan.predicted.update)]
-        found[name], at = [event for event in done if event.stream == COMPUTE], run.seconds
+        last = [
+            ("parameters' collectives", "collective", once),
+            ("update", "update", plan.predicted.update),
+        ]
+        events_of[name] = [event for event in done if event.stream == COMPUTE]
+        at = run.seconds
         for said, kind, seconds in last:
-            found[name] += [Event(said, kind, COMPUTE, kind, at, at + seconds)] if seconds else []
+            if seconds:
+                events_of[name].append(Event(said, kind, COMPUTE, kind, at, at + seconds))
             at += seconds
-    fewer = f" {count} of {schedule.micro_batches} micro-batches are drawn." if count < schedule.micro_batches else ""
-    told = "The order of the schedule with the seconds of the plan file; what hides once-a-step communication is left out." + fewer
-    return _played(found, told)
+    fewer = (
+        f" {count} of {schedule.micro_batches} micro-batches are drawn."
+        if count < schedule.micro_batches
+        else ""
+    )
+    told = (
+        "The order of the schedule with the seconds of the plan file; what hides once-a-step "
+        "communication is left out." + fewer
+    )
+    return _played(events_of, told)

@@ -72,4 +72,4 @@ __all__ = [
     "tensors_with_gradient",
     "without_parameters",
     "without_rule",
-]  # fmt: skip
+]

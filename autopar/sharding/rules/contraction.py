@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import string
 
-from ...errors import RuleError
+from autopar.errors import RuleError
+
 from .registry import Call, register
 from .selection import all_whole
 from .spelling import by_name, tensor_named
 
 
 def matmul_dims(first: int, second: int, product: int) -> tuple[str, str, str]:
-    """`b m k, b k n -> b m n` for tensors of these ranks, with broadcast batch dims; either side may be a vector."""
+    """`b m k, b k n -> b m n` for tensors of these ranks, with broadcast batch dims; either side
+    may be a vector.
+    """
     left = "k" if first == 1 else "* m k"
     right = "k" if second == 1 else "* k n"
     star = "* " if product > ("m" in left) + ("n" in right) else ""
     if not star:
-        left, right = left.removeprefix("* "), right.removeprefix("* ")
+        left = left.removeprefix("* ")
+        right = right.removeprefix("* ")
     else:
         left = left if first > 2 else left.removeprefix("* ")
         right = right if second > 2 else right.removeprefix("* ")
-    out = star + " ".join(name for name in ("m", "n") if name in (left + right).replace("*", "").split())
+    out = star + " ".join(
+        name for name in ("m", "n") if name in (left + right).replace("*", "").split()
+    )
     return left, right, out
 
 
@@ -31,9 +37,12 @@ def _matmul(call: Call) -> str:
 
 def _gemm(call: Call) -> str:
     """`alpha * A B + beta * C` with optional transposes; C is added once."""
+    # Without the mark `+` each rank would add all of C, and their sum would hold it several times.
     left = "k m" if call.integer("transA") else "m k"
     right = "n k" if call.integer("transB") else "k n"
-    return f"{left}, {right}, +* -> m n | k: sum".replace("+*", "+" + " ".join(["m", "n"][2 - _rank(call, 2) :]))
+    return f"{left}, {right}, +* -> m n | k: sum".replace(
+        "+*", "+" + " ".join(["m", "n"][2 - _rank(call, 2) :])
+    )
 
 
 def _rank(call: Call, index: int) -> int:
@@ -42,7 +51,9 @@ def _rank(call: Call, index: int) -> int:
 
 def _linear(call: Call) -> str:
     """`* k, n k, +n -> * n`; a weight of one dim makes a number of each row."""
-    return "* k, n k, +n -> * n | k: sum" if len(call.inputs[1].shape) == 2 else "* k, k -> * | k: sum"
+    return (
+        "* k, n k, +n -> * n | k: sum" if len(call.inputs[1].shape) == 2 else "* k, k -> * | k: sum"
+    )
 
 
 def _addmm(call: Call) -> str:
@@ -58,71 +69,122 @@ def _baddbmm(call: Call) -> str:
 def _einsum(call: Call) -> str:
     """An einsum's equation is its rule; every subscript that is summed out leaves a partial sum.
 
-    `...` stands for leading dims, which are summed if the result lacks it. A diagonal (a subscript that repeats within
-    an operand) stays whole.
+    `...` stands for leading dims, which are summed if the result lacks it. A diagonal (a subscript
+    that repeats within an operand) stays whole.
     """
     equation = call.get("equation")
     if not isinstance(equation, str):
         raise RuleError(f"{call.operator.name!r}: an einsum needs an equation, not {equation!r}")
     left, arrow, right = equation.replace(" ", "").replace("...", ".").partition("->")
     operands = left.split(",")
+    # Without an arrow the result has the subscripts that occur once, in alphabetical order.
     if not arrow:
-        right = ("." if "." in left else "") + "".join(sorted(c for c in set(left) - {",", "."} if left.count(c) == 1))
+        right = ("." if "." in left else "") + "".join(
+            sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
+        )
     diagonal = {c for operand in operands for c in operand if operand.count(c) > 1}
-    leading = [len(tensor.shape) - len(operand) + 1 for operand, tensor in zip(operands, call.inputs, strict=True) if "." in operand]
+    leading = [
+        len(tensor.shape) - len(operand) + 1
+        for operand, tensor in zip(operands, call.inputs, strict=True)
+        if "." in operand
+    ]
     lost = 0 if "." in right else max(leading, default=0)
 
     def spell(operand: str, rank: int) -> str:
         dims = []
         for c in operand:
-            if c == ".":
-                dims += [f"d{i}" for i in range(lost - (rank - len(operand) + 1), lost)] if lost else ["*"] if "." in right else []
-            else:
+            if c != ".":
                 dims.append(f"!{c}" if c in diagonal else c)
+            # Summed leading dims need names for their clause, and are aligned on the right.
+            elif lost:
+                dims += [f"d{i}" for i in range(lost - (rank - len(operand) + 1), lost)]
+            elif "." in right:
+                dims.append("*")
         return " ".join(dims)
 
-    given = ", ".join(spell(operand, len(tensor.shape)) for operand, tensor in zip(operands, call.inputs, strict=True))
-    summed = [*(f"d{i}" for i in range(lost)), *(c for c in string.ascii_letters if c in left and c not in right and c not in diagonal)]
+    given = ", ".join(
+        spell(operand, len(tensor.shape))
+        for operand, tensor in zip(operands, call.inputs, strict=True)
+    )
+    summed = [
+        *(f"d{i}" for i in range(lost)),
+        *(c for c in string.ascii_letters if c in left and c not in right and c not in diagonal),
+    ]
     return f"{given} -> {spell(right, 0)}" + (f" | {', '.join(summed)}: sum" if summed else "")
 
 
 def _attention(call: Call) -> str:
-    """Scaled dot-product attention on `[batch, heads, sequence, width]`, grouped heads, optional mask.
+    """Scaled dot-product attention on `[batch, heads, sequence, width]`, grouped heads, optional
+    mask.
 
-    Keys are split only together with the queries, in a ring, and not if attention weights are dropped at random. Causal
-    queries are not split on their own, since their positions decide which keys they see.
+    Keys are split only together with the queries, in a ring, and not if attention weights are
+    dropped at random. Causal queries are not split on their own, since their positions decide which
+    keys they see.
     """
-    query, key = call.inputs[0].shape, call.inputs[1].shape
-    if len({len(query), len(key), len(call.inputs[2].shape)}) > 1:  # one is read again for every batch of the others
+    query = call.inputs[0].shape
+    key = call.inputs[1].shape
+    if (
+        len({len(query), len(key), len(call.inputs[2].shape)}) > 1
+    ):  # one is read again for every batch of the others
         return all_whole(call)
     heads, shared = (query[-3], key[-3]) if len(query) > 2 else (1, 1)
-    head, group = ("(g r)", "g") if heads != shared else ("g", "g") if len(query) > 2 else ("", "")
+    # Grouped heads: r query heads in a row read one head of keys, so the split is that of groups.
+    if heads != shared:
+        head = "(g r)"
+        group = "g"
+    else:
+        head = group = "g" if len(query) > 2 else ""
     rows = "!q" if call.get("is_causal") else "q"
     ring = not call.get("dropout_p") and heads % shared == 0
-    star, keys = "* " if len(query) > 3 else "", "k" if ring else "!k"
+    star = "* " if len(query) > 3 else ""
+    keys = "k" if ring else "!k"
     mask = ""
     if len(call.inputs) > 3:
         rank = len(call.inputs[3].shape)
         over = [head if call.inputs[3].shape[-3] > 1 else "1"] if rank > 2 else []
+        # In a ring each rank has its queries' rows of the mask for all keys, so its columns are not
+        # k.
         mask = ", " + ("* " if rank > 3 else "") + " ".join([*over, f"{rows} !xm"])
-    dims = f"{star}{head} {rows} !w, {star}{group} {keys} w, {star}{group} {keys} !e{mask} -> {star}{head} q e"
+    # One mark is enough: a factor is whole wherever its name stands.
+    dims = (
+        f"{star}{head} {rows} !w, {star}{group} {keys} w, {star}{group} {keys} !e{mask} -> "
+        f"{star}{head} q e"
+    )
     return f"{dims} | k + q: ring" if ring else dims
 
 
 def _onnx_attention(call: Call) -> str:
-    """ONNX `Attention`: four dims as above, or three with the heads inside the last; a cache goes in front of the keys.
+    """ONNX `Attention`: four dims as above, or three with the heads inside the last; a cache goes
+    in front of the keys.
 
-    Queries whose positions decide which keys they see stay whole, unless keys are split along with them, in a ring.
+    Queries whose positions decide which keys they see stay whole, unless keys are split along with
+    them, in a ring.
     """
-    query, key = call.inputs[0].shape, call.inputs[1].shape
+    query = call.inputs[0].shape
+    key = call.inputs[1].shape
     flat = len(query) == 3
-    heads, shared = (call.integer("q_num_heads"), call.integer("kv_num_heads")) if flat else (query[1], key[1])
+    heads, shared = (
+        (call.integer("q_num_heads"), call.integer("kv_num_heads")) if flat else (query[1], key[1])
+    )
     group = f"g={shared}"
     head = f"({group} r={heads // shared})" if heads != shared else group
-    bounded = max(call.integer("left_window_size", default=-1), call.integer("right_window_size", default=-1)) >= 0
+    bounded = (
+        max(
+            call.integer("left_window_size", default=-1),
+            call.integer("right_window_size", default=-1),
+        )
+        >= 0
+    )
+    # A causal mask or a window counts positions from the start of the whole sequence, which a shard
+    # of the queries does not know.
     rows = "!q" if call.get("is_causal") or bounded else "q"
     past = "!xp" if call.position("past_key") is not None else ""
-    plain = not past and not any(call.get(name) for name in ("nonpad_kv_seqlen", "softcap", "softmax_precision"))
+    # In a ring each rank rescales its sums as further keys come (online softmax). A cap, a cache
+    # and a length of its own for every sample are not part of that local form.
+    plain = not past and not any(
+        call.get(name) for name in ("nonpad_kv_seqlen", "softcap", "softmax_precision")
+    )
+    # The fourth output is the scores, which no rank of a ring has in one piece.
     ring = plain and len(call.outputs) < 4 and call.get("qk_matmul_output_mode") is None
     keys = "k" if ring else "!k"
     total = "!xt" if past else keys
@@ -138,19 +200,32 @@ def _onnx_attention(call: Call) -> str:
         "nonpad_kv_seqlen": "b",
     }
     result = f"b {rows} ({inner} !e)" if flat else f"b {head} {rows} !e"
-    rule = by_name(call, inputs, [result, f"b {group} {total} !w", f"b {group} {total} !e", f"b {head} {rows} {total}"])
+    rule = by_name(
+        call,
+        inputs,
+        [result, f"b {group} {total} !w", f"b {group} {total} !e", f"b {head} {rows} {total}"],
+    )
     return f"{rule} | k + q: ring" if ring else rule
 
 
 def _rotary(call: Call) -> str:
-    """ONNX `RotaryEmbedding`: all heads turn alike; a position turns by its table row, or by the row it names."""
+    """ONNX `RotaryEmbedding`: all heads turn alike; a position turns by its table row, or by the
+    row it names.
+
+    The width of a head stays whole, since its halves (or its neighbours) are turned together.
+    """
     heads = call.integer("num_heads", default=1) or 1
     x = f"b s (n={heads} !w)" if len(call.inputs[0].shape) == 3 else "b n s !w"
     named = call.position("position_ids") is not None
+    # A row that `position_ids` names may lie in any shard of the table.
     table = "!p !h" if named else "b s !h"
-    return by_name(call, {"X": x, "cos_cache": table, "sin_cache": table, "position_ids": "b s"}, [x])
+    return by_name(
+        call, {"X": x, "cos_cache": table, "sin_cache": table, "position_ids": "b s"}, [x]
+    )
 
 
+# Two products: of the scores without the values' width e, of the values without the keys' width w.
+# The factors in x belong to masks and caches.
 register("onnx.Attention", _onnx_attention, products=("ex", "wx"))
 register("onnx.RotaryEmbedding", _rotary, linear=((0,),))
 register("aten.linear.default", _linear, linear=((0,),), products=("",))

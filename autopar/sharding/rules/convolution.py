@@ -1,4 +1,6 @@
-"""Rules of convolutions and pooling: batch, channels, and space where equal shards of input and output match."""
+"""Rules of convolutions and pooling: batch, channels, and space where equal shards of input and
+output match.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,35 @@ from .spelling import by_name, whole
 from .windows import Spots, spell, windows_of
 
 
-def convolution_dims(image: tuple[int, ...], kernel: tuple[int, ...], groups: int, spots: Spots | None = None) -> tuple[str, str, str, str]:
+def convolution_dims(
+    image: tuple[int, ...], kernel: tuple[int, ...], groups: int, spots: Spots | None = None
+) -> tuple[str, str, str, str]:
     """Dims of `n c y x, o c u v, o -> n o y x`: image, kernel, bias and output.
 
-    With groups, the group is the outer part of both channel dims. Spatial dims are whole except in `spots`.
+    With groups, the group is the outer part of both channel dims. Spatial dims are whole except in
+    `spots`.
     """
     space = len(kernel) - 2
     batch = "n " if len(image) == space + 2 else ""
     window = whole(kernel[2:], "u")
-    ins, outs = (spots.ins, spots.outs) if spots is not None else (whole(kernel[2:], "x"), whole(kernel[2:], "y"))
+    ins, outs = (
+        (spots.ins, spots.outs)
+        if spots is not None
+        else (whole(kernel[2:], "x"), whole(kernel[2:], "y"))
+    )
     if groups == 1:
         return f"{batch}c {ins}", f"o c {window}", "o", f"{batch}o {outs}"
+    # Both channel dims are split between groups alone, as a rank with whole groups runs a
+    # convolution with fewer groups. With one input channel a group, the channels are the groups.
     depthwise = kernel[1] == 1
     channel = "g" if depthwise else f"(g={groups} !c)"
     out = "g" if kernel[0] == groups else f"(g={groups} !o)"
-    return f"{batch}{channel} {ins}", f"{out} {'1' if depthwise else '!c'} {window}", out, f"{batch}{out} {outs}"
+    return (
+        f"{batch}{channel} {ins}",
+        f"{out} {'1' if depthwise else '!c'} {window}",
+        out,
+        f"{batch}{out} {outs}",
+    )
 
 
 def _convolution(call: Call) -> str:
@@ -30,59 +46,97 @@ def _convolution(call: Call) -> str:
     shape = call.inputs[1].shape
     spots = spell(windows_of(call), len(shape) - 2)
     image, kernel, channel, out = convolution_dims(call.inputs[0].shape, shape, groups, spots)
+    # Of groups each rank has all channels that its filters read, so nothing is summed over ranks.
     addend, reduced = ("+", ["c: sum"]) if groups == 1 else ("", [])
-    return f"{image}, {kernel}, {addend}{channel} -> {out} | " + "; ".join([*reduced, *spots.clauses])
+    return f"{image}, {kernel}, {addend}{channel} -> {out} | " + "; ".join(
+        [*reduced, *spots.clauses]
+    )
 
 
 def _transposed(call: Call) -> str:
-    """`n c y x, c o u v, +o -> n o y x | c: sum`; with groups the outer part of both channel dims."""
+    """`n c y x, c o u v, +o -> n o y x | c: sum`; of groups, the outer part of both channels."""
     space = len(call.inputs[1].shape) - 2
     groups = call.integer("groups", "group", default=1)
     batch = "n " if len(call.inputs[0].shape) == space + 2 else ""
-    window, spots = whole(call.inputs[1].shape[2:], "u"), spell(windows_of(call), space)
+    window = whole(call.inputs[1].shape[2:], "u")
+    spots = spell(windows_of(call), space)
     if groups == 1:
         clauses = "; ".join(["c: sum", *spots.clauses])
         return f"{batch}c {spots.ins}, c o {window}, +o -> {batch}o {spots.outs} | {clauses}"
-    channel, out = f"(g={groups} !c)", f"(g={groups} !o)"
-    sides = f"{batch}{channel} {spots.ins}, {channel} !o {window}, {out} -> {batch}{out} {spots.outs}"
+    channel = f"(g={groups} !c)"
+    out = f"(g={groups} !o)"
+    sides = (
+        f"{batch}{channel} {spots.ins}, {channel} !o {window}, {out} -> {batch}{out} {spots.outs}"
+    )
     return f"{sides} | " + "; ".join(spots.clauses)
 
 
 def _deformable(call: Call) -> str:
-    """A convolution that looks at places given by `offset`: the batch, and without groups the output channels."""
+    """A convolution that looks at places given by `offset`: the batch, and without groups the
+    output channels.
+    """
     group = call.integer("group", default=1)
     out = "o" if group == 1 else "!o"
+    # The places to look at are data, and may lie anywhere in the image: no halo would be wide
+    # enough.
     ins, window, outs = (whole(call.inputs[1].shape[2:], name) for name in "xuy")
     places = {"offset": f"n !f {outs}", "mask": f"n !m {outs}"}
-    return by_name(call, {"X": f"n !c {ins}", "W": f"{out} !i {window}", "B": out, **places}, [f"n {out} {outs}"])
+    return by_name(
+        call,
+        {"X": f"n !c {ins}", "W": f"{out} !i {window}", "B": out, **places},
+        [f"n {out} {outs}"],
+    )
 
 
 def _columns(call: Call) -> str:
     """ONNX `Col2Im`: the blocks of each channel of each image are summed on their own."""
-    channels, space = call.outputs[0].shape[1], whole(call.outputs[0].shape[2:], "y")
+    channels = call.outputs[0].shape[1]
+    space = whole(call.outputs[0].shape[2:], "y")
     return f"n (c={channels} !u) !l -> n c {space}"
 
 
 def _pool(call: Call) -> str:
     """Pooling works on each channel of each image on its own."""
+    kind = call.operator.kind
     rank = len(call.inputs[0].shape)
-    space = 1 if "1d" in call.operator.kind else 3 if "3d" in call.operator.kind else rank - 2 if "onnx" in call.operator.kind else 2
+    # torch's kinds name the number of spatial dims, as their batch dim may be missing.
+    if "onnx" in kind:
+        space = rank - 2
+    else:
+        space = next((count for count in (1, 3) if f"{count}d" in kind), 2)
     lead = " ".join(f"d{i}" for i in range(rank - space))
     if "lobal" in call.operator.kind or "adaptive" in call.operator.kind:
         return _adaptive(call, lead, space)
-    # A pool's indices count from the corner of the whole image; a mean of integers is rounded once only.
-    mended = len(call.outputs) == 1 and (call.inputs[0].is_float or "max" in call.operator.kind.lower())
+    # A pool's indices count from the corner of the whole image; a mean of integers is rounded once
+    # only.
+    mended = len(call.outputs) == 1 and (
+        call.inputs[0].is_float or "max" in call.operator.kind.lower()
+    )
     spots = spell(windows_of(call) if mended else (), space)
-    return f"{lead} {spots.ins} -> " + ", ".join(f"{lead} {spots.outs}" for _ in call.outputs) + " | " + "; ".join(spots.clauses)
+    return (
+        f"{lead} {spots.ins} -> "
+        + ", ".join(f"{lead} {spots.outs}" for _ in call.outputs)
+        + " | "
+        + "; ".join(spots.clauses)
+    )
 
 
 def _adaptive(call: Call, lead: str, space: int) -> str:
-    """A mean over all the space is a mean over its shards; equal blocks of rows can be split between the blocks."""
+    """A mean over all the space is a mean over its shards; equal blocks of rows can be split
+    between the blocks.
+    """
     sizes = zip(call.inputs[0].shape[-space:], call.outputs[0].shape[-space:], strict=True)
-    ins, outs, means = [], [], []
+    ins = []
+    outs = []
+    means = []
     for i, (rows, made) in enumerate(sizes):
-        if made == 1 and rows > 1 and ("avg" in call.operator.kind or "Average" in call.operator.kind):
+        if (
+            made == 1
+            and rows > 1
+            and ("avg" in call.operator.kind or "Average" in call.operator.kind)
+        ):
             ins.append(f"x{i}")
+            # Shards are of equal size, so the mean of their means is the mean of all.
             outs.append("1")
             means.append(f"x{i}: mean")
         elif made > 1 and rows % made == 0:
@@ -94,9 +148,17 @@ def _adaptive(call: Call, lead: str, space: int) -> str:
     return f"{lead} {' '.join(ins)} -> {lead} {' '.join(outs)} | " + "; ".join(means)
 
 
-_CONVOLUTIONS = "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv2d.padding aten.conv1d.padding onnx.Conv"
+# The kernel meets each place of the output, so places of the input (x) do not count as work; a
+# transposed one meets each place of the input.
+_CONVOLUTIONS = (
+    "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv2d.padding "
+    "aten.conv1d.padding onnx.Conv"
+)
 register(_CONVOLUTIONS, _convolution, products=("x",))
-_TRANSPOSED = "onnx.ConvTranspose aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input"
+_TRANSPOSED = (
+    "onnx.ConvTranspose aten.conv_transpose1d.default aten.conv_transpose2d.input "
+    "aten.conv_transpose3d.input"
+)
 register(_TRANSPOSED, _transposed, products=("y",))
 register(
     "aten.convolution.default aten._convolution.default",
@@ -106,14 +168,24 @@ register(
 register("onnx.DeformConv", _deformable, products=("x",))
 register("onnx.Col2Im", _columns, linear=((0,),))
 register(
-    [f"aten.{name}{d}d.default" for name in ("max_pool", "avg_pool", "adaptive_avg_pool") for d in (1, 2, 3)]
-    + ["onnx.MaxPool", "onnx.AveragePool", "onnx.GlobalAveragePool", "onnx.GlobalMaxPool", "onnx.LRN"]
+    [
+        f"aten.{name}{d}d.default"
+        for name in ("max_pool", "avg_pool", "adaptive_avg_pool")
+        for d in (1, 2, 3)
+    ]
+    + [
+        "onnx.MaxPool",
+        "onnx.AveragePool",
+        "onnx.GlobalAveragePool",
+        "onnx.GlobalMaxPool",
+        "onnx.LRN",
+    ]
     + ["onnx.LpPool", "onnx.GlobalLpPool"],
     lambda call: _lrn(call) if call.operator.kind == "onnx.LRN" else _pool(call),
 )
 
 
 def _lrn(call: Call) -> str:
-    """Local response normalisation looks across channels."""
+    """Local response normalisation looks across channels, which stay whole."""
     dims = " ".join(["n", "!c", *(f"x{i}" for i in range(len(call.inputs[0].shape) - 2))])
     return f"{dims} -> {dims}"

@@ -1,4 +1,6 @@
-"""Rules of mixtures of experts: layers of experts, and single products of rows that are sorted by expert."""
+"""Rules of mixtures of experts: layers of experts, and single products of rows that are sorted by
+expert.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...ir import Value
+from autopar.ir import Value
+
 from .registry import Call, register
 
 GROUPED = "t k, e k n, !f -> t n | k: sum; e: masked; e: sum; e + t: dispatch"
-"""Rows split: each rank works with all weights on its rows. Experts split: each rank works on the rows of its experts
-and gives zeros for the others; with the rows split too, rows travel to their experts and back.
+"""Rows split: each rank works with all weights on its rows. Experts split: each rank works on the
+rows of its experts and gives zeros for the others; with the rows split too, rows travel to their
+experts and back.
 """
 
 EXPERTS = "autopar.experts"
@@ -20,12 +24,15 @@ PRODUCTS: Mapping[str, tuple[str, str]] = {
     "aten._grouped_mm.default": ("self", "mat2"),
 }
 """Grouped products, with the names of their rows and weights."""
+# The experts' bias enters as the rows of a table: one row is selected for each token's expert.
 BIAS = "aten.index_select.default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of a call inside an expert, for every row: `width` columns, `dims` as a rule spells them."""
+    """The result of a call inside an expert, for every row: `width` columns, `dims` as a rule
+    spells them.
+    """
 
     width: int
     dtype: str
@@ -39,7 +46,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """A call inside an expert; in its arguments `%rows`, `%w0` (an operand) and `%0` (a result) mean values."""
+    """A call inside an expert; in its arguments `%rows`, `%w0` (an operand) and `%0` (a result)
+    mean values.
+    """
 
     kind: str
     arguments: Mapping[str, Value]
@@ -48,14 +57,22 @@ class Inner:
     @property
     def given(self) -> tuple[str, ...]:
         """Names of the values that the call reads."""
-        return tuple(value for value in self.arguments.values() if isinstance(value, str) and value.startswith("%"))
+        return tuple(
+            value
+            for value in self.arguments.values()
+            if isinstance(value, str) and value.startswith("%")
+        )
 
 
 def network_of(call: Call) -> tuple[Inner, ...]:
     """The calls that each expert of a layer makes, in order."""
     network: Any = call.get("network")
     return tuple(
-        Inner(kind=kind, arguments=dict(arguments), results=tuple(Result(width=w, dtype=t, dims=d) for w, t, d in results))
+        Inner(
+            kind=kind,
+            arguments=dict(arguments),
+            results=tuple(Result(width=w, dtype=t, dims=d) for w, t, d in results),
+        )
         for kind, arguments, results in network
     )
 
@@ -71,7 +88,11 @@ def multiply_adds(call: Call) -> int:
     total = 0
     for inner in network_of(call):
         if inner.kind in PRODUCTS:
-            total += call.outputs[0].shape[0] * widths[str(inner.arguments[PRODUCTS[inner.kind][0]])] * inner.results[0].width
+            total += (
+                call.outputs[0].shape[0]
+                * widths[str(inner.arguments[PRODUCTS[inner.kind][0]])]
+                * inner.results[0].width
+            )
         for result in inner.results:
             widths[f"%{len(widths) - 1}"] = result.width
     return total
@@ -80,9 +101,10 @@ def multiply_adds(call: Call) -> int:
 def _experts(call: Call) -> str:
     """Tokens [t, h], the expert of each of their k rows, weights; the results [t k, o].
 
-    Tokens split: each rank takes its tokens through all experts. Inner dim f split: the products with the last weights
-    leave partial sums. Experts split: as a grouped product.
+    Tokens split: each rank takes its tokens through all experts. Inner dim f split: the products
+    with the last weights leave partial sums. Experts split: as a grouped product.
     """
+    # The k rows of a token stay together, so a split of rows is one of tokens.
     k = per_token(call)
     rows = "t" if k == 1 else f"(t !k={k})"
     operands: dict[int, str] = {}
@@ -91,7 +113,12 @@ def _experts(call: Call) -> str:
     for inner in network_of(call):
         made = inner.results[0].dims
         for name in (name for name in inner.given if name.startswith("%w")):
-            taken = "" if inner.kind == BIAS else dims[str(inner.arguments[PRODUCTS[inner.kind][0]])] + " "
+            taken = (
+                ""
+                if inner.kind == BIAS
+                else dims[str(inner.arguments[PRODUCTS[inner.kind][0]])] + " "
+            )
+            # The bias of the results is added to partial sums over f, so it may come once only.
             addend = "+" * (inner.kind == BIAS and made == "!o")
             operands[int(name[2:])] = f"{addend}e {taken}{made}"
         for result in inner.results:
@@ -99,9 +126,12 @@ def _experts(call: Call) -> str:
             count += 1
     second = rows if call.position("chosen") is not None else "!n"
     sides = ", ".join(["t !h", second, *(operands[i] for i in sorted(operands))])
-    inside = "; f: sum" * any(result.inner for inner in network_of(call) for result in inner.results)
+    inside = "; f: sum" * any(
+        result.inner for inner in network_of(call) for result in inner.results
+    )
     return f"{sides} -> {rows} !o | e: masked; e: sum; e + t: dispatch{inside}"
 
 
+# "/e": a row meets the weights of one expert, so an expert's share of the work is that of its rows.
 register("transformers.grouped_mm_fallback.default", GROUPED, linear=((0,), (1,)), products=("/e",))
 register(EXPERTS, _experts, products=("/e",))

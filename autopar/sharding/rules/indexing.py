@@ -7,19 +7,28 @@ from .shape import letters
 
 
 def _onnx_gather(call: Call) -> str:
-    """`Gather` along an axis, which float data can split by masking; on a matrix's first dim it is an embedding."""
-    data, indices = call.inputs[0].shape, call.inputs[1].shape
+    """`Gather` along an axis, which float data can split by masking; on a matrix's first dim it is
+    an embedding.
+    """
+    data = call.inputs[0].shape
+    indices = call.inputs[1].shape
     axis = call.integer("axis") % len(data)
     names = letters(len(data))
     index = [f"i{i}" for i in range(len(indices))]
+    # A rank without the row gives zeros, so the results add up; only floats are added over ranks.
     rows = "v" if call.inputs[0].is_float else "!v"
     out = [*names[:axis], *index, *names[axis + 1 :]]
     left = [rows if i == axis else n for i, n in enumerate(names)]
-    return f"{' '.join(left)}, {' '.join(index)} -> {' '.join(out)}" + (" | v: sum; v: masked" if rows == "v" else "")
+    return f"{' '.join(left)}, {' '.join(index)} -> {' '.join(out)}" + (
+        " | v: sum; v: masked" if rows == "v" else ""
+    )
 
 
 def _embedding(call: Call) -> str:
-    """Rows of a table; where gradients are scaled by how often a row occurs, every rank needs all rows and indices."""
+    """Rows of a table are read at the indices.
+
+    Where gradients are scaled by how often a row occurs, every rank needs all rows and indices.
+    """
     if not call.get("scale_grad_by_freq"):
         return "v h, * -> * h | v: sum; v: masked"
     index = " ".join(f"!{name}" for name in letters(len(call.inputs[1].shape)))
@@ -30,32 +39,43 @@ register("aten.embedding.default", _embedding)
 register("onnx.Gather", _onnx_gather)
 
 
-MEAN, SUM = 1, 2
+MEAN = 1
+SUM = 2
 """Torch's numbers of the reductions of a loss; 0 is none."""
 
 
 def _class_loss(call: Call) -> str:
-    """Cross entropy with classes in dim 1: rows split if summed or kept; a mean over counted rows stays whole."""
+    """Cross entropy with classes in dim 1: rows split if summed or kept; a mean over counted rows
+    stays whole.
+    """
     shape = call.inputs[0].shape
     reduction = call.integer("reduction", default=MEAN)
     names = [f"{'!' if reduction == MEAN else ''}{name}" for name in letters(len(shape))]
     place = 1 if len(shape) > 1 else 0
+    # A mean divides by the number (or weight) of the rows counted, which differs from shard to
+    # shard. Classes are split as in Megatron-LM: maxima, sums and the target's score are exchanged.
+    # Targets that are probabilities would need all of their row's scores.
     split = call.operator.kind == "aten.cross_entropy_loss.default" and not call.inputs[1].is_float
     classes = letters(len(shape))[place] if split else f"!{letters(len(shape))[place]}"
     rows = [name for i, name in enumerate(names) if i != place]
     scores = [*names[:place], classes, *names[place + 1 :]]
     inputs = []
     for position, tensor in enumerate(call.inputs):
-        weight = position == call.position("weight")
-        inputs.append([classes] if weight else scores if tensor.shape == shape else rows)
-    text = f"{', '.join(' '.join(dims) for dims in inputs)} -> {' '.join(rows) if reduction == 0 else ''}"
+        if position == call.position("weight"):
+            inputs.append([classes])
+        else:
+            inputs.append(scores if tensor.shape == shape else rows)
+    text = (
+        f"{', '.join(' '.join(dims) for dims in inputs)} -> "
+        f"{' '.join(rows) if reduction == 0 else ''}"
+    )
     clauses = [f"{', '.join(rows)}: sum"] if reduction == SUM and rows else []
     clauses += [f"{classes}: vocabulary"] if split else []
     return text + (f" | {'; '.join(clauses)}" if clauses else "")
 
 
 def _element_loss(call: Call) -> str:
-    """A loss of each element, its mean or its sum; operands are broadcast."""
+    """Every element has a loss, which is kept, averaged or summed; operands are broadcast."""
     shape = call.inputs[0].shape
     names = letters(len(shape))
     inputs = []
@@ -69,18 +89,24 @@ def _element_loss(call: Call) -> str:
     return f"{', '.join(inputs)} -> {'' if word else ' '.join(names)}{tail}"
 
 
-register("aten.cross_entropy_loss.default aten.nll_loss_nd.default aten.nll_loss.default", _class_loss)
 register(
-    "aten.mse_loss.default aten.l1_loss.default aten.smooth_l1_loss.default aten.huber_loss.default "
-    "aten.binary_cross_entropy.default aten.binary_cross_entropy_with_logits.default aten.kl_div.default",
+    "aten.cross_entropy_loss.default aten.nll_loss_nd.default aten.nll_loss.default", _class_loss
+)
+register(
+    "aten.mse_loss.default aten.l1_loss.default aten.smooth_l1_loss.default "
+    "aten.huber_loss.default "
+    "aten.binary_cross_entropy.default aten.binary_cross_entropy_with_logits.default "
+    "aten.kl_div.default",
     _element_loss,
 )
 
 
 def _onnx_class_loss(call: Call) -> str:
-    """ONNX's class losses: the classes in dim 1 stay whole, and so do the rows of a mean that skips or weighs rows.
+    """ONNX's class losses: the classes in dim 1 stay whole, and so do the rows of a mean that skips
+    or weighs rows.
 
-    `SoftmaxCrossEntropyLoss` also gives the log-probabilities, which a mean over shards must not scale.
+    `SoftmaxCrossEntropyLoss` also gives the log-probabilities, which a mean over shards must not
+    scale.
     """
     names = letters(len(call.inputs[0].shape))
     reduction = call.get("reduction", default="mean")

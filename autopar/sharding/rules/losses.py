@@ -1,4 +1,6 @@
-"""Rules of the rarer losses: rows are split if their losses are kept, summed, or averaged with equal weights."""
+"""Rules of the rarer losses: rows are split if their losses are kept, summed, or averaged with
+equal weights.
+"""
 
 from __future__ import annotations
 
@@ -12,45 +14,61 @@ def _reduced(call: Call, names: list[str]) -> tuple[str, str]:
     """The dims of the result and the clause, for losses in `names`."""
     reduction = call.integer("reduction", default=MEAN)
     word = {MEAN: "mean", SUM: "sum"}.get(reduction, "")
-    return ("", f" | {', '.join(names)}: {word}" if names else "") if word else (" ".join(names), "")
+    return (
+        ("", f" | {', '.join(names)}: {word}" if names else "") if word else (" ".join(names), "")
+    )
 
 
 def _element_loss(call: Call) -> str:
-    """A loss of each element of operands that broadcast."""
+    """Every element of operands that broadcast has a loss."""
     depth = max(len(tensor.shape) for tensor in call.inputs)
     names = letters(depth)
     out, tail = _reduced(call, names)
-    return f"{', '.join(' '.join(names[depth - len(t.shape) :]) for t in call.inputs)} -> {out}{tail}"
+    return (
+        f"{', '.join(' '.join(names[depth - len(t.shape) :]) for t in call.inputs)} -> {out}{tail}"
+    )
 
 
 def _vector_loss(call: Call) -> str:
-    """A loss of each vector along the last dim; targets have one number a vector."""
+    """Every vector along the last dim has a loss; targets have one number a vector."""
     depth = max(len(tensor.shape) for tensor in call.inputs)
     if depth == 0:
         return all_whole(call)
     names = letters(depth - 1)
     vector = [*names, "!v"]
     target = call.position("target")
-    ins = [names if i == target else vector[depth - len(t.shape) :] for i, t in enumerate(call.inputs)]
+    ins = [
+        names if i == target else vector[depth - len(t.shape) :] for i, t in enumerate(call.inputs)
+    ]
     out, tail = _reduced(call, names)
     return f"{', '.join(' '.join(dims) for dims in ins)} -> {out}{tail}"
 
 
 def _margin_loss(call: Call) -> str:
-    """A loss of each row over its classes, with a class, or a list of them, as target and a weight for every class."""
+    """Every row has a loss over its classes, which stay whole.
+
+    Its target is a class or a list of classes, and every class may have a weight.
+    """
     shape = call.inputs[0].shape
-    if len(shape) < 2 or (len(call.outputs) > 1 and call.integer("reduction", default=MEAN) == MEAN):
+    # The second output is no loss: a mean over shards would divide it as well.
+    if len(shape) < 2 or (
+        len(call.outputs) > 1 and call.integer("reduction", default=MEAN) == MEAN
+    ):
         return all_whole(call)
     ins = []
     for position, tensor in enumerate(call.inputs):
-        ins.append("!c" if position == call.position("weight") else "n !c" if len(tensor.shape) > 1 else "n")
+        if position == call.position("weight"):
+            ins.append("!c")
+        else:
+            ins.append("n !c" if len(tensor.shape) > 1 else "n")
     out, tail = _reduced(call, ["n"])
     outs = [out, *("n !c" for _ in call.outputs[1:])]
     return f"{', '.join(ins)} -> {', '.join(outs)}{tail}"
 
 
 def _ctc_loss(call: Call) -> str:
-    """A loss of each sequence of the batch, where targets are padded and lengths are tensors."""
+    """Every sequence of the batch has a loss, where targets are padded and lengths are tensors."""
+    # Targets in one row lie one behind the other, each from where the lengths of all before it end.
     if len(call.inputs) < 4 or len(call.inputs[0].shape) != 3 or len(call.inputs[1].shape) != 2:
         return all_whole(call)
     out, tail = _reduced(call, ["n"])
@@ -67,9 +85,16 @@ def _counted(call: Call) -> str:
     return f"{', '.join(ins)} -> , | {', '.join(rows)}: sum"
 
 
-register("aten.soft_margin_loss.default aten.poisson_nll_loss.default aten.hinge_embedding_loss.default", _element_loss)
+register(
+    "aten.soft_margin_loss.default aten.poisson_nll_loss.default aten.hinge_embedding_loss.default",
+    _element_loss,
+)
 register("aten.margin_ranking_loss.default", _element_loss)
 register("aten.cosine_embedding_loss.default aten.triplet_margin_loss.default", _vector_loss)
-register("aten.multi_margin_loss.default aten.multilabel_margin_loss.default aten.multilabel_margin_loss_forward.default", _margin_loss)
+register(
+    "aten.multi_margin_loss.default aten.multilabel_margin_loss.default "
+    "aten.multilabel_margin_loss_forward.default",
+    _margin_loss,
+)
 register("aten.ctc_loss.Tensor aten.ctc_loss.IntList", _ctc_loss)
 register("aten.nll_loss_forward.default aten.nll_loss2d_forward.default", _counted)

@@ -1,37 +1,65 @@
-"""Operators in evaluation: the model as planned for training, with dropout off and with the collected statistics."""
+"""Operators in evaluation: the model as planned for training, with dropout off and with the
+collected statistics.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...errors import PlanError
-from ...ir import Graph, Operator, Value
+from autopar.errors import PlanError
+from autopar.ir import Graph, Operator, Value
 
-_DROPOUT = "aten.dropout.default aten.feature_dropout.default aten.native_dropout.default aten.alpha_dropout.default"
-_LAYERS = "aten.lstm.input aten.gru.input aten.rnn_tanh.input aten.rnn_relu.input aten.lstm.data aten.gru.data aten.rnn_tanh.data"
-_NORM, _WITH_STATISTICS = "aten.batch_norm.default", "aten._native_batch_norm_legit_functional.default"
+_DROPOUT = (
+    "aten.dropout.default aten.feature_dropout.default aten.native_dropout.default "
+    "aten.alpha_dropout.default"
+)
+_LAYERS = (
+    "aten.lstm.input aten.gru.input aten.rnn_tanh.input aten.rnn_relu.input aten.lstm.data "
+    "aten.gru.data aten.rnn_tanh.data"
+)
+_NORM = "aten.batch_norm.default"
+_WITH_STATISTICS = "aten._native_batch_norm_legit_functional.default"
 _NORMS = f"{_NORM} aten.native_batch_norm.default {_WITH_STATISTICS}"
 
 EVALUATION: Mapping[str, tuple[str, Value]] = {
-    **dict.fromkeys(f"{_DROPOUT} aten.feature_alpha_dropout.default {_LAYERS} aten.rnn_relu.data".split(), ("train", False)),
-    **dict.fromkeys(f"{_NORMS} aten.rrelu.default aten.rrelu_with_noise.default".split(), ("training", False)),
+    **dict.fromkeys(
+        f"{_DROPOUT} aten.feature_alpha_dropout.default {_LAYERS} aten.rnn_relu.data".split(),
+        ("train", False),
+    ),
+    **dict.fromkeys(
+        f"{_NORMS} aten.rrelu.default aten.rrelu_with_noise.default".split(), ("training", False)
+    ),
     "aten.scaled_dot_product_attention.default": ("dropout_p", 0.0),
     "aten.instance_norm.default": ("use_input_stats", False),
     "onnx.Dropout": ("training_mode", False),
     "onnx.BatchNormalization": ("training_mode", 0),
 }
-"""Operator kind → the attribute that tells training from evaluation, and its value in evaluation."""
+"""Operator kind → the attribute that tells training from evaluation, and its value in evaluation.
+"""
 
 
 def evaluated(graph: Graph) -> Graph:
     """The graph in evaluation; `PlanError` if it changes a buffer that is no statistic."""
     operators = tuple(map(_evaluated, graph.operators))
-    gone = {name for before, after in zip(graph.operators, operators, strict=True) for name in before.outputs[len(after.outputs) :]}
+    gone = {
+        name
+        for before, after in zip(graph.operators, operators, strict=True)
+        for name in before.outputs[len(after.outputs) :]
+    }
     makers = graph.producers()
-    strange = [name for name, fresh in graph.updates.items() if not _is_statistic(graph.operators[makers[fresh][0]], name, fresh)]
+    # In evaluation statistics alone go without an update. A plan must not drop another change, such
+    # as that of a cache, since results may depend on it.
+    strange = [
+        name
+        for name, fresh in graph.updates.items()
+        if not _is_statistic(graph.operators[makers[fresh][0]], name, fresh)
+    ]
     if strange:
-        raise PlanError(f"what the model does to its buffer {strange[0]!r} in evaluation is not known; plan it with mode='infer'")
+        raise PlanError(
+            f"what the model does to its buffer {strange[0]!r} in evaluation is not known; plan it "
+            "with mode='infer'"
+        )
     tensors = {name: tensor for name, tensor in graph.tensors.items() if name not in gone}
     return replace(graph, operators=operators, tensors=tensors, updates={})
 
@@ -46,7 +74,12 @@ def _evaluated(operator: Operator) -> Operator:
         return operator
     attributes = {**operator.attributes, name: value}
     if operator.kind == _WITH_STATISTICS:  # its other outputs are for training
-        return replace(operator, kind=_NORM, attributes={**attributes, "cudnn_enabled": False}, outputs=operator.outputs[:1])
+        return replace(
+            operator,
+            kind=_NORM,
+            attributes={**attributes, "cudnn_enabled": False},
+            outputs=operator.outputs[:1],
+        )
     if name == "training_mode" and operator.kind == "onnx.BatchNormalization":
         return replace(operator, attributes=attributes, outputs=operator.outputs[:1])
     return replace(operator, attributes=attributes)
@@ -54,4 +87,8 @@ def _evaluated(operator: Operator) -> Operator:
 
 def _is_statistic(maker: Operator, name: str, fresh: str) -> bool:
     """Whether a new value of a buffer is that of a norm, or counts its batches."""
-    return EVALUATION.get(maker.kind, ("",))[0] in ("training", "training_mode", "use_input_stats") or name.endswith("num_batches_tracked")
+    return EVALUATION.get(maker.kind, ("",))[0] in (
+        "training",
+        "training_mode",
+        "use_input_stats",
+    ) or name.endswith("num_batches_tracked")

@@ -1,4 +1,6 @@
-"""Rules of operators that cut out, repeat, mirror and rearrange elements, beyond views and reshapes."""
+"""Rules of operators that cut out, repeat, mirror and rearrange elements, beyond views and
+reshapes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ def _marked(names: list[str], dims: set[int]) -> str:
 
 def _diagonal(call: Call) -> str:
     """Two dims become a last one; the others are split."""
+    # Place i of the diagonal is at (i, i): a shard of one dim holds a part of it at an offset.
     rank = len(call.inputs[0].shape)
     dims = {call.integer("dim1", default=0) % rank, call.integer("dim2", default=1) % rank}
     if call.operator.kind == "aten.linalg_diagonal.default":
         dims = {call.integer("dim1", default=-2) % rank, call.integer("dim2", default=-1) % rank}
     names = letters(rank)
-    return f"{_marked(names, dims)} -> {' '.join([*(n for i, n in enumerate(names) if i not in dims), '!k'])}"
+    return (
+        f"{_marked(names, dims)} -> "
+        f"{' '.join([*(n for i, n in enumerate(names) if i not in dims), '!k'])}"
+    )
 
 
 def _diag_embed(call: Call) -> str:
@@ -42,12 +48,18 @@ def _meshgrid(call: Call) -> str:
 
 
 def _unfold(call: Call) -> str:
-    """Windows along a dim: adjacent ones split, overlapping ones do not; positions in a window are a new last dim."""
+    """Windows along a dim: adjacent ones split, overlapping ones do not; positions in a window are
+    a new last dim.
+    """
     shape = call.inputs[0].shape
     if not shape:
         return all_whole(call)
-    dim, size, step = call.integer("dimension") % len(shape), call.integer("size"), call.integer("step")
+    dim = call.integer("dimension") % len(shape)
+    size = call.integer("size")
+    step = call.integer("step")
     names = letters(len(shape))
+    # Windows that overlap read elements of the next shard; a rest behind the last one shifts
+    # shards.
     if size == step and shape[dim] % size == 0:
         before = [f"({name} !u={size})" if i == dim else name for i, name in enumerate(names)]
         return f"{' '.join(before)} -> {' '.join([*names, '!u'])}"
@@ -56,12 +68,16 @@ def _unfold(call: Call) -> str:
 
 
 def _repeat_interleave(call: Call) -> str:
-    """Every index comes several times in a row, so a split keeps its order; without a dim the tensor is read flat."""
+    """Every index comes several times in a row, so a split keeps its order; without a dim the
+    tensor is read flat.
+    """
     before = call.inputs[0].shape
     if call.get("dim") is None or not before:
         return all_whole(call)
-    dim, times = call.integer("dim") % len(before), call.integer("repeats", default=1)
+    dim = call.integer("dim") % len(before)
+    times = call.integer("repeats", default=1)
     names = letters(len(before))
+    # An empty result has no factor that both sides share.
     if not before[dim] or times < 1:
         return changed_dims_whole(call)
     outs = [f"({name} !r={times})" if i == dim else name for i, name in enumerate(names)]
@@ -69,11 +85,16 @@ def _repeat_interleave(call: Call) -> str:
 
 
 def _repeat_by_tensor(call: Call) -> str:
-    """A count for every index: the dim stays whole."""
-    if call.operator.kind == "aten.repeat_interleave.Tensor" or call.get("dim") is None or not call.inputs[0].shape:
+    """Every index has a count of its own: where its copies lie depends on all counts before it."""
+    if (
+        call.operator.kind == "aten.repeat_interleave.Tensor"
+        or call.get("dim") is None
+        or not call.inputs[0].shape
+    ):
         return all_whole(call)
     rank = len(call.inputs[0].shape)
-    dim, names = call.integer("dim") % rank, letters(rank)
+    dim = call.integer("dim") % rank
+    names = letters(rank)
     counts = whole(call.inputs[1].shape, "c")
     outs = [f"!v{i}" if i == dim else name for i, name in enumerate(names)]
     return f"{_marked(names, {dim})}, {counts} -> {' '.join(outs)}"
@@ -84,7 +105,9 @@ def _rotated(call: Call) -> str:
     rank = len(call.inputs[0].shape)
     fixed = {"aten.fliplr.default": {1}, "aten.flipud.default": {0}}
     value = call.get("dims", default=(0, 1))
-    turned = {int(d) % rank for d in value if isinstance(d, int)} if isinstance(value, tuple) else {0, 1}
+    turned = (
+        {int(d) % rank for d in value if isinstance(d, int)} if isinstance(value, tuple) else {0, 1}
+    )
     dims = fixed.get(call.operator.kind, turned)
     names = letters(rank)
     outs = [f"!v{i}" if i in dims else name for i, name in enumerate(names)]
@@ -92,19 +115,32 @@ def _rotated(call: Call) -> str:
 
 
 def _diff(call: Call) -> str:
-    """Differences along a dim, with tensors joined on in front and behind."""
+    """Differences along a dim, which stays whole, with tensors joined on in front and behind."""
     rank = len(call.outputs[0].shape)
-    dim, names = call.integer("dim", default=-1) % rank, letters(rank)
-    ins = [" ".join(f"!w{j}" if i == dim else name for i, name in enumerate(names)) for j in range(len(call.inputs))]
-    return f"{', '.join(ins)} -> {' '.join('!v' if i == dim else name for i, name in enumerate(names))}"
+    dim = call.integer("dim", default=-1) % rank
+    names = letters(rank)
+    ins = [
+        " ".join(f"!w{j}" if i == dim else name for i, name in enumerate(names))
+        for j in range(len(call.inputs))
+    ]
+    return (
+        f"{', '.join(ins)} -> "
+        f"{' '.join('!v' if i == dim else name for i, name in enumerate(names))}"
+    )
 
 
 def _trapezoid(call: Call) -> str:
-    """An integral along a dim; places along it are the same for all rows, or one for every element."""
+    """An integral along a dim, which stays whole, as each term reads two neighbours.
+
+    The places are the same for all rows, or one for each element.
+    """
     shape = call.inputs[0].shape
-    dim, names = call.integer("dim", default=-1) % len(shape), letters(len(shape))
+    dim = call.integer("dim", default=-1) % len(shape)
+    names = letters(len(shape))
     ins = [_marked(names, {dim})]
-    ins += ["!" + names[dim] if len(t.shape) == 1 else _marked(names, {dim}) for t in call.inputs[1:]]
+    ins += [
+        "!" + names[dim] if len(t.shape) == 1 else _marked(names, {dim}) for t in call.inputs[1:]
+    ]
     outs = [name for i, name in enumerate(names) if i != dim]
     if len(call.outputs[0].shape) == len(shape):
         outs.insert(dim, "!v")
@@ -112,14 +148,23 @@ def _trapezoid(call: Call) -> str:
 
 
 def _stacked(call: Call) -> str:
-    """`hstack`, `vstack` and their like on tensors of at least two dims: the dim that they join stays whole."""
+    """`hstack`, `vstack` and their like on tensors of at least two dims: the dim that they join
+    stays whole.
+    """
     rank = len(call.outputs[0].shape)
     dims = {"aten.vstack.default": 0, "aten.row_stack.default": 0, "aten.dstack.default": 2}
     if any(len(tensor.shape) != rank for tensor in call.inputs) or rank < 2:
         return all_whole(call)
-    dim, names = dims.get(call.operator.kind, 1), letters(rank)
-    ins = [" ".join(f"!w{j}" if i == dim else name for i, name in enumerate(names)) for j in range(len(call.inputs))]
-    return f"{', '.join(ins)} -> {' '.join('!v' if i == dim else name for i, name in enumerate(names))}"
+    dim = dims.get(call.operator.kind, 1)
+    names = letters(rank)
+    ins = [
+        " ".join(f"!w{j}" if i == dim else name for i, name in enumerate(names))
+        for j in range(len(call.inputs))
+    ]
+    return (
+        f"{', '.join(ins)} -> "
+        f"{' '.join('!v' if i == dim else name for i, name in enumerate(names))}"
+    )
 
 
 def _pixel_shuffle(call: Call) -> str:
@@ -127,12 +172,15 @@ def _pixel_shuffle(call: Call) -> str:
     down = call.operator.kind == "aten.pixel_unshuffle.default"
     times = call.integer("downscale_factor" if down else "upscale_factor")
     star = " ".join(letters(len(call.inputs[0].shape) - 3))
-    deep, wide = f"{star} (c !r={times} !s={times}) y x", f"{star} c (y !r={times}) (x !s={times})"
+    deep = f"{star} (c !r={times} !s={times}) y x"
+    wide = f"{star} c (y !r={times}) (x !s={times})"
     return f"{wide} -> {deep}" if down else f"{deep} -> {wide}"
 
 
 def _channel_shuffle(call: Call) -> str:
-    """Groups of channels change places with the channels of a group, which can be split within every group."""
+    """Groups of channels change places with the channels of a group, which can be split within
+    every group.
+    """
     groups = call.integer("groups")
     space = " ".join(f"x{i}" for i in range(len(call.inputs[0].shape) - 2))
     return f"n (!g={groups} c) {space} -> n (c !g={groups}) {space}"
@@ -140,15 +188,18 @@ def _channel_shuffle(call: Call) -> str:
 
 def _im2col(call: Call) -> str:
     """The windows of each channel of each image; channels are the outer part of the columns."""
-    image, columns = call.inputs[0].shape, call.outputs[0].shape
+    # The space stays whole, as the windows of both spatial dims are one dim of the columns.
+    image = call.inputs[0].shape
+    columns = call.outputs[0].shape
     batch = "n " if len(image) == 4 else ""
     window = columns[-2] // max(image[-3], 1)
     return f"{batch}c !y !x -> {batch}(c !w={window}) !l"
 
 
 def _col2im(call: Call) -> str:
-    """The reverse: overlapping windows are summed."""
-    columns, image = call.inputs[0].shape, call.outputs[0].shape
+    """The reverse of `im2col`: overlapping windows are summed."""
+    columns = call.inputs[0].shape
+    image = call.outputs[0].shape
     batch = "n " if len(image) == 4 else ""
     window = columns[-2] // max(image[-3], 1)
     return f"{batch}(c !w={window}) !l -> {batch}c !y !x"
@@ -156,10 +207,14 @@ def _col2im(call: Call) -> str:
 
 def _bits(call: Call) -> str:
     """The same memory as another type: the last dim stays whole where its size changes."""
-    before, after = call.inputs[0].shape, call.outputs[0].shape
+    before = call.inputs[0].shape
+    after = call.outputs[0].shape
     if before == after:
         return "* -> *"
-    return f"{' '.join([*letters(len(before) - 1), '!w'])} -> {' '.join([*letters(len(before) - 1), '!v'])}"
+    return (
+        f"{' '.join([*letters(len(before) - 1), '!w'])} -> "
+        f"{' '.join([*letters(len(before) - 1), '!v'])}"
+    )
 
 
 register("aten.diagonal.default aten.linalg_diagonal.default", _diagonal, linear=((0,),), view=True)
@@ -169,18 +224,39 @@ register("aten.unfold.default", _unfold, linear=((0,),), view=True)
 register("aten.repeat_interleave.self_int", _repeat_interleave, linear=((0,),), saves="")
 register("aten.repeat_interleave.self_Tensor", _repeat_by_tensor, linear=((0,),), saves="")
 register("aten.repeat_interleave.Tensor", _repeat_by_tensor, differentiable=False)
-register("aten.rot90.default aten.fliplr.default aten.flipud.default", _rotated, linear=((0,),), saves="")
+register(
+    "aten.rot90.default aten.fliplr.default aten.flipud.default", _rotated, linear=((0,),), saves=""
+)
 register("aten.diff.default", _diff, saves="")
-register([f"aten.{name}.{form}" for name in ("trapezoid", "trapz", "cumulative_trapezoid") for form in ("x", "dx")], _trapezoid)
-register("aten.hstack.default aten.vstack.default aten.dstack.default aten.row_stack.default aten.column_stack.default", _stacked, saves="")
-register("aten.pixel_shuffle.default aten.pixel_unshuffle.default", _pixel_shuffle, linear=((0,),), saves="")
+register(
+    [
+        f"aten.{name}.{form}"
+        for name in ("trapezoid", "trapz", "cumulative_trapezoid")
+        for form in ("x", "dx")
+    ],
+    _trapezoid,
+)
+register(
+    "aten.hstack.default aten.vstack.default aten.dstack.default aten.row_stack.default "
+    "aten.column_stack.default",
+    _stacked,
+    saves="",
+)
+register(
+    "aten.pixel_shuffle.default aten.pixel_unshuffle.default",
+    _pixel_shuffle,
+    linear=((0,),),
+    saves="",
+)
 register("aten.channel_shuffle.default", _channel_shuffle, linear=((0,),), saves="")
 register("aten.im2col.default", _im2col, linear=((0,),), saves="")
 register("aten.col2im.default", _col2im, linear=((0,),), saves="")
 register("aten.view.dtype", _bits, differentiable=False, view=True)
+# The border copies or mirrors elements that lie in other shards.
 register(
-    """aten.reflection_pad1d.default aten.reflection_pad2d.default aten.reflection_pad3d.default aten.replication_pad1d.default
-    aten.replication_pad2d.default aten.replication_pad3d.default aten._pad_circular.default""",
+    """aten.reflection_pad1d.default aten.reflection_pad2d.default aten.reflection_pad3d.default
+    aten.replication_pad1d.default aten.replication_pad2d.default aten.replication_pad3d.default
+    aten._pad_circular.default""",
     changed_dims_whole,
     linear=((0,),),
     saves="",
@@ -191,13 +267,16 @@ register(
     linear=((0,),),
 )
 register(
-    """aten.block_diag.default aten.cartesian_prod.default aten.combinations.default aten.as_strided_scatter.default
-    aten.masked_scatter.default aten.masked_select.default aten.take.default aten.put.default""",
+    """aten.block_diag.default aten.cartesian_prod.default aten.combinations.default
+    aten.as_strided_scatter.default aten.masked_scatter.default aten.masked_select.default
+    aten.take.default aten.put.default""",
     all_whole,
 )
+# The size of the result is in the data: equal shards of the input have results of unequal size.
 register(
-    """aten.nonzero.default aten.nonzero_static.default aten.nonzero_numpy.default aten.argwhere.default aten.bincount.default
-    aten.unique_consecutive.default aten.unique_dim.default aten._unique.default aten._unique2.default
+    """aten.nonzero.default aten.nonzero_static.default aten.nonzero_numpy.default
+    aten.argwhere.default aten.bincount.default aten.unique_consecutive.default
+    aten.unique_dim.default aten._unique.default aten._unique2.default
     aten.unique_dim_consecutive.default aten.histogram.bin_ct""",
     all_whole,
     differentiable=False,

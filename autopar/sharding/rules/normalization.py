@@ -11,9 +11,15 @@ def _layer_norm(call: Call) -> str:
     shape = call.inputs[0].shape
     normalized = call.get("normalized_shape")
     axis = call.get("axis", default=-1)
-    count = len(normalized) if isinstance(normalized, tuple) else len(shape) - int(axis) % len(shape) if isinstance(axis, int) else 1
+    # torch names the sizes of the normalised dims, ONNX the first of them.
+    if isinstance(normalized, tuple):
+        count = len(normalized)
+    else:
+        count = len(shape) - int(axis) % len(shape) if isinstance(axis, int) else 1
     names = " ".join(f"!h{i}" for i in range(count))
-    scales = "".join(f", {' '.join(names.split()[count - len(tensor.shape) :])}" for tensor in call.inputs[1:])
+    scales = "".join(
+        f", {' '.join(names.split()[count - len(tensor.shape) :])}" for tensor in call.inputs[1:]
+    )
     return f"* {names}{scales} -> " + ", ".join([f"* {names}", *_statistics(call, count)])
 
 
@@ -21,7 +27,9 @@ def _statistics(call: Call, count: int) -> list[str]:
     return ["* " + " ".join("1" for _ in range(count)) for _ in call.outputs[1:]]
 
 
-DIVISIBLE = frozenset({"aten.softmax.int", "aten.log_softmax.int", "onnx.Softmax", "onnx.LogSoftmax"})
+DIVISIBLE = frozenset(
+    {"aten.softmax.int", "aten.log_softmax.int", "onnx.Softmax", "onnx.LogSoftmax"}
+)
 """Softmaxes whose dim can be split."""
 
 
@@ -30,6 +38,7 @@ def _softmax(call: Call) -> str:
     rank = len(call.inputs[0].shape)
     if rank == 0:
         return " -> "
+    # Before opset 13, ONNX's softmax runs over all dims from `axis` on, as if they were one.
     dims = (
         set(range(call.integer("axis", default=1) % rank, rank))
         if call.get("flatten")
@@ -43,23 +52,41 @@ def _softmax(call: Call) -> str:
 
 
 def _batch_norm(call: Call) -> str:
-    """Batch norm. With running statistics it is pointwise; batch statistics are taken over all ranks."""
-    if len(call.inputs[0].shape) < 2:  # no channels, which torch permits where there are no elements
+    """Batch norm. With running statistics it is pointwise; batch statistics are taken over all
+    ranks.
+    """
+    if (
+        len(call.inputs[0].shape) < 2
+    ):  # no channels, which torch permits where there are no elements
         return all_whole(call)
+    # Over ranks as in torch's SyncBatchNorm: each rank's own statistics would train another model.
     training = bool(call.get("training", "training_mode", default=False))
     over = ["n", *(f"x{i}" for i in range(len(call.inputs[0].shape) - 2))]
     dims = " ".join([over[0], "c", *over[1:]])
-    sides = dims + ", c" * (len(call.inputs) - 1) + " -> " + ", ".join([dims, *("c" for _ in call.outputs[1:])])
+    sides = (
+        dims
+        + ", c" * (len(call.inputs) - 1)
+        + " -> "
+        + ", ".join([dims, *("c" for _ in call.outputs[1:])])
+    )
     return f"{sides} | {', '.join(over)}: statistics" if training else sides
 
 
 def _group_norm(call: Call) -> str:
-    """Groups are independent: the channels' outer part can be split; over a split space ranks sum statistics."""
+    """Groups are independent: the channels' outer part can be split; over a split space ranks sum
+    statistics.
+    """
+    # A group's mean is over its channels, so only whole groups can lie apart.
     groups = call.integer("num_groups", "group")
     names = [f"x{i}" for i in range(len(call.inputs[0].shape) - 2)]
     space = " ".join(names)
     channel = f"(g={groups} !c)" if groups > 1 else "!c"
-    scales = "".join(", g" if groups > 1 and t.shape == (groups,) != call.inputs[0].shape[1:2] else f", {channel}" for t in call.inputs[1:])
+    scales = "".join(
+        ", g"
+        if groups > 1 and t.shape == (groups,) != call.inputs[0].shape[1:2]
+        else f", {channel}"
+        for t in call.inputs[1:]
+    )
     return f"n {channel} {space}{scales} -> n {channel} {space} | {_over(names)}"
 
 
@@ -71,23 +98,30 @@ def _mean_variance(call: Call) -> str:
     """Zero mean and unit variance over `axes`, which stay whole."""
     rank = len(call.inputs[0].shape)
     axes = call.get("axes", default=(0, 2, 3))
-    over = {int(axis) % rank for axis in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(axis, int)}
+    over = {
+        int(axis) % rank
+        for axis in (axes if isinstance(axes, tuple) else (axes,))
+        if isinstance(axis, int)
+    }
     names = " ".join(f"!d{i}" if i in over else f"d{i}" for i in range(rank))
     return f"{names} -> {names}"
 
 
 def _instance_norm(call: Call) -> str:
+    """Each channel of each image is normalised by itself, with statistics over a split space."""
     names = [f"x{i}" for i in range(len(call.inputs[0].shape) - 2)]
     space = " ".join(names)
     return f"n c {space}" + ", c" * (len(call.inputs) - 1) + f" -> n c {space} | {_over(names)}"
 
 
 register("aten.layer_norm.default onnx.LayerNormalization", _layer_norm)
-register("aten.rms_norm.default onnx.RMSNormalization onnx.SimplifiedLayerNormalization", _layer_norm)
+register(
+    "aten.rms_norm.default onnx.RMSNormalization onnx.SimplifiedLayerNormalization", _layer_norm
+)
 register("aten.native_layer_norm.default aten._fused_rms_norm.default", _layer_norm)
 register(
-    """aten.softmax.int aten._softmax.default aten.log_softmax.int aten._log_softmax.default aten._safe_softmax.default
-    aten.special_softmax.default aten.special_log_softmax.default
+    """aten.softmax.int aten._softmax.default aten.log_softmax.int aten._log_softmax.default
+    aten._safe_softmax.default aten.special_softmax.default aten.special_log_softmax.default
     onnx.Softmax onnx.LogSoftmax""",
     _softmax,
     saves="output",

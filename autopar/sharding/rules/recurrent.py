@@ -1,8 +1,11 @@
-"""Rules of recurrent layers: sequences are independent, so the batch can be split; time and state stay whole."""
+"""Rules of recurrent layers: sequences are independent, so the batch can be split; time and state
+stay whole.
+"""
 
 from __future__ import annotations
 
-from ...ir import Ref
+from autopar.ir import Ref
+
 from .registry import Call, register
 from .selection import all_whole
 from .spelling import by_name, whole
@@ -10,26 +13,49 @@ from .spelling import by_name, whole
 
 def _recurrent(call: Call) -> str:
     """ONNX `RNN`, `GRU` and `LSTM`, time first or batch first (`layout`)."""
+    # Every gate reads the state of all units, so a split hidden dim would be gathered at every
+    # step.
     first = bool(call.integer("layout"))
-    sequence, state, result = ("b !t !i", "b !d !h", "b !t !d !h") if first else ("!t b !i", "!d b !h", "!t !d b !h")
+    sequence, state, result = (
+        ("b !t !i", "b !d !h", "b !t !d !h") if first else ("!t b !i", "!d b !h", "!t !d b !h")
+    )
     weights = {"W": "!d !x !i", "R": "!d !x !h", "B": "!d !y", "P": "!d !z"}
-    return by_name(call, {"X": sequence, "sequence_lens": "b", "initial_h": state, "initial_c": state, **weights}, [result, state, state])
+    return by_name(
+        call,
+        {"X": sequence, "sequence_lens": "b", "initial_h": state, "initial_c": state, **weights},
+        [result, state, state],
+    )
 
 
 def _linear_attention(call: Call) -> str:
-    """A state per head that every step updates: batch and heads can be split, where both have as many heads."""
-    heads, shared = call.integer("q_num_heads"), call.integer("kv_num_heads")
-    query, group = (f"(g={shared} !r={heads // shared} !w)", f"g={shared}") if heads != shared else (f"(g={heads} !w)", f"g={heads}")
-    dims = {"query": f"b !t {query}", "key": f"b !t ({group} !w)", "value": f"b !t ({group} !e)", "past_state": f"b {group} !w !e"}
+    """A state per head that every step updates: batch and heads can be split, where both have as
+    many heads.
+    """
+    heads = call.integer("q_num_heads")
+    shared = call.integer("kv_num_heads")
+    query, group = (
+        (f"(g={shared} !r={heads // shared} !w)", f"g={shared}")
+        if heads != shared
+        else (f"(g={heads} !w)", f"g={heads}")
+    )
+    dims = {
+        "query": f"b !t {query}",
+        "key": f"b !t ({group} !w)",
+        "value": f"b !t ({group} !e)",
+        "past_state": f"b {group} !w !e",
+    }
     for name in ("decay", "beta"):
         position = call.position(name)
         width = call.inputs[position].shape[-1] if position is not None else shared
-        dims[name] = f"b !t {group}" if width == shared else "b !t 1" if width == 1 else f"b !t ({group} !w)"
+        if width == shared:
+            dims[name] = f"b !t {group}"
+        else:
+            dims[name] = "b !t 1" if width == 1 else f"b !t ({group} !w)"
     return by_name(call, dims, [f"b !t {query.replace('!w', '!e')}", f"b {group} !w !e"])
 
 
 def _causal_convolution(call: Call) -> str:
-    """Each channel of each sample on its own, over all of its time."""
+    """Each channel of each sample is convolved by itself, over all of its time."""
     kernel = whole(call.inputs[1].shape[2:], "u")
     dims = {"input": "b c !t", "weight": f"c 1 {kernel}", "bias": "c", "past_state": "b c !p"}
     return by_name(call, dims, ["b c !t", "b c !p"])
@@ -43,35 +69,81 @@ register("onnx.CausalConvWithState", _causal_convolution)
 def _layers(call: Call) -> str:
     """torch's stacked layers: `input`, then states `[layers, batch, width]`, then weights.
 
-    Dropout between layers needs the whole batch. A layer's multiply-adds count the width of its state on both sides.
+    Dropout between layers needs the whole batch. A layer's multiply-adds count the width of its
+    state on both sides.
     """
     given = call.get("params")
-    weights = {value.index for value in given if isinstance(value, Ref)} if isinstance(given, tuple) else set()
+    weights = (
+        {value.index for value in given if isinstance(value, Ref)}
+        if isinstance(given, tuple)
+        else set()
+    )
     sequence = call.inputs[0].shape
-    drops = bool(call.get("train")) and bool(call.get("dropout")) and call.integer("num_layers", default=1) > 1
+    drops = (
+        bool(call.get("train"))
+        and bool(call.get("dropout"))
+        and call.integer("num_layers", default=1) > 1
+    )
+    # torch draws this noise inside of the fused layers, where a rank cannot ask for that of its own
+    # samples.
     batch = "!b" if drops else "b"
-    rows = "!s" if len(sequence) == 2 else f"{batch} !s" if call.get("batch_first") else f"!s {batch}"
+    if len(sequence) == 2:
+        rows = "!s"
+    else:
+        rows = f"{batch} !s" if call.get("batch_first") else f"!s {batch}"
     states = f"!l {batch} !h" if len(sequence) == 3 else "!l !h"
     dims = [f"{rows} !i"]
     for position, tensor in enumerate(call.inputs[1:], 1):
         gates = "!g" if position == min(weights, default=0) else f"!h{position}_0"
-        dims.append(f"{gates} {whole(tensor.shape[1:], f'h{position}_k')}" if position in weights else states)
-    outs = [f"{rows} !ho", *(f"!l {batch} !h{i}" if len(sequence) == 3 else f"!l !h{i}" for i in range(1, len(call.outputs)))]
+        dims.append(
+            f"{gates} {whole(tensor.shape[1:], f'h{position}_k')}"
+            if position in weights
+            else states
+        )
+    outs = [
+        f"{rows} !ho",
+        *(
+            f"!l {batch} !h{i}" if len(sequence) == 3 else f"!l !h{i}"
+            for i in range(1, len(call.outputs))
+        ),
+    ]
     return f"{', '.join(dims)} -> {', '.join(outs)}"
 
 
 def _cell(call: Call) -> str:
-    """One step of a layer: `input`, the states, the two weights and their biases; every unit needs all of the input."""
+    """One step of a layer: `input`, the states, the two weights and their biases; every unit needs
+    all of the input.
+    """
     given = call.get("hx")
-    states = {value.index for value in (given if isinstance(given, tuple) else (given,)) if isinstance(value, Ref)}
+    states = {
+        value.index
+        for value in (given if isinstance(given, tuple) else (given,))
+        if isinstance(value, Ref)
+    }
     batch = "b " if len(call.inputs[0].shape) == 2 else ""
     dims = dict.fromkeys(states, f"{batch}!h") | {0: f"{batch}!i"}
     names = {"w_ih": "!g !i", "w_hh": "!g !h", "b_ih": "!g", "b_hh": "!g"}
-    dims |= {position: text for name, text in names.items() if (position := call.position(name)) is not None}
-    return f"{', '.join(dims[i] for i in range(len(call.inputs)))} -> {', '.join(f'{batch}!h' for _ in call.outputs)}"
+    dims |= {
+        position: text
+        for name, text in names.items()
+        if (position := call.position(name)) is not None
+    }
+    return (
+        f"{', '.join(dims[i] for i in range(len(call.inputs)))} -> "
+        f"{', '.join(f'{batch}!h' for _ in call.outputs)}"
+    )
 
 
-register("aten.lstm.input aten.gru.input aten.rnn_tanh.input aten.rnn_relu.input", _layers, products=("h", "h"))
-register("aten.lstm_cell.default aten.gru_cell.default aten.rnn_tanh_cell.default aten.rnn_relu_cell.default", _cell, products=("h", "i"))
+register(
+    "aten.lstm.input aten.gru.input aten.rnn_tanh.input aten.rnn_relu.input",
+    _layers,
+    products=("h", "h"),
+)
+register(
+    "aten.lstm_cell.default aten.gru_cell.default aten.rnn_tanh_cell.default "
+    "aten.rnn_relu_cell.default",
+    _cell,
+    products=("h", "i"),
+)
 # Packed sequences: rows of all sequences that still run, step by step.
 register("aten.lstm.data aten.gru.data aten.rnn_tanh.data aten.rnn_relu.data", all_whole)

@@ -7,15 +7,22 @@ from collections.abc import Callable
 from .registry import Call, register
 
 _DIMS = ("dim", "axes", "axis")
-_LAST = dict.fromkeys(("aten.max.dim", "aten.min.dim", "aten.kthvalue.default", "aten.mode.default"), (-1,))
+_LAST = dict.fromkeys(
+    ("aten.max.dim", "aten.min.dim", "aten.kthvalue.default", "aten.mode.default"), (-1,)
+)
 
 
 def _reduction(operation: str, missing: tuple[int, ...] | None = None) -> Callable[[Call], str]:
-    """A rule that reduces dims by `operation` (`""`: they stay whole); `missing`: the dims if a call names none."""
+    """A rule that reduces dims by `operation` (`""`: they stay whole); `missing`: the dims if a
+    call names none.
+    """
 
     def rule(call: Call) -> str:
         shape = call.inputs[0].shape
-        empty_is_noop = bool(call.get("noop_with_empty_axes", default=0)) and call.get(*_DIMS) in (None, ())
+        empty_is_noop = bool(call.get("noop_with_empty_axes", default=0)) and call.get(*_DIMS) in (
+            None,
+            (),
+        )
         empty_is_noop |= call.operator.kind.startswith("onnx.") and call.get("axes") == ()
         dims = () if empty_is_noop else call.dims(len(shape), *_DIMS)
         if missing is not None and call.get(*_DIMS) is None:
@@ -33,13 +40,16 @@ def _reduction(operation: str, missing: tuple[int, ...] | None = None) -> Callab
 def _quantile(call: Call) -> str:
     """The sorted dim stays whole; several quantiles make a new dim in front."""
     shape = call.inputs[0].shape
+    # Quantiles of shards do not tell the quantile of all.
     dims = call.dims(len(shape), "dim")
     names = [f"d{i}" for i in range(len(shape))]
     several = call.position("q") is not None and call.inputs[-1].shape != ()
     keep = bool(call.get("keepdim"))
     outs = ["1" if i in dims else name for i, name in enumerate(names) if keep or i not in dims]
     given = " ".join(f"!{name}" if i in dims else name for i, name in enumerate(names))
-    rest = (", q" if several else ", ") if call.position("q") is not None else ""
+    rest = ""
+    if call.position("q") is not None:
+        rest = ", q" if several else ", "
     return f"{given}{rest} -> {' '.join([*(['q'] if several else []), *outs])}"
 
 
@@ -47,28 +57,45 @@ register("aten.sum.default aten.sum.dim_IntList onnx.ReduceSum", _reduction("sum
 register("aten.mean.default aten.mean.dim onnx.ReduceMean", _reduction("mean"), linear=((0,),))
 register("aten.amax.default aten.max.default onnx.ReduceMax", _reduction("max"))
 register("aten.amin.default aten.min.default onnx.ReduceMin", _reduction("min"))
+# These are not linear, yet the sums of shards add up: the function is applied before the sum.
 register("onnx.ReduceSumSquare onnx.ReduceL1 autopar.mean_square", _reduction("sum"))
+# Here a function follows the sum (a root, a logarithm), or shards have no reduction of their own
+# that a collective offers (products, variances): the dims stay whole.
 register(
-    "aten.prod.default aten.var.correction aten.std.correction onnx.ReduceProd onnx.ReduceL2 onnx.ReduceLogSum onnx.ReduceLogSumExp",
+    "aten.prod.default aten.var.correction aten.std.correction onnx.ReduceProd onnx.ReduceL2 "
+    "onnx.ReduceLogSum onnx.ReduceLogSumExp",
     _reduction(""),
 )
 register("aten.linalg_vector_norm.default aten.logsumexp.default", _reduction(""))
-register("aten.argmax.default aten.argmin.default onnx.ArgMax onnx.ArgMin", _reduction(""), differentiable=False)
-register("aten.nansum.default", _reduction("sum"))
+# An index counts from the start of the whole dim, and without its value it cannot be compared.
 register(
-    """aten.max.dim aten.min.dim aten.aminmax.default aten.kthvalue.default aten.mode.default
-    aten.median.default aten.median.dim aten.nanmedian.default aten.nanmedian.dim aten.nanmean.default aten.prod.dim_int aten.var.default
-    aten.var.dim aten.std.default aten.std.dim aten.var_mean.default aten.var_mean.dim aten.var_mean.correction aten.std_mean.default
-    aten.std_mean.dim aten.std_mean.correction aten.norm.Scalar aten.norm.ScalarOpt_dim aten.norm.ScalarOpt_dim_dtype
-    aten.norm.ScalarOpt_dtype aten.linalg_norm.default aten.linalg_norm.ord_str aten.frobenius_norm.dim aten.nuclear_norm.default
-    aten.special_logsumexp.default""",
-    lambda call: _reduction("", _LAST.get(call.operator.kind))(call),
-)
-register(
-    """aten.any.default aten.any.dim aten.any.dims aten.all.default aten.all.dim aten.all.dims aten._is_all_true.default
-    aten._is_any_true.default aten.count_nonzero.default aten.count_nonzero.dim_IntList""",
+    "aten.argmax.default aten.argmin.default onnx.ArgMax onnx.ArgMin",
     _reduction(""),
     differentiable=False,
 )
-register("aten.linalg_matrix_norm.default aten.linalg_matrix_norm.str_ord", _reduction("", (-2, -1)))
-register("aten.quantile.default aten.quantile.scalar aten.nanquantile.default aten.nanquantile.scalar", _quantile)
+register("aten.nansum.default", _reduction("sum"))
+register(
+    """aten.max.dim aten.min.dim aten.aminmax.default aten.kthvalue.default aten.mode.default
+    aten.median.default aten.median.dim aten.nanmedian.default aten.nanmedian.dim
+    aten.nanmean.default aten.prod.dim_int aten.var.default aten.var.dim aten.std.default
+    aten.std.dim aten.var_mean.default aten.var_mean.dim aten.var_mean.correction
+    aten.std_mean.default aten.std_mean.dim aten.std_mean.correction aten.norm.Scalar
+    aten.norm.ScalarOpt_dim aten.norm.ScalarOpt_dim_dtype aten.norm.ScalarOpt_dtype
+    aten.linalg_norm.default aten.linalg_norm.ord_str aten.frobenius_norm.dim
+    aten.nuclear_norm.default aten.special_logsumexp.default""",
+    lambda call: _reduction("", _LAST.get(call.operator.kind))(call),
+)
+register(
+    """aten.any.default aten.any.dim aten.any.dims aten.all.default aten.all.dim aten.all.dims
+    aten._is_all_true.default aten._is_any_true.default aten.count_nonzero.default
+    aten.count_nonzero.dim_IntList""",
+    _reduction(""),
+    differentiable=False,
+)
+register(
+    "aten.linalg_matrix_norm.default aten.linalg_matrix_norm.str_ord", _reduction("", (-2, -1))
+)
+register(
+    "aten.quantile.default aten.quantile.scalar aten.nanquantile.default aten.nanquantile.scalar",
+    _quantile,
+)

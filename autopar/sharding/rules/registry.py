@@ -1,4 +1,6 @@
-"""The table of sharding rules: operator kind → rule text, or a function of the call that writes the text."""
+"""The table of sharding rules: operator kind → rule text, or a function of the call that writes the
+text.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ...errors import RuleError, UnsupportedOperators
-from ...ir import Graph, Operator, Ref, Role, Tensor, Value
-from ..notation import Rule, bind, parse_rule
+from autopar.errors import RuleError, UnsupportedOperators
+from autopar.ir import Graph, Operator, Ref, Role, Tensor, Value
+from autopar.sharding.notation import Rule, bind, parse_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +41,15 @@ class Call:
         """An integer attribute."""
         value = self.get(*names, default=default)
         if not isinstance(value, int):
-            raise RuleError(f"{self.operator.name!r}: attribute {names[0]!r} is {value!r}, not an integer")
+            raise RuleError(
+                f"{self.operator.name!r}: attribute {names[0]!r} is {value!r}, not an integer"
+            )
         return value
 
     def dims(self, rank: int, *names: str) -> tuple[int, ...]:
-        """Dims named by an integer or tuple attribute, counted from the front; all dims where it is absent or empty."""
+        """Dims named by an integer or tuple attribute, counted from the front; all dims where it is
+        absent or empty.
+        """
         value = self.get(*names)
         if value is None or value == ():
             return tuple(range(rank))
@@ -63,14 +69,15 @@ RuleText = str | Callable[[Call], str]
 class Entry:
     """A row of the table.
 
-    `linear`: sets of inputs in which the operator is jointly linear, so that partial values pass through it.
-    `products`: the products of factor sizes that count multiply-adds; empty for memory-bound operators. A product is
-    given by the letters of the factors that it leaves out: `""` takes all factors. `"/e"` means that each element meets
-    one of the e, so a share of the elements does a share of the work. `differentiable`: whether the output can carry a
-    gradient. `saves`: the tensors that autograd keeps for the backward pass: "inputs", "output" or "" for none; `saved`
-    is more exact for many kinds. `view`: whether the output is a view of the input, which costs nothing. `covers`: the
-    calls that have this rule (None: all). `stand_in`: the kind has no rule; the row serves graphs whose `replicated`
-    names the kind.
+    `linear`: sets of inputs in which the operator is jointly linear, so that partial values pass
+    through it. `products`: the products of factor sizes that count multiply-adds; empty for
+    memory-bound operators. A product is given by the letters of the factors that it leaves out:
+    `""` takes all factors. `"/e"` means that each element meets one of the e, so a share of the
+    elements does a share of the work. `differentiable`: whether the output can carry a gradient.
+    `saves`: the tensors that autograd keeps for the backward pass: "inputs", "output" or "" for
+    none; `saved` is more exact for many kinds. `view`: whether the output is a view of the input,
+    which costs nothing. `covers`: the calls that have this rule (None: all). `stand_in`: the kind
+    has no rule; the row serves graphs whose `replicated` names the kind.
     """
 
     rule: RuleText
@@ -96,9 +103,20 @@ def register(
     saves: str = "inputs",
     view: bool = False,
 ) -> None:
-    """Give the operator `kinds` (a name, or names separated by spaces) a rule; a kind can be registered only once."""
-    entry = Entry(rule=rule, linear=linear, products=products, differentiable=differentiable, saves="" if view else saves, view=view)
+    """Give the operator `kinds` (a name, or names separated by spaces) a rule; a kind can be
+    registered only once.
+    """
+    entry = Entry(
+        rule=rule,
+        linear=linear,
+        products=products,
+        differentiable=differentiable,
+        saves="" if view else saves,
+        view=view,
+    )
     if isinstance(rule, str):
+        # A rule that cannot be read fails where it is written, not at the first model with the
+        # operator.
         parse_rule(rule)
     for kind in kinds.split() if isinstance(kinds, str) else kinds:
         if kind in RULES and not RULES[kind].stand_in:
@@ -113,36 +131,51 @@ def rule_of(call: Call) -> Rule:
         raise UnsupportedOperators({call.operator.kind: 1}, known=RULES)
     text = entry.rule if isinstance(entry.rule, str) else entry.rule(call)
     try:
-        return bind(parse_rule(text), [t.shape for t in call.inputs], [t.shape for t in call.outputs])
+        return bind(
+            parse_rule(text), [t.shape for t in call.inputs], [t.shape for t in call.outputs]
+        )
     except RuleError as error:
-        raise RuleError(f"operator {call.operator.name!r} ({call.operator.kind}): {error}") from error
+        raise RuleError(
+            f"operator {call.operator.name!r} ({call.operator.kind}): {error}"
+        ) from error
 
 
 LARGE = 64 * 2**20
 """Size in bytes up to which a value that depends on no parameter is computed whole on every device.
 
-A device makes such a value in microseconds, and tables that all layers share (positions, rotations, a causal mask of
-8,192 tokens) stay out of the search. Larger values are decided by the search.
+A device makes such a value in microseconds, and tables that all layers share (positions, rotations,
+a causal mask of 8,192 tokens) stay out of the search. Larger values are decided by the search.
 """
 
 
 def preamble(graph: Graph) -> frozenset[str]:
-    """Names of the operators that depend on no parameter and give small values: masks, positions, tables.
+    """Names of the operators that depend on no parameter and give small values: masks, positions,
+    tables.
 
-    Every device computes them whole, without rule or communication: any consumer slices for free. An operator that
-    gives more than `LARGE` bytes is an ordinary operator if its rule splits something, and so are the operators behind
-    it. Two kinds of operators stay in the preamble all the same, with all before them: those without a rule, and those
-    that give a single number (a count of labels, which micro-batches need of the whole batch).
+    Every device computes them whole, without rule or communication: any consumer slices for free.
+    An operator that gives more than `LARGE` bytes is an ordinary operator if its rule splits
+    something, and so are the operators behind it. Two kinds of operators stay in the preamble all
+    the same, with all before them: those without a rule, and those that give a single number (a
+    count of labels, which micro-batches need of the whole batch).
     """
     free = without_parameters(graph)
-    spread = [op for op in free if _is_large(graph, op) and (rule := _known_rule(graph, op)) is not None and rule.splittable()]
+    spread = [
+        op
+        for op in free
+        if _is_large(graph, op)
+        and (rule := _known_rule(graph, op)) is not None
+        and rule.splittable()
+    ]
     if not spread:
         return frozenset(op.name for op in free)
     behind = _behind(free, spread)
     kept: set[str] = set()
     needed: set[str] = set()
+    # From the back, so that what a kept operator reads is kept as well.
     for operator in reversed(free):
-        if not needed.isdisjoint(operator.outputs) or (operator.name in behind and not _may_be_ordinary(graph, operator)):
+        if not needed.isdisjoint(operator.outputs) or (
+            operator.name in behind and not _may_be_ordinary(graph, operator)
+        ):
             kept.add(operator.name)
             needed.update(operator.inputs)
     ordinary = _behind(free, [op for op in spread if op.name not in kept])
@@ -163,13 +196,13 @@ def without_parameters(graph: Graph) -> list[Operator]:
 
 def _behind(operators: Iterable[Operator], sources: Iterable[Operator]) -> set[str]:
     """Names of the `sources` and of the operators that they lead to."""
-    found = {op.name for op in sources}
+    reached = {op.name for op in sources}
     made: set[str] = set()
     for operator in operators:
-        if operator.name in found or not made.isdisjoint(operator.inputs):
-            found.add(operator.name)
+        if operator.name in reached or not made.isdisjoint(operator.inputs):
+            reached.add(operator.name)
             made.update(operator.outputs)
-    return found
+    return reached
 
 
 def _is_large(graph: Graph, operator: Operator) -> bool:
@@ -177,7 +210,9 @@ def _is_large(graph: Graph, operator: Operator) -> bool:
 
 
 def _may_be_ordinary(graph: Graph, operator: Operator) -> bool:
-    return _known_rule(graph, operator) is not None and any(graph.tensors[name].size > 1 for name in operator.outputs)
+    return _known_rule(graph, operator) is not None and any(
+        graph.tensors[name].size > 1 for name in operator.outputs
+    )
 
 
 def _known_rule(graph: Graph, operator: Operator) -> Rule | None:
@@ -191,7 +226,8 @@ def _known_rule(graph: Graph, operator: Operator) -> Rule | None:
 
 
 _REMEDY = (
-    "Give a rule (autopar.register_rule, --rules MODULE), have it found by executing the operator (--discover), "
+    "Give a rule (autopar.register_rule, --rules MODULE), have it found by executing the operator "
+    "(--discover), "
     "or have every device compute all of it (--replicate-unknown)"
 )
 
@@ -214,11 +250,19 @@ def check_supported(graph: Graph) -> None:
     """Raise one error that names every operator kind without a rule, with how often it occurs."""
     missing = Counter(op.kind for op in without_rule(graph))
     if missing:
-        raise UnsupportedOperators(missing, known=(kind for kind, entry in RULES.items() if not entry.stand_in), remedy=_REMEDY)
+        raise UnsupportedOperators(
+            missing,
+            known=(kind for kind, entry in RULES.items() if not entry.stand_in),
+            remedy=_REMEDY,
+        )
 
 
 def tensors_with_gradient(graph: Graph, *, train: bool) -> frozenset[str]:
-    """Tensors on a path of differentiable operators from a trainable parameter to the loss (none when not training)."""
+    """Tensors on a path of differentiable operators from a trainable parameter to the loss (none
+    when not training).
+    """
+    # A gradient comes back from the loss and is of use only on the way to a trained parameter: both
+    # directions are walked, and a tensor needs both.
     if not train or graph.loss is None:
         return frozenset()
     ahead = {t.name for t in graph.tensors.values() if t.role is Role.PARAMETER and t.trainable}

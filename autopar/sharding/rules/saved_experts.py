@@ -1,11 +1,14 @@
-"""Tensors that autograd keeps of a layer of experts, call by call inside it, and temporaries of its backward pass."""
+"""Tensors that autograd keeps of a layer of experts, call by call inside it, and temporaries of its
+backward pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir import DTYPE_BYTES, Operator, Ref, Tensor, Value
+from autopar.ir import DTYPE_BYTES, Operator, Ref, Tensor, Value
+
 from .experts import BIAS, EXPERTS, Inner, Result, network_of
 from .registry import Call
 from .saved_for_backward import OWN, Keeps, Made, Own, keeps, shares_memory
@@ -20,7 +23,9 @@ class _Step:
     keeps: tuple[str, ...]
 
 
-def _steps(call: Call, gradients: Sequence[bool], composite: bool) -> tuple[list[_Step], Mapping[str, Result]]:
+def _steps(
+    call: Call, gradients: Sequence[bool], composite: bool
+) -> tuple[list[_Step], Mapping[str, Result]]:
     """The calls inside, and width, type and dims of their values."""
     values = {"%rows": Result(width=call.inputs[0].shape[1], dtype=call.inputs[0].dtype, dims="!h")}
     roots: dict[str, str] = {}
@@ -28,15 +33,26 @@ def _steps(call: Call, gradients: Sequence[bool], composite: bool) -> tuple[list
     for inner in network_of(call):
         makes = [f"%{len(values) - 1 + i}" for i in range(len(inner.results))]
         values.update(zip(makes, inner.results, strict=True))
+        # A bias is selected by index and then added: neither keeps values.
         if inner.kind == BIAS:
             continue
         takes = [name for name in inner.given if name != "%ends"]
         given = _inside(call, inner, takes, values)
         if shares_memory(given, contiguous=True):
             roots.update(dict.fromkeys(makes, roots.get(takes[0], takes[0])))
-        wanted = keeps(given, tuple(not n.startswith("%w") or gradients[2 + int(n[2:])] for n in takes), composite=composite)
-        found = [takes[i] for i in wanted.inputs] + [makes[i] for i in wanted.outputs]
-        steps.append(_Step(takes=tuple(takes), makes=tuple(makes), keeps=tuple(roots.get(name, name) for name in found)))
+        wanted = keeps(
+            given,
+            tuple(not n.startswith("%w") or gradients[2 + int(n[2:])] for n in takes),
+            composite=composite,
+        )
+        saved = [takes[i] for i in wanted.inputs] + [makes[i] for i in wanted.outputs]
+        steps.append(
+            _Step(
+                takes=tuple(takes),
+                makes=tuple(makes),
+                keeps=tuple(roots.get(name, name) for name in saved),
+            )
+        )
     return steps, values
 
 
@@ -52,9 +68,17 @@ def _inside(call: Call, inner: Inner, takes: list[str], values: Mapping[str, Res
     def tensor(name: str, result: Result) -> Tensor:
         return Tensor(name=name, shape=(rows, result.width), dtype=result.dtype)
 
-    operator = Operator(name=inner.kind, kind=inner.kind, inputs=tuple(takes), outputs=(), attributes=attributes)
-    inputs = tuple(call.inputs[2 + int(n[2:])] if n.startswith("%w") else tensor(n, values[n]) for n in takes)
-    return Call(operator=operator, inputs=inputs, outputs=tuple(tensor(str(i), result) for i, result in enumerate(inner.results)))
+    operator = Operator(
+        name=inner.kind, kind=inner.kind, inputs=tuple(takes), outputs=(), attributes=attributes
+    )
+    inputs = tuple(
+        call.inputs[2 + int(n[2:])] if n.startswith("%w") else tensor(n, values[n]) for n in takes
+    )
+    return Call(
+        operator=operator,
+        inputs=inputs,
+        outputs=tuple(tensor(str(i), result) for i, result in enumerate(inner.results)),
+    )
 
 
 def _row_bytes(result: Result) -> float:
@@ -64,7 +88,9 @@ def _row_bytes(result: Result) -> float:
 def _made(call: Call, nbytes: float, *, inner: bool) -> Made:
     """`nbytes` for each row; a rank has the rows of its experts."""
     factors = ("e", "f") if inner else ("e",)
-    return Made(output=True, position=0, nbytes=nbytes / max(call.outputs[0].shape[1], 1), factors=factors)
+    return Made(
+        output=True, position=0, nbytes=nbytes / max(call.outputs[0].shape[1], 1), factors=factors
+    )
 
 
 def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
@@ -72,7 +98,12 @@ def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
     steps, values = _steps(call, gradients, composite)
     kept = dict.fromkeys(name for step in steps for name in step.keeps)
     weights = tuple(sorted(2 + int(name[2:]) for name in kept if name.startswith("%w")))
-    made = [_made(call, _row_bytes(values[name]), inner=values[name].inner) for name in kept if name in values]
+    made = [
+        _made(call, _row_bytes(values[name]), inner=values[name].inner)
+        for name in kept
+        if name in values
+    ]
+    # Two indices a row, of sorting the rows by expert and of undoing it.
     places = _made(call, 2.0 * DTYPE_BYTES["int64"], inner=False)
     return Keeps(inputs=weights, made=(*made, places))
 
@@ -80,16 +111,19 @@ def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
 def _scratch(call: Call) -> Made:
     """The largest excess of live gradients over the kept tensors that are no longer needed.
 
-    scratch = max over the calls, from last to first, of (gradients alive + kept by it and the calls before it) - kept
-    by all
+    scratch = max over the calls, from last to first, of (gradients alive + kept by it and the calls
+    before it) - kept by all
     """
+    # All weights count as trained, which is the most that can be alive.
     steps, values = _steps(call, [True] * len(call.inputs), composite=False)
     alive = {steps[-1].makes[0]}
     kept = [name for step in steps for name in step.keeps if name in values]
     most = 0.0
     for number, step in reversed(list(enumerate(steps))):
         alive.update(name for name in (*step.takes, *step.makes) if name in values)
-        needed = {name for earlier in steps[: number + 1] for name in earlier.keeps if name in values}
+        needed = {
+            name for earlier in steps[: number + 1] for name in earlier.keeps if name in values
+        }
         gradients = sum(_row_bytes(values[name]) for name in alive)
         most = max(most, gradients - sum(_row_bytes(values[name]) for name in set(kept) - needed))
         alive.difference_update(step.makes)

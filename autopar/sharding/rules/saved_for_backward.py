@@ -1,8 +1,10 @@
-"""Tensors that autograd keeps of a call for the backward pass, and gradients that reuse their output's memory.
+"""Tensors that autograd keeps of a call for the backward pass, and gradients that reuse their
+output's memory.
 
-A row is a set of operator kinds and words: the name of a tensor argument (kept), `result` or `result1` (an output,
-kept), `a*b` (a product: `a` is kept where `b` has a gradient, and the reverse). A kind without a row keeps the tensors
-of its rule's `saves`. Source: torch's tools/autograd/derivatives.yaml; for composite operators, the tensors that
+A row is a set of operator kinds and words: the name of a tensor argument (kept), `result` or
+`result1` (an output, kept), `a*b` (a product: `a` is kept where `b` has a gradient, and the
+reverse). A kind without a row keeps the tensors of its rule's `saves`. Source: torch's
+tools/autograd/derivatives.yaml; for composite operators, the tensors that
 `torch.autograd.graph.saved_tensors_hooks` reports.
 """
 
@@ -12,16 +14,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir import DTYPE_BYTES
+from autopar.ir import DTYPE_BYTES
+
 from .registry import RULES, Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A buffer that a kernel makes and keeps, besides the graph's tensors: `nbytes` per element of an input or output.
+    """A buffer that a kernel makes and keeps, besides the graph's tensors: `nbytes` per element of
+    an input or output.
 
-    `factors`: names of factors that the tensor lacks; splitting one of them without communication divides the bytes
-    too.
+    `factors`: names of factors that the tensor lacks; splitting one of them without communication
+    divides the bytes too.
     """
 
     output: bool
@@ -41,7 +45,9 @@ class Keeps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """A composite operator's own count of kept tensors (from its inputs' gradients and `composite`) and temporaries."""
+    """A composite operator's own count of kept tensors (from its inputs' gradients and `composite`)
+    and temporaries.
+    """
 
     keeps: Callable[[Call, Sequence[bool], bool], Keeps]
     scratch: Callable[[Call], Made]
@@ -55,49 +61,96 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("aten.addmm.default", "mat1*mat2"),
     ("aten.mm.default aten.bmm.default", "self*mat2"),
     ("aten.baddbmm.default", "batch1*batch2"),
-    ("aten.matmul.default aten.linalg_matmul.default aten.mul.Tensor aten.multiply.Tensor aten.inner.default", "self*other"),
+    (
+        "aten.matmul.default aten.linalg_matmul.default aten.mul.Tensor aten.multiply.Tensor "
+        "aten.inner.default",
+        "self*other",
+    ),
     ("aten.div.Tensor aten.divide.Tensor aten.true_divide.Tensor", "self*other"),
-    ("aten.mul.Scalar aten.multiply.Scalar aten.div.Scalar aten.divide.Scalar aten.true_divide.Scalar", ""),
+    (
+        "aten.mul.Scalar aten.multiply.Scalar aten.div.Scalar aten.divide.Scalar "
+        "aten.true_divide.Scalar",
+        "",
+    ),
     ("aten.mv.default", "self*vec"),
     ("aten.dot.default", "self*tensor"),
     ("aten.outer.default aten.ger.default", "self*vec2"),
     ("aten.addcmul.default", "tensor1*tensor2"),
     ("aten.lerp.Scalar", ""),
     ("onnx.MatMul onnx.Gemm onnx.Mul onnx.Div", "A*B"),
-    ("aten.relu.default aten.tanh.default aten.sigmoid.default aten.exp.default aten.sqrt.default aten.rsqrt.default", "result"),
-    ("aten.reciprocal.default aten.expm1.default aten.exp2.default aten.hardsigmoid.default", "result"),
+    (
+        "aten.relu.default aten.tanh.default aten.sigmoid.default aten.exp.default "
+        "aten.sqrt.default aten.rsqrt.default",
+        "result",
+    ),
+    (
+        "aten.reciprocal.default aten.expm1.default aten.exp2.default aten.hardsigmoid.default",
+        "result",
+    ),
     ("onnx.Relu onnx.Tanh onnx.Sigmoid onnx.Exp onnx.Sqrt onnx.Reciprocal", "result"),
-    ("aten.sum.default aten.sum.dim_IntList aten.mean.default aten.mean.dim aten.nansum.default", ""),
-    ("aten.repeat.default aten.tile.default aten.tril.default aten.triu.default aten.nan_to_num.default", ""),
+    (
+        "aten.sum.default aten.sum.dim_IntList aten.mean.default aten.mean.dim aten.nansum.default",
+        "",
+    ),
+    (
+        "aten.repeat.default aten.tile.default aten.tril.default aten.triu.default "
+        "aten.nan_to_num.default",
+        "",
+    ),
     ("onnx.ReduceSum onnx.ReduceMean onnx.Sum onnx.Mean onnx.Tile", ""),
-    ("aten.amax.default aten.amin.default aten.logsumexp.default aten.std.correction aten.std.dim aten.std.default", "self result"),
-    ("aten.max.dim aten.min.dim aten.sort.default aten.sort.stable aten.topk.default aten.kthvalue.default aten.median.dim", "result1"),
+    (
+        "aten.amax.default aten.amin.default aten.logsumexp.default aten.std.correction "
+        "aten.std.dim aten.std.default",
+        "self result",
+    ),
+    (
+        "aten.max.dim aten.min.dim aten.sort.default aten.sort.stable aten.topk.default "
+        "aten.kthvalue.default aten.median.dim",
+        "result1",
+    ),
     ("onnx.TopK", "result1"),
     ("aten.where.self aten.where.ScalarOther aten.where.ScalarSelf onnx.Where", "condition"),
     ("aten.masked_fill.Scalar aten.masked_fill.Tensor aten.masked_select.default", "mask"),
     ("aten.gather.default aten.take_along_dim.default", "index"),
     ("aten.embedding.default onnx.Gather", "indices"),
     ("onnx.GatherElements onnx.GatherND onnx.ScatterElements onnx.ScatterND", "indices"),
-    ("aten.nll_loss.default aten.nll_loss_nd.default aten.mse_loss.default aten.l1_loss.default", "self target"),
+    (
+        "aten.nll_loss.default aten.nll_loss_nd.default aten.mse_loss.default aten.l1_loss.default",
+        "self target",
+    ),
     ("aten.cross_entropy_loss.default", "target"),
     ("onnx.SoftmaxCrossEntropyLoss", "labels"),
     ("aten.layer_norm.default aten.native_layer_norm.default", "input weight bias"),
     ("aten.group_norm.default aten.native_group_norm.default", "input weight"),
     ("aten.rms_norm.default aten._fused_rms_norm.default", "input weight"),
-    ("aten.batch_norm.default aten._native_batch_norm_legit_functional.default", "input weight result1 result2"),
+    (
+        "aten.batch_norm.default aten._native_batch_norm_legit_functional.default",
+        "input weight result1 result2",
+    ),
     ("onnx.LayerNormalization", "X Scale"),
     ("onnx.RMSNormalization onnx.SimplifiedLayerNormalization", "X scale"),
     ("onnx.GroupNormalization onnx.InstanceNormalization", "X scale"),
     ("onnx.BatchNormalization", "X"),
     ("aten.scaled_dot_product_attention.default", "query key value result"),
-    ("aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding aten.conv2d.padding", "input weight"),
+    (
+        "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding "
+        "aten.conv2d.padding",
+        "input weight",
+    ),
     ("aten.convolution.default aten._convolution.default", "input weight"),
-    ("aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input", "input weight"),
+    (
+        "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input",
+        "input weight",
+    ),
     ("onnx.Conv onnx.ConvTranspose", "X W"),
-    ("aten.max_pool1d_with_indices.default aten.max_pool2d_with_indices.default aten.max_pool3d_with_indices.default", "self result1"),
+    (
+        "aten.max_pool1d_with_indices.default aten.max_pool2d_with_indices.default "
+        "aten.max_pool3d_with_indices.default",
+        "self result1",
+    ),
     ("aten.dropout.default aten.feature_dropout.default onnx.Dropout", ""),
     ("aten.native_dropout.default", "result1"),
-)  # fmt: skip
+)
 
 SAVED: Mapping[str, str] = {kind: words for kinds, words in _ROWS for kind in kinds.split()}
 
@@ -114,8 +167,18 @@ def _row_statistics(count: int) -> Callable[[Call, bool], tuple[Made, ...]]:
     def made(call: Call, composite: bool) -> tuple[Made, ...]:
         rank = len(call.inputs[0].shape)
         axis = call.get("axis", default=-1)
-        sizes = _size_of(call, "normalized_shape") if "normalized_shape" in call.operator.attributes else None
-        width = sizes if sizes is not None else math.prod(call.inputs[0].shape[int(axis) % rank if isinstance(axis, int) else -1 :])
+        sizes = (
+            _size_of(call, "normalized_shape")
+            if "normalized_shape" in call.operator.attributes
+            else None
+        )
+        width = (
+            sizes
+            if sizes is not None
+            else math.prod(
+                call.inputs[0].shape[int(axis) % rank if isinstance(axis, int) else -1 :]
+            )
+        )
         return (Made(output=False, position=0, nbytes=4.0 * count / max(width, 1)),)
 
     return made
@@ -124,7 +187,11 @@ def _row_statistics(count: int) -> Callable[[Call, bool], tuple[Made, ...]]:
 def _rms(call: Call, composite: bool) -> tuple[Made, ...]:
     """The reciprocal root of each row; the composite also keeps the normalised values."""
     (row,) = _row_statistics(1)(call, composite)
-    return (row, Made(output=False, position=0, nbytes=float(DTYPE_BYTES[call.inputs[0].dtype]))) if composite else (row,)
+    return (
+        (row, Made(output=False, position=0, nbytes=float(DTYPE_BYTES[call.inputs[0].dtype])))
+        if composite
+        else (row,)
+    )
 
 
 def _group_statistics(call: Call, composite: bool) -> tuple[Made, ...]:
@@ -138,7 +205,13 @@ def _mask(call: Call, composite: bool) -> tuple[Made, ...]:
     """A byte for each element; the composite keeps the scaled noise in the values' own type."""
     if not drops(call):
         return ()
-    return (Made(output=True, position=0, nbytes=float(DTYPE_BYTES[call.outputs[0].dtype]) if composite else 1.0),)
+    return (
+        Made(
+            output=True,
+            position=0,
+            nbytes=float(DTYPE_BYTES[call.outputs[0].dtype]) if composite else 1.0,
+        ),
+    )
 
 
 def _probabilities(call: Call, composite: bool) -> tuple[Made, ...]:
@@ -152,17 +225,20 @@ def _indices(call: Call, composite: bool) -> tuple[Made, ...]:
 
 
 def _attention(call: Call, composite: bool) -> tuple[Made, ...]:
-    """Log-sum-exp of each row of scores, and a boolean mask as numbers; composite dropout keeps weights 4 times."""
+    """Log-sum-exp of each row of scores, and a boolean mask as numbers; composite dropout keeps
+    weights 4 times.
+    """
     itemsize = float(DTYPE_BYTES[call.inputs[0].dtype])
     width = call.outputs[0].shape[-1]
-    found = [Made(output=True, position=0, nbytes=4.0 / width)]
+    # The fused kernels keep one float32 a row and compute the weights again (FlashAttention).
+    made = [Made(output=True, position=0, nbytes=4.0 / width)]
     if composite and drops(call):
         keys = call.inputs[1].shape[-2]
-        found = [Made(output=True, position=0, nbytes=4 * itemsize * keys / width)]
+        made = [Made(output=True, position=0, nbytes=4 * itemsize * keys / width)]
     mask = call.position("attn_mask")
     if mask is not None and call.inputs[mask].dtype == "bool":
-        found.append(Made(output=False, position=mask, nbytes=itemsize))
-    return tuple(found)
+        made.append(Made(output=False, position=mask, nbytes=itemsize))
+    return tuple(made)
 
 
 _MADE: Mapping[str, Callable[[Call, bool], tuple[Made, ...]]] = {
@@ -181,7 +257,7 @@ _MADE: Mapping[str, Callable[[Call, bool], tuple[Made, ...]]] = {
     "aten.max_pool3d.default": _indices,
     "onnx.MaxPool": _indices,
     "aten.scaled_dot_product_attention.default": _attention,
-}  # fmt: skip
+}
 
 
 def drops(call: Call) -> bool:
@@ -193,9 +269,11 @@ def drops(call: Call) -> bool:
 def keeps(call: Call, gradients: Sequence[bool], *, composite: bool = False) -> Keeps:
     """The tensors that a call keeps; `gradients`: whether each input has a gradient.
 
-    `composite`: the CPU's kernels, where dropout and RMS norm are several operators; else the fused ones of GPUs.
+    `composite`: the CPU's kernels, where dropout and RMS norm are several operators; else the fused
+    ones of GPUs.
     """
     kind = call.operator.kind
+    # Without a gradient to pass on, autograd does not record the call.
     if not any(gradients):
         return Keeps()
     if kind in OWN:
@@ -205,19 +283,30 @@ def keeps(call: Call, gradients: Sequence[bool], *, composite: bool = False) -> 
         if entry.view or not entry.saves:
             return Keeps(made=_made(call, composite))
         kept = tuple(range(len(call.outputs if entry.saves == "output" else call.inputs)))
-        return Keeps(outputs=kept) if entry.saves == "output" else Keeps(inputs=kept, made=_made(call, composite))
+        return (
+            Keeps(outputs=kept)
+            if entry.saves == "output"
+            else Keeps(inputs=kept, made=_made(call, composite))
+        )
     inputs: list[int] = []
     outputs: list[int] = []
     for word in SAVED[kind].split():
         names = [call.position(name) for name in word.split("*")]
+        # The gradient of one side of a product is the output's times the other side.
         if len(names) == 2:
             one, other = names
-            inputs += [a for a, b in ((one, other), (other, one)) if a is not None and b is not None and gradients[b]]
+            inputs += [
+                a
+                for a, b in ((one, other), (other, one))
+                if a is not None and b is not None and gradients[b]
+            ]
         elif word.startswith("result"):
             outputs += [i for i in (int(word[6:] or 0),) if i < len(call.outputs)]
         elif names[0] is not None:
             inputs.append(names[0])
-    return Keeps(inputs=tuple(dict.fromkeys(inputs)), outputs=tuple(outputs), made=_made(call, composite))
+    return Keeps(
+        inputs=tuple(dict.fromkeys(inputs)), outputs=tuple(outputs), made=_made(call, composite)
+    )
 
 
 def _made(call: Call, composite: bool) -> tuple[Made, ...]:
@@ -225,8 +314,11 @@ def _made(call: Call, composite: bool) -> tuple[Made, ...]:
 
 
 _SCRATCH: Mapping[str, float] = {
-    "aten.cross_entropy_loss.default": 1, "aten.pow.Tensor_Scalar": 2, "aten.rsqrt.default": 1, "aten.where.self": 1,
-}  # fmt: skip
+    "aten.cross_entropy_loss.default": 1,
+    "aten.pow.Tensor_Scalar": 2,
+    "aten.rsqrt.default": 1,
+    "aten.where.self": 1,
+}
 """Temporaries of the backward formula besides the gradients, as multiples of the first input."""
 
 
@@ -235,7 +327,11 @@ def backward_scratch(call: Call) -> Made | None:
     if call.operator.kind in OWN:
         return OWN[call.operator.kind].scratch(call)
     times = _SCRATCH.get(call.operator.kind)
-    return Made(output=False, position=0, nbytes=float(times * DTYPE_BYTES[call.inputs[0].dtype])) if times else None
+    return (
+        Made(output=False, position=0, nbytes=float(times * DTYPE_BYTES[call.inputs[0].dtype]))
+        if times
+        else None
+    )
 
 
 def _kinds(text: str) -> frozenset[str]:
@@ -243,26 +339,36 @@ def _kinds(text: str) -> frozenset[str]:
 
 
 _IDENTITIES = _kinds(
-    "aten.alias.default aten.slice.Tensor aten.narrow.default aten.lift_fresh.default aten.detach_.default aten.positive.default "
+    "aten.alias.default aten.slice.Tensor aten.narrow.default aten.lift_fresh.default "
+    "aten.detach_.default aten.positive.default "
     "onnx.Identity"
 )
-_CASTS = _kinds("aten.to.dtype aten.to.dtype_layout aten.to.device aten.to.other aten._to_copy.default aten.type_as.default onnx.Cast")
+_CASTS = _kinds(
+    "aten.to.dtype aten.to.dtype_layout aten.to.device aten.to.other aten._to_copy.default "
+    "aten.type_as.default onnx.Cast"
+)
 _COPIES_WHERE_NEEDED = _kinds(
-    "aten.reshape.default aten._unsafe_view.default aten.flatten.using_ints aten.contiguous.default aten.ravel.default "
+    "aten.reshape.default aten._unsafe_view.default aten.flatten.using_ints "
+    "aten.contiguous.default aten.ravel.default "
     "onnx.Reshape onnx.Flatten"
 )
 _DROPOUTS = _kinds("aten.dropout.default aten.feature_dropout.default onnx.Dropout")
 
 
 def shares_memory(call: Call, *, contiguous: bool) -> bool:
-    """Whether the output shares the first input's memory; `contiguous`: the input is stored in its dims' order."""
+    """Whether the output shares the first input's memory; `contiguous`: the input is stored in its
+    dims' order.
+    """
     kind = call.operator.kind
     if not call.inputs:
         return False
     if kind in _COPIES_WHERE_NEEDED:
+        # A reshape to the same shape is a view however the input is stored; `contiguous` then
+        # copies.
         same = kind != "aten.contiguous.default" and call.inputs[0].shape == call.outputs[0].shape
         return contiguous or same
     if kind in _CASTS:
+        # `_to_copy` copies even if the type stays.
         return call.inputs[0].dtype == call.outputs[0].dtype and kind != "aten._to_copy.default"
     if kind in _DROPOUTS:
         return not drops(call)
@@ -272,15 +378,22 @@ def shares_memory(call: Call, *, contiguous: bool) -> bool:
 _SUMS = _kinds("aten.add.Tensor aten.add.Scalar aten.sub.Scalar autopar.add onnx.Add onnx.Sum")
 _FIRST = _kinds("aten.sub.Tensor onnx.Sub aten.contiguous.default aten.clone.default")
 _JOINS = _kinds("aten.cat.default onnx.Concat aten.stack.default aten.sum.default")
-_CUTS = _kinds("aten.slice.Tensor aten.narrow.default aten.select.int onnx.Slice aten.diagonal.default")
+_CUTS = _kinds(
+    "aten.slice.Tensor aten.narrow.default aten.select.int onnx.Slice aten.diagonal.default"
+)
 
 
 def passes_gradient(call: Call, position: int, *, view: bool) -> bool:
-    """Whether the gradient of an input is (a view of) the output's gradient rather than memory of its own."""
+    """Whether the gradient of an input is (a view of) the output's gradient rather than memory of
+    its own.
+    """
     kind = call.operator.kind
-    given, made = call.inputs[position], call.outputs[0]
+    given = call.inputs[position]
+    made = call.outputs[0]
+    # The gradient of a cut's input is new memory: zeros around the output's.
     if len(call.outputs) > 1 or given.dtype != made.dtype or kind in _CUTS:
         return False
+    # Of joined tensors each has a part of the output's gradient, and a sum's input has it expanded.
     if kind in _JOINS:
         return True
     if kind in _SUMS or (position == 0 and kind in _FIRST):

@@ -7,6 +7,8 @@ from .spelling import whole
 
 
 def _scan(call: Call) -> str:
+    """Each shard scans its own elements and adds (or multiplies by) the totals before it."""
+    # A single number has no dim to scan.
     rank = len(call.inputs[0].shape)
     if rank == 0:
         return " -> "

@@ -18,12 +18,13 @@ def whole(shape: Sequence[int], name: str) -> str:
 
 def by_name(call: Call, inputs: Mapping[str, str], outputs: Sequence[str]) -> str:
     """A rule from the dims of the tensor arguments by their formal names; the others are whole."""
-    found = [whole(tensor.shape, f"w{position}_") for position, tensor in enumerate(call.inputs)]
+    # An input that a rule does not name stays whole, so that an optional one cannot be forgotten.
+    spelled = [whole(tensor.shape, f"w{position}_") for position, tensor in enumerate(call.inputs)]
     for name, dims in inputs.items():
         position = call.position(name)
         if position is not None:
-            found[position] = dims
-    return ", ".join(found) + " -> " + ", ".join(outputs[: len(call.outputs)])
+            spelled[position] = dims
+    return ", ".join(spelled) + " -> " + ", ".join(outputs[: len(call.outputs)])
 
 
 def tensor_named(call: Call, name: str) -> tuple[int, ...] | None:

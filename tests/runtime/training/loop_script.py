@@ -13,30 +13,35 @@ import torch
 
 import autopar
 from autopar.plan import Plan
-from autopar.runtime.launch import watch
+from autopar.runtime.launch import heartbeat
 
-STEPS, AT = 8, 5
+STEPS = 8
+AT = 5
 
 
 def main(folder: Path, plan: Path, disturbance: str) -> None:
-    """Train from the latest checkpoint; every rank says where it is, and rank 1 is disturbed in step `AT`, once."""
+    """Train from the latest checkpoint; every rank says where it is, and rank 1 is disturbed in
+    step `AT`, once.
+    """
     spec = util.spec_from_file_location("nets", Path(__file__).with_name("nets.py"))
     assert spec is not None and spec.loader is not None
     nets = util.module_from_spec(spec)
     spec.loader.exec_module(nets)
-    watch.SILENCE = 3.0
+    heartbeat.SILENCE = 3.0
     module = autopar.parallelize(nets.language(), Plan.load(plan), (nets.tokens(0),))
     rank = int(os.environ["RANK"])
     optimizer = nets.optimizer_of(module)
     sampler = autopar.sampler(64, Plan.load(plan), seed=3)
     torch.manual_seed(5)
-    found = autopar.resume(module, optimizer, folder / "saved", sampler=sampler)
+    resumed = autopar.resume(module, optimizer, folder / "saved", sampler=sampler)
 
     def save(done: int) -> None:
         autopar.save(module, optimizer, folder / "saved", step=done, sampler=sampler, keep=2)
 
     batches = sampler.counted(sampler, endless=True)
-    for step, batch in zip(autopar.steps(found.step if found else 0, STEPS, save), batches, strict=False):
+    for step, batch in zip(
+        autopar.steps(resumed.step if resumed else 0, STEPS, save), batches, strict=False
+    ):
         (folder / f"pid{rank}").write_text(str(os.getpid()), encoding="utf-8")
         disturbed = folder / "disturbed"
         if disturbance != "none" and rank == 1 and step == AT and not disturbed.exists():

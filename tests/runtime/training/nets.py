@@ -1,4 +1,6 @@
-"""A small language model with all that a checkpoint has to carry, its plans, and a few steps of training."""
+"""A small language model with all that a checkpoint has to carry, its plans, and a few steps of
+training.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,12 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.plan import Plan
-from autopar.runtime.module import ParallelModule
+from autopar.runtime.module.parallel_module import ParallelModule
 
-WIDTH, ROWS, BATCH, LENGTH = 16, 24, 8, 4
+WIDTH = 16
+ROWS = 24
+BATCH = 8
+LENGTH = 4
 
 
 class Language(nn.Module):
@@ -35,7 +40,10 @@ class Language(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
-        q, k, v = (part.view(BATCH, LENGTH, 4, 4).transpose(1, 2) for part in self.qkv(self.norm(x)).split(WIDTH, dim=-1))
+        q, k, v = (
+            part.view(BATCH, LENGTH, 4, 4).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).split(WIDTH, dim=-1)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.out(mixed.transpose(1, 2).reshape(BATCH, LENGTH, WIDTH)))
         x = x + self.drop(self.down(F.gelu(self.up(x))) * self.scale)
@@ -66,7 +74,9 @@ SCHEMES: Mapping[str, Mapping[str, Any]] = {
 @functools.cache
 def plan_of(scheme: str, devices: int) -> Plan:
     """Made before the ranks are forked."""
-    return autopar.plan(language(), (tokens(0),), devices=devices, cluster="local-cpu", **SCHEMES[scheme])
+    return autopar.plan(
+        language(), (tokens(0),), devices=devices, cluster="local-cpu", **SCHEMES[scheme]
+    )
 
 
 def built(scheme: str, devices: int, seed: int = 0) -> tuple[ParallelModule, torch.optim.Optimizer]:
@@ -79,19 +89,26 @@ def optimizer_of(module: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
     stages = getattr(module, "other_stages", None)
     own = [p for p in module.parameters() if stages is None or p is not stages.parameter]
     rest = [stages.parameter] if stages is not None else []
-    groups = [{"params": [p for p in own if p.dim() > 1] + rest}, {"params": [p for p in own if p.dim() == 1], "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for p in own if p.dim() > 1] + rest},
+        {"params": [p for p in own if p.dim() == 1], "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=lr)
 
 
 def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
     """The losses of steps; each has a batch of its own, and a learning rate."""
-    found = []
+    results = []
     for step in steps:
         for group in optimizer.param_groups:
             group["lr"] = 0.05 / (1 + step)
         optimizer.zero_grad()
-        loss = module(tokens(step)) if not isinstance(module, ParallelModule) else module.loss(tokens(step))
+        loss = (
+            module(tokens(step))
+            if not isinstance(module, ParallelModule)
+            else module.loss(tokens(step))
+        )
         loss.backward()
         optimizer.step()
-        found.append(float(loss.detach()))
-    return found
+        results.append(float(loss.detach()))
+    return results

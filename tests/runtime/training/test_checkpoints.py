@@ -1,4 +1,6 @@
-"""Checkpoints between plans and numbers of ranks: bits stay, the loss goes on, and what is killed or damaged is never half a checkpoint."""
+"""Checkpoints between plans and numbers of ranks: bits stay, the loss goes on, and what is killed
+or damaged is never half a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,20 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from autopar.errors import AutoparError, PlanError, RunError, UsageError
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.training import storage
-from autopar.runtime.training.manifest import MANIFEST, Manifest, checkpoints_in, find_checkpoint, latest_in, read_manifest
+from autopar.runtime.training import checkpoint_storage
+from autopar.runtime.training.checkpoint_storage import SafeReader
+from autopar.runtime.training.durable_files import torch_dtype
+from autopar.runtime.training.manifest import (
+    MANIFEST,
+    Manifest,
+    checkpoints_in,
+    find_checkpoint,
+    latest_in,
+    read_manifest,
+)
 from autopar.runtime.training.resuming import resume
 from autopar.runtime.training.saving import on_host, save
-from autopar.runtime.training.storage import SafeReader, torch_dtype
-
-from .nets import Language, built, language, optimizer_of, plan_of, train
+from tests.runtime.training.nets import Language, built, language, optimizer_of, plan_of, train
 
 STEP = 3
 EXTRA = {"schedule": [1, 2.5, None]}
@@ -33,11 +42,14 @@ EXTRA = {"schedule": [1, 2.5, None]}
 def whole(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
     """All of a checkpoint, whole."""
     manifest, _ = read_manifest(path)
-    found: dict[str, Any] = {name: torch.zeros(e.shape, dtype=torch_dtype(e.dtype)) for name, e in manifest.tensors.items()}
+    state: dict[str, Any] = {
+        name: torch.zeros(e.shape, dtype=torch_dtype(e.dtype))
+        for name, e in manifest.tensors.items()
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp_load(found, storage_reader=SafeReader(path, manifest), no_dist=True)
-    return manifest, found
+        dcp_load(state, storage_reader=SafeReader(path, manifest), no_dist=True)
+    return manifest, state
 
 
 def require_same(first: Path, second: Path) -> None:
@@ -46,7 +58,9 @@ def require_same(first: Path, second: Path) -> None:
     assert values.keys() == others.keys() and len(values) > 30
     assert [name for name in values if not torch.equal(values[name], others[name])] == []
     assert one.scalars == other.scalars and len(one.scalars) > 8
-    assert [(set(g.names), g.options) for g in one.groups] == [(set(g.names), g.options) for g in other.groups]
+    assert [(set(g.names), g.options) for g in one.groups] == [
+        (set(g.names), g.options) for g in other.groups
+    ]
     assert (one.step, one.extra, one.optimizer) == (other.step, other.extra, other.optimizer)
 
 
@@ -61,8 +75,8 @@ def _undisturbed(scheme: str, devices: int, folder: str) -> list[float]:
 def _again(scheme: str, devices: int, folder: str, other: str) -> list[float]:
     """Resumed under a plan, saved elsewhere as it is, and trained on."""
     module, optimizer = built(scheme, devices, seed=1)
-    found = resume(module, optimizer, folder)
-    assert found is not None and (found.step, found.extra, found.notes) == (STEP, EXTRA, ())
+    resumed = resume(module, optimizer, folder)
+    assert resumed is not None and (resumed.step, resumed.extra, resumed.notes) == (STEP, EXTRA, ())
     save(module, optimizer, other, step=STEP, extra=EXTRA)
     return train(module, optimizer, range(STEP, STEP + 3))
 
@@ -75,13 +89,15 @@ def require_chain(tmp_path: Path, plans: list[tuple[str, int]]) -> None:
     losses = run_ranks(_undisturbed, plans[0][1], *plans[0], str(folders[0]))[0]
     for number in range(1, len(plans)):
         scheme, devices = plans[number]
-        found = run_ranks(_again, devices, scheme, devices, str(folders[number - 1]), str(folders[number]))
+        results = run_ranks(
+            _again, devices, scheme, devices, str(folders[number - 1]), str(folders[number])
+        )
         first, second = (find_checkpoint(folders[at]) for at in (number - 1, number))
         assert first is not None and second is not None
         require_same(first, second)
         if plans[number] == plans[0]:
-            assert found[0] == losses
-        assert found[0] == pytest.approx(losses, rel=1e-5)
+            assert results[0] == losses
+        assert results[0] == pytest.approx(losses, rel=1e-5)
 
 
 @pytest.mark.parametrize("plans", [[("zero3", 2), ("stages", 2), ("alone", 1)]])
@@ -105,7 +121,9 @@ def test_from_many_ranks_and_back(tmp_path: Path, plans: list[tuple[str, int]]) 
     require_chain(tmp_path, plans)
 
 
-def _plain(folder: Path, *, step: int = STEP, seed: int = 0, **options: Any) -> tuple[Language, torch.optim.Optimizer]:
+def _plain(
+    folder: Path, *, step: int = STEP, seed: int = 0, **options: Any
+) -> tuple[Language, torch.optim.Optimizer]:
     module = language(seed)
     optimizer = optimizer_of(module)
     train(module, optimizer, range(2))
@@ -123,18 +141,28 @@ def test_from_the_plain_module_and_back(tmp_path: Path) -> None:
     plan_of("zero3", 2)
     module, optimizer = _plain(tmp_path / "plain")
     run_ranks(_planned_again, 2, str(tmp_path / "plain"), str(tmp_path / "planned"))
-    found = [find_checkpoint(tmp_path / name) for name in ("plain", "planned")]
-    assert found[0] is not None and found[1] is not None
-    require_same(found[0], found[1])
-    assert {path.suffix for path in found[1].iterdir()} == {".json", ".safetensors"}  # nothing that a reader would have to unpickle
+    actual = [find_checkpoint(tmp_path / name) for name in ("plain", "planned")]
+    assert actual[0] is not None and actual[1] is not None
+    require_same(actual[0], actual[1])
+    assert {path.suffix for path in actual[1].iterdir()} == {
+        ".json",
+        ".safetensors",
+    }  # nothing that a reader would have to unpickle
     other = language(1)
     again = optimizer_of(other)
     torch.manual_seed(0)
     assert resume(other, again, tmp_path / "planned") is not None
-    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True)
+    )
     state = torch.get_rng_state()
-    assert resume(module, optimizer, tmp_path / "planned") is not None and torch.equal(state, torch.get_rng_state())
-    assert train(module, optimizer, range(2)) == (torch.set_rng_state(state), train(other, again, range(2)))[1]
+    assert resume(module, optimizer, tmp_path / "planned") is not None and torch.equal(
+        state, torch.get_rng_state()
+    )
+    assert (
+        train(module, optimizer, range(2))
+        == (torch.set_rng_state(state), train(other, again, range(2)))[1]
+    )
 
 
 def test_nothing_saved(tmp_path: Path) -> None:
@@ -151,14 +179,29 @@ def _to(dtype: torch.dtype) -> Callable[[nn.Module], None]:
 
 MODULES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     "more": (_one_more, "'more' is in the model, not in the checkpoint"),
-    "less": (lambda module: module._modules.pop("up"), "'up.weight' is in the checkpoint, not in the model"),
+    "less": (
+        lambda module: module._modules.pop("up"),
+        "'up.weight' is in the checkpoint, not in the model",
+    ),
     "type": (_to(torch.bfloat16), "'embed.weight' is bfloat16 [24, 16], saved as float32 [24, 16]"),
-    "shape": (lambda m: setattr(m, "out", nn.Linear(16, 8)), "'out.weight' is float32 [8, 16], saved as float32 [16, 16]"),
+    "shape": (
+        lambda m: setattr(m, "out", nn.Linear(16, 8)),
+        "'out.weight' is float32 [8, 16], saved as float32 [16, 16]",
+    ),
 }
 OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], str]] = {
-    "kind": (lambda m: torch.optim.SGD(m.parameters(), lr=0.1), "the optimizer is SGD, that of the checkpoint AdamW"),
-    "groups": (lambda m: torch.optim.AdamW(m.parameters()), "the optimizer has 1 groups of parameters, that of the checkpoint 2"),
-    "order": (lambda m: torch.optim.AdamW(optimizer_of(m).param_groups[::-1]), "'norm.weight' is in group 0 of the optimizer, not in"),
+    "kind": (
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        "the optimizer is SGD, that of the checkpoint AdamW",
+    ),
+    "groups": (
+        lambda m: torch.optim.AdamW(m.parameters()),
+        "the optimizer has 1 groups of parameters, that of the checkpoint 2",
+    ),
+    "order": (
+        lambda m: torch.optim.AdamW(optimizer_of(m).param_groups[::-1]),
+        "'norm.weight' is in group 0 of the optimizer, not in",
+    ),
 }
 
 
@@ -179,10 +222,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, case: str) -> None:
 def test_the_last_few_stay(tmp_path: Path) -> None:
     for step in (5, 6, 2, 2):
         _plain(tmp_path, step=step, keep=2)
-    assert checkpoints_in(tmp_path) == ["step-00000002", "step-00000002.1"] and latest_in(tmp_path) == "step-00000002.1"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000002.1"]
-    found = resume(language(), None, tmp_path, name="step-00000002")
-    assert found is not None and found.path == tmp_path / "step-00000002"
+    assert (
+        checkpoints_in(tmp_path) == ["step-00000002", "step-00000002.1"]
+        and latest_in(tmp_path) == "step-00000002.1"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "latest",
+        "step-00000002",
+        "step-00000002.1",
+    ]
+    resumed = resume(language(), None, tmp_path, name="step-00000002")
+    assert resumed is not None and resumed.path == tmp_path / "step-00000002"
 
 
 def _cut(path: Path) -> None:
@@ -208,14 +258,29 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (Path.unlink, "rank-00000.safetensors is missing"),
     "cut": (_cut, "bytes instead of"),
     "flipped": (_flip, "is not what was saved"),
-    "elsewhere": (_edit(lambda held: held["files"].update({"../x": 1})), "'../x' is no file of a rank"),
-    "a piece less": (_edit(lambda held: held["tensors"]["optimizer.out.bias.exp_avg"].update(pieces=[])), "do not make it up"),
-    "too large": (_edit(lambda held: held["tensors"]["optimizer.out.bias.exp_avg"].update(shape=[2**50])), "do not make it up"),
+    "elsewhere": (
+        _edit(lambda held: held["files"].update({"../x": 1})),
+        "'../x' is no file of a rank",
+    ),
+    "a piece less": (
+        _edit(lambda held: held["tensors"]["optimizer.out.bias.exp_avg"].update(pieces=[])),
+        "do not make it up",
+    ),
+    "too large": (
+        _edit(lambda held: held["tensors"]["optimizer.out.bias.exp_avg"].update(shape=[2**50])),
+        "do not make it up",
+    ),
     "another format": (_edit(lambda held: held.update(schema="other")), "no checkpoint"),
     "a later version": (_edit(lambda held: held.update(version=2)), "version 2 of a checkpoint"),
     "no json": (lambda path: (path.parent / MANIFEST).write_text("{"), "cannot be read"),
-    "pointer": (lambda path: (path.parents[1] / "latest").write_text("../step-00000001"), "is no checkpoint"),
-    "pointer to nothing": (lambda path: (path.parents[1] / "latest").write_text("step-00000009"), "unknown checkpoint 'step-00000009'"),
+    "pointer": (
+        lambda path: (path.parents[1] / "latest").write_text("../step-00000001"),
+        "is no checkpoint",
+    ),
+    "pointer to nothing": (
+        lambda path: (path.parents[1] / "latest").write_text("step-00000009"),
+        "unknown checkpoint 'step-00000009'",
+    ),
 }
 
 
@@ -229,12 +294,14 @@ def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
     with pytest.raises(AutoparError, match=DAMAGES[damage][1].replace("(", "\\(")):
         resume(module, None, tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    found = resume(language(), None, tmp_path, name="step-00000001")
-    assert found is not None and found.step == 1
+    resumed = resume(language(), None, tmp_path, name="step-00000001")
+    assert resumed is not None and resumed.step == 1
 
 
 def _refused(folder: str) -> tuple[str, bool]:
-    """What a rank is told of a damaged checkpoint, and whether its module and its optimizer are what they were."""
+    """The message that a rank gets for a damaged checkpoint, and whether its module and its
+    optimizer are unchanged.
+    """
     module, optimizer = built("zero3", 2)
     before = [value.clone() for value in module.full_values(module.graph_parameters()).values()]
     with pytest.raises(PlanError) as raised:
@@ -252,7 +319,9 @@ def test_damage_that_one_rank_finds_stops_all(tmp_path: Path) -> None:
 
 
 def _killed(folder: Path, calls: int) -> int:
-    """Save in another process, which is killed at that call of the file system; the number of calls it made if it was not."""
+    """Save in another process, which is killed at that call of the file system; the number of calls
+    it made if it was not.
+    """
     pid = os.fork()
     if pid:
         _, status = os.waitpid(pid, 0)
@@ -271,7 +340,7 @@ def _killed(folder: Path, calls: int) -> int:
         return call
 
     for name in ("fsync", "open", "replace", "rename", "mkdir"):
-        setattr(storage.os, name, dying(getattr(os, name)))
+        setattr(checkpoint_storage.os, name, dying(getattr(os, name)))
     try:
         _plain(folder, step=2, seed=1, keep=1)
     finally:
@@ -279,7 +348,9 @@ def _killed(folder: Path, calls: int) -> int:
 
 
 def test_killed_anywhere_in_a_save(tmp_path: Path) -> None:
-    """`latest` names a whole checkpoint, that before or the new one, wherever the save is killed; and the next save cleans up."""
+    """`latest` names a whole checkpoint, that before or the new one, wherever the save is killed;
+    and the next save cleans up.
+    """
     module, _ = _plain(tmp_path / "first", step=1)
     seen = []
     for calls in range(1, 200):
@@ -288,9 +359,9 @@ def test_killed_anywhere_in_a_save(tmp_path: Path) -> None:
         if (made := _killed(folder, calls)) >= 0:
             assert 5 < made < calls
             break
-        found = resume(language(), None, folder)
-        assert found is not None
-        seen.append(found.step)
+        resumed = resume(language(), None, folder)
+        assert resumed is not None
+        seen.append(resumed.step)
         save(module, None, folder, step=3, keep=2)
         assert not list(folder.glob(".*"))
     assert seen == sorted(seen) and set(seen) == {1, 2}
@@ -302,12 +373,16 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(storage, "synchronise", full)
+    monkeypatch.setattr(checkpoint_storage, "synchronise", full)
     with pytest.raises(RunError, match=r"cannot be saved: rank 0: .*No space left on device"):
         _plain(tmp_path, step=2)
     monkeypatch.undo()
-    found = resume(language(), None, tmp_path)
-    assert found is not None and found.step == 1 and sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001"]
+    resumed = resume(language(), None, tmp_path)
+    assert (
+        resumed is not None
+        and resumed.step == 1
+        and sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001"]
+    )
 
 
 def _beside(folder: str) -> list[int]:
@@ -318,9 +393,9 @@ def _beside(folder: str) -> list[int]:
     first = save(module, optimizer, f"{folder}/beside", step=1, wait=20.0)
     train(module, optimizer, range(1, 3))
     second = save(module, optimizer, f"{folder}/beside", step=3, wait=20.0)
-    found = resume(module, None, f"{folder}/beside")
-    assert found is not None and first.done and second.done
-    return [first.step, found.step]
+    resumed = resume(module, None, f"{folder}/beside")
+    assert resumed is not None and first.done and second.done
+    return [first.step, resumed.step]
 
 
 def test_beside_the_next_steps(tmp_path: Path) -> None:
@@ -329,7 +404,9 @@ def test_beside_the_next_steps(tmp_path: Path) -> None:
     now = find_checkpoint(tmp_path / "now")
     assert now is not None
     (one, values), (other, others) = whole(now), whole(tmp_path / "beside" / "step-00000001")
-    assert all(torch.equal(values[name], others[name]) for name in values if not name.startswith("random"))
+    assert all(
+        torch.equal(values[name], others[name]) for name in values if not name.startswith("random")
+    )
     assert one.scalars == other.scalars
 
 
@@ -343,11 +420,18 @@ def test_a_save_takes_over_the_memory_of_the_one_before(tmp_path: Path) -> None:
     second = save(module, None, tmp_path, step=2, wait=20.0)
     assert {name: value.data_ptr() for name, value in second._copies.items()} == before
     path = second.wait()
-    found = language()
-    resume(found, None, tmp_path)
-    assert path.name == "step-00000002" and torch.equal(next(found.parameters()), next(module.parameters()))
-    smaller = {name: value[:1] if value.dim() else value.double() for name, value in second._copies.items()}
-    assert all(value.shape == smaller[name].shape for name, value in on_host(smaller, second._copies).items())
+    actual = language()
+    resume(actual, None, tmp_path)
+    assert path.name == "step-00000002" and torch.equal(
+        next(actual.parameters()), next(module.parameters())
+    )
+    smaller = {
+        name: value[:1] if value.dim() else value.double() for name, value in second._copies.items()
+    }
+    assert all(
+        value.shape == smaller[name].shape
+        for name, value in on_host(smaller, second._copies).items()
+    )
 
 
 class OnGpu(torch.Tensor):
@@ -373,22 +457,33 @@ def test_from_a_gpu_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     state: dict[str, torch.Tensor] = {name: torch.arange(3.0).as_subclass(OnGpu) for name in "ab"}
     room = on_host(state, {})
-    assert told == [("room", True), ("room", True), "synchronised"] and [float(v.sum()) for v in room.values()] == [3.0, 3.0]
+    assert told == [("room", True), ("room", True), "synchronised"] and [
+        float(v.sum()) for v in room.values()
+    ] == [3.0, 3.0]
     on_host(state, room)
     assert told[3:] == ["synchronised"]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"extra": object()}, "plain data"), ({"step": -1}, "at least 0"), ({"keep": 0}, "at least 1")]
+    ("options", "said"),
+    [
+        ({"extra": object()}, "plain data"),
+        ({"step": -1}, "at least 0"),
+        ({"keep": 0}, "at least 1"),
+    ],
 )
-def test_what_cannot_be_saved_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_saved_is_refused(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         save(language(), None, tmp_path, **{"step": 1, **options})
     assert not list(tmp_path.iterdir())
 
 
 def _dies_in_a_save(folder: str, calls: int) -> None:
-    """Rank 1 is killed at one of its calls of the file system or of the ranks' messages, while all save."""
+    """Rank 1 is killed at one of its calls of the file system or of the ranks' messages, while all
+    save.
+    """
     module, optimizer = built("zero3", 2)
     save(module, optimizer, folder, step=1)
     train(module, optimizer, range(1))
@@ -405,7 +500,7 @@ def _dies_in_a_save(folder: str, calls: int) -> None:
 
         return call
 
-    storage.os.fsync = dying(os.fsync)  # type: ignore[assignment]
+    checkpoint_storage.os.fsync = dying(os.fsync)  # type: ignore[assignment]
     for name in ("gather_object", "scatter_object_list", "broadcast_object_list"):
         setattr(dist, name, dying(getattr(dist, name)))
     save(module, optimizer, folder, step=2)
@@ -418,7 +513,7 @@ def test_a_rank_killed_in_a_save(tmp_path: Path, calls: int) -> None:
     plan_of("zero3", 2)
     with pytest.raises(RunError, match="rank 1 was killed by SIGKILL"):
         run_ranks(_dies_in_a_save, 2, str(tmp_path), calls)
-    found = resume(language(), None, tmp_path)
-    assert found is not None and found.step == 1
+    resumed = resume(language(), None, tmp_path)
+    assert resumed is not None and resumed.step == 1
     save(language(), None, tmp_path, step=3)
     assert not list(tmp_path.glob(".*"))

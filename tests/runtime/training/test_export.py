@@ -17,8 +17,7 @@ from autopar.errors import AutoparError, UsageError
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.training.export import export_checkpoint, export_weights
 from autopar.runtime.training.saving import save
-
-from .nets import Language, built, language, plan_of, tokens, train
+from tests.runtime.training.nets import Language, built, language, plan_of, tokens, train
 
 
 def _exported(folder: str) -> bool:
@@ -30,14 +29,19 @@ def _exported(folder: str) -> bool:
         empty = Language()
     again = autopar.parallelize(empty, plan_of("zero3", 2), (tokens(0),), weights=folder)
     whole = module.full_values(module.graph_parameters())
-    return all(torch.equal(value, whole[name]) for name, value in again.full_values(again.graph_parameters()).items())
+    return all(
+        torch.equal(value, whole[name])
+        for name, value in again.full_values(again.graph_parameters()).items()
+    )
 
 
 def test_from_stages_to_files_and_back(tmp_path: Path) -> None:
     plan_of("stages", 2)
     plan_of("zero3", 2)
     assert run_ranks(_exported, 2, str(tmp_path / "out")) == [True, True]
-    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    index = json.loads(
+        (tmp_path / "out" / "model.safetensors.index.json").read_text(encoding="utf-8")
+    )
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 3 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     held: dict[str, torch.Tensor] = {}
@@ -52,9 +56,9 @@ def test_another_type_and_no_prefix(tmp_path: Path) -> None:
     module = nn.ModuleDict({"model": language()})
     save(module, None, tmp_path / "saved", step=1)
     export_checkpoint(tmp_path / "saved", tmp_path / "out", dtype="bfloat16", strip="model.")
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    assert set(found) == {name for name in language().state_dict() if name != "head.weight"}
-    assert torch.equal(found["qkv.weight"], language().qkv.weight.bfloat16())
+    actual = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(actual) == {name for name in language().state_dict() if name != "head.weight"}
+    assert torch.equal(actual["qkv.weight"], language().qkv.weight.bfloat16())
 
 
 @pytest.mark.slow
@@ -66,14 +70,22 @@ def test_transformers_reads_it(tmp_path: Path) -> None:
     export_weights(model, tmp_path / "out", limit=10_000)
     config.save_pretrained(tmp_path / "out")
     again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items()
+    )
     assert again.lm_head.weight is again.transformer.wte.weight
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"dtype": "int8"}, "unknown floating-point type"), ({"strip": "x."}, "does not begin with 'x.'")]
+    ("options", "said"),
+    [
+        ({"dtype": "int8"}, "unknown floating-point type"),
+        ({"strip": "x."}, "does not begin with 'x.'"),
+    ],
 )
-def test_what_cannot_be_exported_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_exported_is_refused(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
     save(language(), None, tmp_path / "saved", step=1)
     with pytest.raises(UsageError, match=said):
         export_checkpoint(tmp_path / "saved", tmp_path / "out", **options)

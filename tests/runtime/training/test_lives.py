@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import PlanError
-from autopar.runtime.launch.lives import ALONE, WITH_OTHERS, failing, is_of_others, sweep
+from autopar.runtime.launch.failing_ranks import ALONE, WITH_OTHERS, failing, is_of_others, sweep
 
-A, W = ALONE, WITH_OTHERS
+A = ALONE
+W = WITH_OTHERS
 ROWS: dict[str, tuple[list[list[tuple[str, str]]], dict[str, int]]] = {
     "the first life": ([[], []], {}),
     "one fault": ([[(A, "")], [(W, "")]], {}),
@@ -57,7 +58,12 @@ def _own() -> PlanError:
 @pytest.mark.parametrize(
     ("error", "wanted"),
     [
-        (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"), True),
+        (
+            RuntimeError(
+                "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+            ),
+            True,
+        ),
         (PlanError("rank 1 cannot take part: no memory"), True),
         (_own(), False),
         (ValueError("out of memory"), False),

@@ -1,4 +1,4 @@
-"""Every optimizer's state comes back, under the plan that saved it bit for bit, and under others."""
+"""Every optimizer's state comes back: bit for bit under the same plan, and under other plans."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import autopar
 from autopar.errors import RunError
 from autopar.plan_parts import SchedulePlan, StagePlan
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.module import ParallelModule
-from autopar.runtime.parameters import local_of
+from autopar.runtime.module.parallel_module import ParallelModule
+from autopar.runtime.parameters.storage import local_of
 from autopar.runtime.training.manifest import find_checkpoint, read_manifest
 from autopar.runtime.training.resuming import resume
 from autopar.runtime.training.saving import save
-
-from .nets import BATCH, language, plan_of, tokens
+from tests.runtime.training.nets import BATCH, language, plan_of, tokens
 
 MAKE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
@@ -42,7 +41,9 @@ MAKE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 FAST = ["adafactor", "local small adamw"]
 
 
-def _made(scheme: str, devices: int, name: str, seed: int) -> tuple[ParallelModule, torch.optim.Optimizer]:
+def _made(
+    scheme: str, devices: int, name: str, seed: int
+) -> tuple[ParallelModule, torch.optim.Optimizer]:
     module = autopar.parallelize(language(seed), plan_of(scheme, devices), (tokens(0),))
     return module, MAKE[name](module)
 
@@ -52,15 +53,15 @@ def _steps(module: ParallelModule, optimizer: torch.optim.Optimizer, steps: rang
 
 
 def _saved_and_back(folder: str, names: list[str]) -> dict[str, tuple[list[float], list[float]]]:
-    found = {}
+    results = {}
     for name in names:
         module, optimizer = _made("zero3", 2, name, 0)
         torch.manual_seed(3)
         _steps(module, optimizer, range(2))
         save(module, optimizer, f"{folder}/{name}", step=2)
         losses = _steps(module, optimizer, range(2, 4))
-        found[name] = losses, _resumed(f"{folder}/{name}", "zero3", 2, name)
-    return found
+        results[name] = losses, _resumed(f"{folder}/{name}", "zero3", 2, name)
+    return results
 
 
 def _resumed(folder: str, scheme: str, devices: int, name: str) -> list[float]:
@@ -109,10 +110,12 @@ def _counting(folder: str) -> str:
 
 
 def test_numbers_of_shards_are_refused(tmp_path: Path) -> None:
-    """A number of each shard has no place in a checkpoint for any plan; the refusal is the same everywhere, and leaves nothing."""
+    """A number of each shard has no place in a checkpoint for any plan; the refusal is the same
+    everywhere, and leaves nothing.
+    """
     plan_of("zero3", 2)
-    found = run_ranks(_counting, 2, str(tmp_path / "saved"))
-    assert found[0] == found[1] and "a checkpoint holds one number for all ranks" in found[0]
+    results = run_ranks(_counting, 2, str(tmp_path / "saved"))
+    assert results[0] == results[1] and "a checkpoint holds one number for all ranks" in results[0]
     assert not (tmp_path / "saved").exists()
 
 
@@ -123,7 +126,9 @@ def _small_on(scheme: str, devices: int, folder: str, seed: int) -> list[float]:
     torch.manual_seed(3)
     start = 0 if before is None else before.step
     losses = _steps(module, optimizer, range(start, start + 3))
-    assert {t.dtype for s in optimizer.state.values() for t in s.values() if t.dim()} == {torch.int16}
+    assert {t.dtype for s in optimizer.state.values() for t in s.values() if t.dim()} == {
+        torch.int16
+    }
     save(module, optimizer, folder, step=start + 3)
     return losses
 
@@ -131,21 +136,25 @@ def _small_on(scheme: str, devices: int, folder: str, seed: int) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.ci
 def test_moments_of_sixteen_bits_go_from_plan_to_plan(tmp_path: Path) -> None:
-    """Shards have powers of two of their own, the checkpoint has numbers: any plan goes on with them."""
+    """Shards have powers of two of their own, the checkpoint has numbers: any plan goes on with
+    them.
+    """
     plans = (("zero3", 2), ("data", 2), ("alone", 1), ("zero1", 2), ("megatron x data", 4))
     for scheme, devices in plans:
         plan_of(scheme, devices)
     run_ranks(_small_on, 2, "zero3", 2, str(tmp_path / "first"), 0)
-    found = []
+    results = []
     for scheme, devices in plans:
         shutil.copytree(tmp_path / "first", tmp_path / scheme)
-        found.append(run_ranks(_small_on, devices, scheme, devices, str(tmp_path / scheme), 1)[0])
-    for (scheme, _), losses in zip(plans, found, strict=True):
-        assert losses == pytest.approx(found[0], rel=2e-5), scheme
+        results.append(run_ranks(_small_on, devices, scheme, devices, str(tmp_path / scheme), 1)[0])
+    for (scheme, _), losses in zip(plans, results, strict=True):
+        assert losses == pytest.approx(results[0], rel=2e-5), scheme
     path = find_checkpoint(tmp_path / "first")
     assert path is not None
     held = read_manifest(path)[0].named("optimizer.")
-    assert {name.rpartition(".")[2] for name in held} == {"mean", "variance"} and {entry.dtype for entry in held.values()} == {"float32"}
+    assert {name.rpartition(".")[2] for name in held} == {"mean", "variance"} and {
+        entry.dtype for entry in held.values()
+    } == {"float32"}
 
 
 class Normed(nn.Module):
@@ -153,7 +162,9 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()) for _ in range(4))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()) for _ in range(4)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -166,15 +177,22 @@ def _normed(plan: Any, folder: str) -> None:
     module = autopar.parallelize(Normed(), plan, (torch.zeros(BATCH, 8),))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for step in range(2):
-        module.train_step(torch.randn(BATCH, 8, generator=torch.Generator().manual_seed(step)), optimizer)
+        module.train_step(
+            torch.randn(BATCH, 8, generator=torch.Generator().manual_seed(step)), optimizer
+        )
     save(module, optimizer, folder, step=2)
 
 
 def test_statistics_of_every_stage_are_saved(tmp_path: Path) -> None:
     alone = autopar.plan(Normed(), (torch.zeros(BATCH, 8),), devices=1, cluster="local-cpu")
     names = list(alone.operators)
-    cuts = [StagePlan(first=first, mesh=alone.mesh, forward=0.0, backward=0.0, memory=0.0) for first in (names[0], names[len(names) // 2])]
-    stages = alone.model_copy(update={"stages": tuple(cuts), "schedule": SchedulePlan(pipeline="1f1b")})
+    cuts = [
+        StagePlan(first=first, mesh=alone.mesh, forward=0.0, backward=0.0, memory=0.0)
+        for first in (names[0], names[len(names) // 2])
+    ]
+    stages = alone.model_copy(
+        update={"stages": tuple(cuts), "schedule": SchedulePlan(pipeline="1f1b")}
+    )
     run_ranks(_normed, 2, stages, str(tmp_path / "stages"))
     run_ranks(_normed, 1, alone, str(tmp_path / "alone"))
     states = []
@@ -183,6 +201,12 @@ def test_statistics_of_every_stage_are_saved(tmp_path: Path) -> None:
         assert resume(module, None, tmp_path / name) is not None
         states.append(module.state_dict())
         path = find_checkpoint(tmp_path / name)
-        assert path is not None and read_manifest(path)[0].tensors["model.layers.3.1.running_var"].shape == (8,)
-    assert all(torch.allclose(value, states[1][name], atol=1e-6) for name, value in states[0].items())
-    assert int(states[0]["layers.3.1.num_batches_tracked"]) == 2 and not torch.equal(states[0]["layers.3.1.running_var"], torch.ones(8))
+        assert path is not None and read_manifest(path)[0].tensors[
+            "model.layers.3.1.running_var"
+        ].shape == (8,)
+    assert all(
+        torch.allclose(value, states[1][name], atol=1e-6) for name, value in states[0].items()
+    )
+    assert int(states[0]["layers.3.1.num_batches_tracked"]) == 2 and not torch.equal(
+        states[0]["layers.3.1.running_var"], torch.ones(8)
+    )

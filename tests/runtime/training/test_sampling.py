@@ -1,4 +1,6 @@
-"""The sampler: every sample once an epoch, the same on any number of ranks, and none twice or lost where a training goes on."""
+"""The sampler: every sample once an epoch, the same on any number of ranks, and none twice or lost
+where a training goes on.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +13,49 @@ from torch.utils.data import DataLoader, TensorDataset
 from autopar.errors import PlanError, UsageError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.module import ParallelModule
+from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
+from autopar.runtime.ranks.world import World
 from autopar.runtime.training.sampling import ResumableSampler, sampler
-from autopar.runtime.world import World
 from autopar.sharding.analysis import analyse
-
-from .nets import BATCH, language, plan_of, tokens
+from tests.runtime.training.nets import BATCH, language, plan_of, tokens
 
 
 @pytest.mark.parametrize(
     ("length", "batch", "last", "batches"),
-    [(12, 4, "drop", 3), (13, 4, "drop", 3), (13, 4, "wrap", 4), (4, 4, "wrap", 1), (5, 1, "drop", 5)],
+    [
+        (12, 4, "drop", 3),
+        (13, 4, "drop", 3),
+        (13, 4, "wrap", 4),
+        (4, 4, "wrap", 1),
+        (5, 1, "drop", 5),
+    ],
 )
 def test_an_epoch(length: int, batch: int, last: str, batches: int) -> None:
-    found = ResumableSampler(length, batch, last=last)
-    epochs = [list(found) for _ in range(2)]
-    assert len(found) == batches
+    resumable = ResumableSampler(length, batch, last=last)
+    epochs = [list(resumable) for _ in range(2)]
+    assert len(resumable) == batches
     for number, epoch in enumerate(epochs):
         taken = [sample for part in epoch for sample in part]
         assert [len(part) for part in epoch] == [batch] * batches
-        assert taken[:length] == found.order(number)[: len(taken)] and taken[length:] == taken[: max(0, len(taken) - length)]
-    assert sorted(found.order(0)) == list(range(length)) and (found.epoch, found.done) == (2, 0)
+        assert (
+            taken[:length] == resumable.order(number)[: len(taken)]
+            and taken[length:] == taken[: max(0, len(taken) - length)]
+        )
+    assert sorted(resumable.order(0)) == list(range(length)) and (
+        resumable.epoch,
+        resumable.done,
+    ) == (2, 0)
 
 
 def test_orders_are_those_of_the_seed() -> None:
     """As they were when this was written: a checkpoint is to find them again."""
     assert ResumableSampler(8, 2).order(0) == [7, 5, 3, 6, 4, 2, 0, 1]
     assert ResumableSampler(8, 2, shuffle=False).order(3) == list(range(8))
-    orders = {tuple(ResumableSampler(8, 2, seed=seed).order(epoch)) for seed in range(5) for epoch in range(5)}
+    orders = {
+        tuple(ResumableSampler(8, 2, seed=seed).order(epoch))
+        for seed in range(5)
+        for epoch in range(5)
+    }
     assert len(orders) == 25
 
 
@@ -49,7 +66,12 @@ def test_goes_on_where_it_was(workers: int, batch: int) -> None:
     data = TensorDataset(torch.arange(24))
     first = sampler(data, batch=4)
     seen: list[int] = []
-    loader = DataLoader(data, batch_sampler=first, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    loader = DataLoader(
+        data,
+        batch_sampler=first,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+    )
     state: dict[str, Any] = {}
     for (values,) in first.counted(loader):
         seen += values.tolist()
@@ -63,16 +85,18 @@ def test_goes_on_where_it_was(workers: int, batch: int) -> None:
 
 
 def test_one_epoch_after_the_other() -> None:
-    found = ResumableSampler(6, 2)
-    taken = [part for _, part in zip(range(7), found.counted(found, endless=True), strict=False)]
-    orders = [*found.order(0), *found.order(1), *found.order(2)]
+    resumable = ResumableSampler(6, 2)
+    taken = [
+        part for _, part in zip(range(7), resumable.counted(resumable, endless=True), strict=False)
+    ]
+    orders = [*resumable.order(0), *resumable.order(1), *resumable.order(2)]
     assert [sample for part in taken for sample in part] == orders[:14]
 
 
 def test_the_last_batch_of_an_epoch_is_saved() -> None:
-    found = ResumableSampler(6, 2)
-    for _ in found:
-        state = found.state_dict()
+    resumable = ResumableSampler(6, 2)
+    for _ in resumable:
+        state = resumable.state_dict()
     again = ResumableSampler(6, 2)
     again.load_state_dict(state)
     assert (again.epoch, again.done) == (1, 0)
@@ -83,19 +107,26 @@ def test_batches_are_the_plans() -> None:
 
 
 def _parts() -> list[int]:
-    """What this rank reads of the first batch, where each is given its part."""
+    """The samples that this rank reads of the first batch, where each is given its part."""
     model = language()
     plan = plan_of("data", 2)
     analysis = analyse(load_model(model, ModelOptions(train=True), (tokens(0),)).graph, train=True)
     execution = plan.execution(analysis)
-    module = ParallelModule(execution, World.of(execution), dict(model.named_parameters()) | dict(model.named_buffers()), parts=True)
+    module = ParallelModule(
+        execution,
+        World.of(execution),
+        dict(model.named_parameters()) | dict(model.named_buffers()),
+        options=ModuleOptions(parts=True),
+    )
     return next(iter(sampler(64, module)))
 
 
 def test_each_rank_reads_its_part() -> None:
     plan_of("data", 2)
     first, second = run_ranks(_parts, 2)
-    assert first + second == ResumableSampler(64, BATCH).order(0)[:BATCH] and len(first) == len(second)
+    assert first + second == ResumableSampler(64, BATCH).order(0)[:BATCH] and len(first) == len(
+        second
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,13 +139,18 @@ def test_each_rank_reads_its_part() -> None:
     ],
 )
 def test_another_position_is_refused(change: dict[str, Any], said: str) -> None:
-    found = ResumableSampler(6, 2)
+    resumable = ResumableSampler(6, 2)
     with pytest.raises(PlanError, match=said):
-        found.load_state_dict({**found.state_dict(), **change})
+        resumable.load_state_dict({**resumable.state_dict(), **change})
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({}, "batch=..."), ({"batch": 9}, "a batch of 9"), ({"batch": 2, "last": "keep"}, "drop, wrap")]
+    ("options", "said"),
+    [
+        ({}, "batch=..."),
+        ({"batch": 9}, "a batch of 9"),
+        ({"batch": 2, "last": "keep"}, "drop, wrap"),
+    ],
 )
 def test_what_cannot_be_sampled_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -123,7 +159,9 @@ def test_what_cannot_be_sampled_is_refused(options: dict[str, Any], said: str) -
 
 def test_counting_draws_no_numbers() -> None:
     """Dropout after a resume, or in a second epoch, draws what it would have drawn."""
-    found = ResumableSampler(6, 2)
-    loader = DataLoader(TensorDataset(torch.arange(6)), batch_sampler=found)
+    resumable = ResumableSampler(6, 2)
+    loader = DataLoader(TensorDataset(torch.arange(6)), batch_sampler=resumable)
     state = torch.get_rng_state()
-    assert len(list(zip(range(7), found.counted(loader, endless=True), strict=False))) == 7 and torch.equal(state, torch.get_rng_state())
+    assert len(
+        list(zip(range(7), resumable.counted(loader, endless=True), strict=False))
+    ) == 7 and torch.equal(state, torch.get_rng_state())

@@ -18,19 +18,22 @@ def test_windows(tmp_path: Path, kind: str, ending: str) -> None:
     values = np.arange(11).astype(kind)
     path = tmp_path / f"tokens{ending}"
     np.save(path, values) if ending == ".npy" else values.tofile(path)
-    found = autopar.tokens(path, 4, type=None if ending == ".npy" else kind)
-    assert len(found) == 2 and [found[place].tolist() for place in (1, 0)] == [[4, 5, 6, 7], [0, 1, 2, 3]]
-    assert found[0].dtype == torch.long
+    windows = autopar.tokens(path, 4, type=None if ending == ".npy" else kind)
+    assert len(windows) == 2 and [windows[place].tolist() for place in (1, 0)] == [
+        [4, 5, 6, 7],
+        [0, 1, 2, 3],
+    ]
+    assert windows[0].dtype == torch.long
     with pytest.raises(IndexError):
-        found[2]
+        windows[2]
 
 
 def test_a_token_that_the_model_does_not_know(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.array([1, 2, 3, 9]))
-    found = autopar.tokens(tmp_path / "tokens.npy", 2, limit=9)
-    assert found[0].tolist() == [1, 2]
+    windows = autopar.tokens(tmp_path / "tokens.npy", 2, limit=9)
+    assert windows[0].tolist() == [1, 2]
     with pytest.raises(UsageError, match="token 9 in sample 1 is none of the model's 9"):
-        found[1]
+        windows[1]
     np.save(tmp_path / "tokens.npy", np.array([-1, 2]))
     with pytest.raises(UsageError, match="token -1 in sample 0"):
         autopar.tokens(tmp_path / "tokens.npy", 2)[0]

@@ -1,4 +1,6 @@
-"""Shardings of others: each of six that are wrong is found, with operator, shape and size, and a hundred right ones pass."""
+"""Shardings of others: each of six that are wrong is found, with operator, shape and size, and a
+hundred right ones pass.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from pathlib import Path
 
 import pytest
 import verify_cases
-from verify_cases import RIGHT, WRONG, Case, right_data_parallel, right_loss_parallel, right_mlp, right_registered
+from verify_cases import (
+    RIGHT,
+    WRONG,
+    Case,
+    right_data_parallel,
+    right_loss_parallel,
+    right_mlp,
+    right_registered,
+)
 
 from autopar.cli import run
 from autopar.errors import RunError, UsageError
@@ -22,35 +32,45 @@ def verdict(case: Case, ranks: int = 2) -> Verdict:
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_found(name: str) -> None:
     make, operator = WRONG[name]
-    found = verdict(make())
-    assert not found.ok
-    assert any(one.operator.startswith(operator) for one in found.findings), [one.sentence for one in found.findings]
-    first = found.findings[0]
+    actual = verdict(make())
+    assert not actual.ok
+    assert any(one.operator.startswith(operator) for one in actual.findings), [
+        one.sentence for one in actual.findings
+    ]
+    first = actual.findings[0]
     assert first.shape is not None and first.sentence.startswith(first.operator)
 
 
 def test_counted_twice_is_said_so() -> None:
-    found = verdict(WRONG["experts"][0]())
-    assert {one.what for one in found.findings} == {"it is 2 times that of the whole"}
-    assert all("experts" in one.operator for one in found.findings) and found.gradients == 6
-    assert {one.what for one in verdict(WRONG["experts"][0](), 3).findings} == {"it is 3 times that of the whole"}
+    actual = verdict(WRONG["experts"][0]())
+    assert {one.what for one in actual.findings} == {"it is 2 times that of the whole"}
+    assert all("experts" in one.operator for one in actual.findings) and actual.gradients == 6
+    assert {one.what for one in verdict(WRONG["experts"][0](), 3).findings} == {
+        "it is 3 times that of the whole"
+    }
 
 
 @pytest.mark.parametrize(
-    "make", [right_loss_parallel, right_data_parallel, right_registered, lambda: right_mlp("megatron", "gelu", True, True)]
+    "make",
+    [
+        right_loss_parallel,
+        right_data_parallel,
+        right_registered,
+        lambda: right_mlp("megatron", "gelu", True, True),
+    ],
 )
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_is_right_passes(make: verify_cases.Callable[[], Case], ranks: int) -> None:
-    found = verdict(make(), ranks)
-    assert found.ok, [one.sentence for one in found.findings]
-    assert found.gradients > 0
+    actual = verdict(make(), ranks)
+    assert actual.ok, [one.sentence for one in actual.findings]
+    assert actual.gradients > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", RIGHT, ids=lambda given: "-".join(map(str, given)))
 def test_a_hundred_right_plans_pass(arguments: tuple[str, str, bool, bool]) -> None:
-    found = verdict(right_mlp(*arguments))
-    assert found.ok, [one.sentence for one in found.findings]
+    actual = verdict(right_mlp(*arguments))
+    assert actual.ok, [one.sentence for one in actual.findings]
 
 
 def test_right_plans_are_a_hundred() -> None:
@@ -62,8 +82,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         run(["verify", "verify_cases:wrong_experts"])
     assert "is 2 times that of the whole" in capsys.readouterr().out
     assert run(["verify", "verify_cases:right_loss_parallel", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] and found["findings"] == [] and found["mesh"] == [2]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"] and printed["findings"] == [] and printed["mesh"] == [2]
     styles = tmp_path / "styles.json"
     styles.write_text('{"up": "colwise", "down": "rowwise"}')
     assert run(["verify", "verify_cases:built", "--tp-plan", str(styles)]) == 0
@@ -75,10 +95,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("verify_cases", "not of the form"), ("no_such_module:f", "cannot be imported"),
-        ("verify_cases:right_mpl", "Perhaps you meant 'right_mlp'"), ("verify_cases:built", "returned tuple; it must be a function"),
+        ("verify_cases", "not of the form"),
+        ("no_such_module:f", "cannot be imported"),
+        ("verify_cases:right_mpl", "Perhaps you meant 'right_mlp'"),
+        ("verify_cases:built", "returned tuple; it must be a function"),
     ],
-)  # fmt: skip
+)
 def test_cases_that_are_none(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         case_named(text)
@@ -86,7 +108,11 @@ def test_cases_that_are_none(text: str, why: str) -> None:
 
 def test_styles_that_torch_has_not(tmp_path: Path) -> None:
     styles = tmp_path / "styles.json"
-    for text, why in (('{"up": "packed_colwise"}', "unknown style"), ("[]", "holds no styles"), ("{", "not JSON")):
+    for text, why in (
+        ('{"up": "packed_colwise"}', "unknown style"),
+        ("[]", "holds no styles"),
+        ("{", "not JSON"),
+    ):
         styles.write_text(text)
         with pytest.raises(UsageError, match=why):
             run(["verify", "verify_cases:built", "--tp-plan", str(styles)])

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.experimental import register_sharding
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 Case = dict[str, Any]
 
@@ -22,13 +27,18 @@ def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(5)
 
 
-def _weights(split: Callable[[str, Tensor], list[Any]]) -> Callable[[nn.Module, DeviceMesh], nn.Module]:
+def _weights(
+    split: Callable[[str, Tensor], list[Any]],
+) -> Callable[[nn.Module, DeviceMesh], nn.Module]:
     """Distributes every parameter as `split` says, and inputs as they come."""
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def shard(_: str, inner: nn.Module, mesh: DeviceMesh) -> None:
             for name, parameter in inner.named_parameters(recurse=False):
-                inner.register_parameter(name, nn.Parameter(distribute_tensor(parameter.data, mesh, split(name, parameter))))
+                inner.register_parameter(
+                    name,
+                    nn.Parameter(distribute_tensor(parameter.data, mesh, split(name, parameter))),
+                )
 
         return distribute_module(module, mesh, shard)
 
@@ -36,18 +46,29 @@ def _weights(split: Callable[[str, Tensor], list[Any]]) -> Callable[[nn.Module, 
 
 
 def wrong_convolution() -> Case:
-    """Convolution with a weight that is split by its output channels, which DTensor computes as if it were not."""
+    """Convolution with a weight that is split by its output channels, which DTensor computes as if
+    it were not.
+    """
     generator = _seeded()
     module = nn.Conv2d(4, 8, 3, padding=1)
     x = torch.randn(2, 4, 8, 8, generator=generator)
 
     def loss(conv: nn.Module, x: Tensor) -> Tensor:
         weight = conv.weight
-        given = DTensor.from_local(x, weight.device_mesh, [Replicate()]) if isinstance(weight, DTensor) else x
-        found: Tensor = conv(given).square().mean()
-        return found
+        given = (
+            DTensor.from_local(x, weight.device_mesh, [Replicate()])
+            if isinstance(weight, DTensor)
+            else x
+        )
+        output: Tensor = conv(given).square().mean()
+        return output
 
-    return {"module": module, "inputs": (x,), "parallelize": _weights(lambda name, p: [Shard(0)]), "loss": loss}
+    return {
+        "module": module,
+        "inputs": (x,),
+        "parallelize": _weights(lambda name, p: [Shard(0)]),
+        "loss": loss,
+    }
 
 
 def wrong_ignored() -> Case:
@@ -61,10 +82,17 @@ def wrong_ignored() -> Case:
     def loss(linear: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
         weight = linear.weight
         if isinstance(weight, DTensor):
-            x, labels = (distribute_tensor(value, weight.device_mesh, [Shard(0)]) for value in (x, labels))
+            x, labels = (
+                distribute_tensor(value, weight.device_mesh, [Shard(0)]) for value in (x, labels)
+            )
         return nn.functional.cross_entropy(linear(x), labels, ignore_index=-100)
 
-    return {"module": module, "inputs": (x, labels), "parallelize": _weights(lambda name, p: [Replicate()]), "loss": loss}
+    return {
+        "module": module,
+        "inputs": (x, labels),
+        "parallelize": _weights(lambda name, p: [Replicate()]),
+        "loss": loss,
+    }
 
 
 class Dropping(nn.Module):
@@ -72,11 +100,12 @@ class Dropping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.drop = nn.Linear(16, 32), nn.Dropout(0.5)
+        self.linear = nn.Linear(16, 32)
+        self.drop = nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.drop(self.linear(x))
-        return found
+        output: Tensor = self.drop(self.linear(x))
+        return output
 
 
 def wrong_dropout() -> Case:
@@ -86,11 +115,20 @@ def wrong_dropout() -> Case:
 
     def loss(module: nn.Module, x: Tensor) -> Tensor:
         weight = module.linear.weight
-        given = DTensor.from_local(x, weight.device_mesh, [Replicate()]) if isinstance(weight, DTensor) else x
-        found: Tensor = module(given).square().mean()
-        return found
+        given = (
+            DTensor.from_local(x, weight.device_mesh, [Replicate()])
+            if isinstance(weight, DTensor)
+            else x
+        )
+        output: Tensor = module(given).square().mean()
+        return output
 
-    return {"module": Dropping(), "inputs": (x,), "parallelize": _weights(lambda name, p: [Shard(0)]), "loss": loss}
+    return {
+        "module": Dropping(),
+        "inputs": (x,),
+        "parallelize": _weights(lambda name, p: [Shard(0)]),
+        "loss": loss,
+    }
 
 
 class Experts(nn.Module):
@@ -98,15 +136,18 @@ class Experts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared, self.experts = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.shared = nn.Linear(8, 8)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.shared(x)
-        return torch.stack([expert(part) for expert, part in zip(self.experts, y.chunk(2), strict=True)])
+        return torch.stack(
+            [expert(part) for expert, part in zip(self.experts, y.chunk(2), strict=True)]
+        )
 
 
 def wrong_experts() -> Case:
-    """Every rank computes all experts, and adds their gradients up as if each had computed its own."""
+    """Every rank computes all experts, and sums their gradients as if each computed its own."""
     x = torch.randn(8, 8, generator=_seeded())
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -126,7 +167,8 @@ def wrong_experts() -> Case:
 def _head(tail: Callable[[Tensor], Tensor]) -> Case:
     generator = _seeded()
     module = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 12, bias=False))
-    x, labels = torch.randn(8, 16, generator=generator), torch.randint(0, 12, (8,), generator=generator)
+    x = torch.randn(8, 16, generator=generator)
+    labels = torch.randint(0, 12, (8,), generator=generator)
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         return parallelize_module(module, mesh, {"1": ColwiseParallel(use_local_output=False)})
@@ -157,12 +199,14 @@ class _Region(torch.autograd.Function):
 
 
 def _region(logits: Tensor, labels: Tensor) -> Tensor:
-    found: Tensor = _Region.apply(logits, labels)
-    return found
+    output: Tensor = _Region.apply(logits, labels)
+    return output
 
 
 class _Off(torch.autograd.Function):
-    """Hands values on, and gradients times the number of ranks: what a sum over ranks too many does."""
+    """Hands values on, and gradients times the number of ranks: what a sum over ranks too many
+    does.
+    """
 
     @staticmethod
     def forward(context: Any, x: Tensor) -> Tensor:
@@ -182,8 +226,8 @@ def wrong_loss_parallel() -> Case:
     """The same, with a gradient that is added up once too often."""
 
     def off(logits: Tensor) -> Tensor:
-        found: Tensor = _Off.apply(logits)
-        return found
+        output: Tensor = _Off.apply(logits)
+        return output
 
     return _head(off)
 
@@ -211,11 +255,15 @@ centred.register_autograd(_backward)
 
 
 def _centring(dim: int) -> Case:
-    """An operator whose sharding somebody registered: along the rows it is right, along the features it is not."""
+    """An operator whose sharding somebody registered: along the rows it is right, along the
+    features it is not.
+    """
     x = torch.randn(8, 16, generator=_seeded())
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        register_sharding(torch.ops.verify_cases.centred.default)(lambda x: [([Replicate()], [Replicate()]), ([Shard(dim)], [Shard(dim)])])
+        register_sharding(torch.ops.verify_cases.centred.default)(
+            lambda x: [([Replicate()], [Replicate()]), ([Shard(dim)], [Shard(dim)])]
+        )
         return parallelize_module(module, mesh, {})
 
     def loss(module: nn.Module, x: Tensor) -> Tensor:
@@ -223,8 +271,8 @@ def _centring(dim: int) -> Case:
         if dist.get_world_size() > 1:
             mesh = init_device_mesh("cpu", (dist.get_world_size(),))
             y = DTensor.from_local(y, mesh, [Replicate()]).redistribute(mesh, [Shard(dim)])
-        found: Tensor = _centred(y).square().mean()
-        return found
+        output: Tensor = _centred(y).square().mean()
+        return output
 
     return {"module": nn.Linear(16, 16), "inputs": (x,), "parallelize": parallelize, "loss": loss}
 
@@ -252,24 +300,39 @@ WRONG: dict[str, tuple[Callable[[], Case], str]] = {
 class Mlp(nn.Module):
     """Two products with something between."""
 
-    def __init__(self, width: int, hidden: int, bias: bool, between: Callable[[Tensor], Tensor], norm: bool) -> None:
+    def __init__(
+        self, width: int, hidden: int, bias: bool, between: Callable[[Tensor], Tensor], norm: bool
+    ) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
         self.norm = nn.LayerNorm(width) if norm else nn.Identity()
         self.between = between
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.down(self.between(self.up(self.norm(x))))
-        return found
+        output: Tensor = x + self.down(self.between(self.up(self.norm(x))))
+        return output
 
 
-BETWEEN = {"relu": torch.relu, "gelu": nn.functional.gelu, "tanh": torch.tanh, "silu": nn.functional.silu, "square": torch.square}
+BETWEEN = {
+    "relu": torch.relu,
+    "gelu": nn.functional.gelu,
+    "tanh": torch.tanh,
+    "silu": nn.functional.silu,
+    "square": torch.square,
+}
 STYLES: dict[str, dict[str, Callable[[], Any]]] = {
     "megatron": {"up": ColwiseParallel, "down": RowwiseParallel},
     "column": {"up": lambda: ColwiseParallel(output_layouts=Replicate())},
     "row": {"down": lambda: RowwiseParallel(input_layouts=Replicate())},
-    "apart": {"up": lambda: ColwiseParallel(output_layouts=Replicate()), "down": lambda: RowwiseParallel(input_layouts=Replicate())},
-    "columns": {"up": lambda: ColwiseParallel(output_layouts=Replicate()), "down": lambda: ColwiseParallel(output_layouts=Replicate())},
+    "apart": {
+        "up": lambda: ColwiseParallel(output_layouts=Replicate()),
+        "down": lambda: RowwiseParallel(input_layouts=Replicate()),
+    },
+    "columns": {
+        "up": lambda: ColwiseParallel(output_layouts=Replicate()),
+        "down": lambda: ColwiseParallel(output_layouts=Replicate()),
+    },
 }
 
 
@@ -278,12 +341,24 @@ def right_mlp(style: str, between: str, bias: bool, norm: bool) -> Case:
     x = torch.randn(4, 8, generator=_seeded())
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        return parallelize_module(module, mesh, {name: make() for name, make in STYLES[style].items()})
+        return parallelize_module(
+            module, mesh, {name: make() for name, make in STYLES[style].items()}
+        )
 
-    return {"module": Mlp(8, 16, bias, BETWEEN[between], norm), "inputs": (x,), "parallelize": parallelize}
+    return {
+        "module": Mlp(8, 16, bias, BETWEEN[between], norm),
+        "inputs": (x,),
+        "parallelize": parallelize,
+    }
 
 
-RIGHT = [(s, b, bias, norm) for s in STYLES for b in BETWEEN for bias in (True, False) for norm in (True, False)]
+RIGHT = [
+    (s, b, bias, norm)
+    for s in STYLES
+    for b in BETWEEN
+    for bias in (True, False)
+    for norm in (True, False)
+]
 
 
 def right_data_parallel() -> Case:
@@ -291,10 +366,10 @@ def right_data_parallel() -> Case:
     x = torch.randn(8, 16, generator=_seeded())
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        found = copy.copy(module)
-        for parameter in found.parameters():
+        wrong = copy.copy(module)
+        for parameter in wrong.parameters():
             parameter.register_hook(averaged)
-        return found
+        return wrong
 
     def averaged(gradient: Tensor) -> Tensor:
         total = gradient.clone()
@@ -303,8 +378,8 @@ def right_data_parallel() -> Case:
 
     def loss(module: nn.Module, x: Tensor) -> Tensor:
         mine = x.chunk(dist.get_world_size())[dist.get_rank()] if dist.is_initialized() else x
-        found: Tensor = module(mine).square().mean()
-        return found
+        output: Tensor = module(mine).square().mean()
+        return output
 
     return {"module": nn.Linear(16, 4), "inputs": (x,), "parallelize": parallelize, "loss": loss}
 
@@ -312,4 +387,6 @@ def right_data_parallel() -> Case:
 def built() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A module and its inputs, for a plan of styles."""
     _seeded()
-    return Mlp(8, 16, True, torch.relu, True), (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),)
+    return Mlp(8, 16, True, torch.relu, True), (
+        torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),
+    )

@@ -1,0 +1,1 @@
+"""Measurements beside predictions: profiles and timings come in, clusters and errors go out."""

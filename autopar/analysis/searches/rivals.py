@@ -1,0 +1,144 @@
+"""The rivals of a plan: the best plan of every known scheme on the same cluster."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.api import Planned
+from autopar.errors import NoPlanFits, UsageError
+from autopar.plan import Plan
+from autopar.planning.model.folded_model import FoldedModel
+from autopar.planning.model.progress import Progress
+from autopar.planning.model.request import Request
+from autopar.planning.planner import folded_of, search_plan
+from autopar.schemes import scheme_named, scheme_of, stages_of
+from autopar.schemes.pinning import pinned
+from autopar.sharding.analysis import Analysis, analyse
+
+SHORT = ("data", "megatron")
+"""The schemes compared with every plan; `autopar compare` prices all schemes."""
+LONG = 10.0
+SHARE = 0.2
+"""The least CPU seconds of a search that is compared by default, and the share of them for each
+scheme.
+"""
+WITHOUT_LIMIT = 1e18
+"""More bytes per device than any plan needs."""
+MAX_OPERATORS = 4000
+"""The most operators of a model that is compared by default: each scheme is a search of its own."""
+
+
+class _TooLong(Exception):
+    """A scheme takes more time than allowed."""
+
+
+def rivals(
+    planned: Planned,
+    schemes: Sequence[str],
+    *,
+    memory: float | None,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> list[Rival]:
+    """The best plan of each scheme on the devices of the plan, or the reason why there is none.
+
+    `seconds`: CPU seconds for each scheme (None: no limit).
+    """
+    analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
+    free = Request(
+        cluster=planned.cluster,
+        train=analysis.train,
+        optimizer=planned.plan.model.optimizer,
+        memory=memory,
+        uniform=True,
+        types=planned.plan.schedule.types,
+    )
+    folded = folded_of(analysis.graph, free)
+    compared = []
+    for number, name in enumerate(schemes):
+        if progress:
+            progress(number, len(schemes), name)
+        try:
+            compared.append(_rival(name, analysis, free, folded, _alarm(seconds)))
+        except _TooLong:
+            compared.append(Rival(scheme=name, late=True))
+    return compared
+
+
+def _alarm(seconds: float | None) -> Progress:
+    """A progress callback that raises `_TooLong` after so many CPU seconds."""
+    # Of the processor, so that other programs do not decide which schemes are priced.
+    end = math.inf if seconds is None else time.process_time() + seconds
+
+    def look(done: int, of: int, what: str) -> None:
+        if time.process_time() > end:
+            raise _TooLong
+
+    return look
+
+
+def _rival(
+    name: str, analysis: Analysis, free: Request, folded: FoldedModel, alarm: Progress
+) -> Rival:
+    """The best plan of a scheme; if none fits the memory, one without a limit.
+
+    The excess of memory is then shown.
+    """
+    try:
+        request = pinned(free, scheme_named(name), analysis)
+    except UsageError as error:
+        return Rival(scheme=name, why=str(error).removeprefix(f"{name}: "))
+    for fits in (True, False):
+        limited = request if fits else replace(request, memory=WITHOUT_LIMIT)
+        try:
+            plan = search_plan(analysis.graph, limited, progress=alarm, folded=folded)
+        except NoPlanFits:
+            continue
+        except UsageError as error:
+            return Rival(scheme=name, why=str(error))
+        return rival_of(name, plan, scheme_of(plan, analysis).called, fits=fits)
+    return Rival(scheme=name, why="no plan fits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """The best plan of a known scheme, or the plan found if `scheme` is empty.
+
+    `fits`: whether it fits the memory. `host_memory`: bytes of optimizer state in host memory.
+    `why`: the reason if there is no such plan. `late`: it was not priced, because that takes long.
+    """
+
+    scheme: str
+    mesh: str = ""
+    named: str = ""
+    step: float | None = None
+    communication: float = 0.0
+    memory: float = 0.0
+    fits: bool = False
+    host_memory: float = 0.0
+    why: str = ""
+    late: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the row."""
+        return self.scheme or "plan found"
+
+
+def rival_of(scheme: str, plan: Plan, named: str, *, fits: bool = True) -> Rival:
+    """The row of a plan."""
+    stages = f"{stages_of(plan)} stages of " if plan.stages else ""
+    predicted = plan.predicted
+    return Rival(
+        scheme=scheme,
+        mesh=f"{stages}{plan.mesh_}",
+        named=named,
+        step=predicted.step,
+        communication=predicted.communication,
+        memory=predicted.memory,
+        fits=fits,
+        host_memory=predicted.host_memory,
+    )

@@ -1,0 +1,80 @@
+"""`autopar bench collectives`: measure collectives by size, and compare with the model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from autopar.cli.command import Command
+from autopar.cli.files import check_outputs
+from autopar.cli.output import print_answer, stdout_to_stderr
+from autopar.cli.shared_options import (
+    Parser,
+    check_measured_ranks,
+    json_option,
+    measured_kinds,
+    measuring_options,
+    planning_option,
+)
+
+SIZES = "1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
+
+
+def add_options(parser: Parser) -> None:
+    """Add the ranks, and what is measured."""
+    add = parser.add_argument
+    measuring_options(parser)
+    add("--sizes", default=SIZES, metavar="1KiB,1MiB", help="bytes (default: 1 KiB to 64 MiB)")
+    add(
+        "--collectives",
+        default="",
+        metavar="all_reduce,...",
+        help="which collectives (default: all)",
+    )
+    planning_option(
+        parser,
+        "cluster",
+        help="whose prediction to compare with (default: local-cpu for gloo, dgx-h100 for nccl)",
+    )
+    add("--plot", metavar="FILE", help="write bus bandwidth over bytes to FILE (.svg)")
+    json_option(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure collectives, and compare with the predictions."""
+    from autopar.analysis.measurements.collective_bench import bench_collectives
+    from autopar.outputs import write_whole
+    from autopar.report.measurements.bench import bench_json, bench_panels, bench_parts
+    from autopar.report.plot import svg
+    from autopar.units import parse_bytes
+
+    check_outputs(args, args.plot)
+    check_measured_ranks(args)
+    sizes = [int(parse_bytes(text, "--sizes")) for text in args.sizes.split(",")]
+    with stdout_to_stderr():
+        bench = bench_collectives(
+            nproc=args.nproc,
+            backend=args.backend,
+            sizes=sizes,
+            kinds=measured_kinds(args),
+            cluster=args.cluster,
+        )
+    if bench is None:  # another rank speaks
+        return
+    if args.plot:
+        write_whole(Path(args.plot), svg(bench_panels(bench)))
+    print_answer(args, lambda: bench_json(bench), lambda: bench_parts(bench))
+
+
+COLLECTIVES = Command(
+    name="collectives",
+    summary="measure collectives by size, and compare with the model",
+    add_options=add_options,
+    run=run,
+)
+COMMAND = Command(
+    name="bench",
+    summary="measurements beside the model's predictions",
+    run=run,
+    children=(COLLECTIVES,),
+)

@@ -1,0 +1,53 @@
+"""`autopar convert`: write a plan as the configuration of another project."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from autopar.cli.command import Command
+from autopar.cli.files import check_outputs
+from autopar.cli.output import print_notes
+from autopar.cli.shared_options import TARGETS, Parser, plan_argument
+from autopar.printable import printable
+
+
+def add_options(parser: Parser) -> None:
+    """Add the plan, the target and the output."""
+    plan_argument(parser)
+    parser.add_argument(
+        "--to",
+        required=True,
+        choices=TARGETS,
+        help="dtensor, fsdp2 and pipelining: Python for PyTorch; hf-tp-plan and deepspeed: JSON; "
+        "torchtitan: TOML; megatron: arguments",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write it to FILE (default: print it); what is left out is told on stderr",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Convert the plan, and tell what the other project cannot say."""
+    from autopar.integrations.convert import convert
+    from autopar.outputs import write_whole
+    from autopar.plan import Plan
+
+    check_outputs(args, args.output)
+    converted = convert(Plan.load(args.plan), args.to)
+    print_notes(args.to, converted.lost)
+    if args.output:
+        write_whole(Path(args.output), converted.text)
+    else:
+        print(printable(converted.text), end="")
+
+
+COMMAND = Command(
+    name="convert",
+    summary="write a plan as the configuration of another project",
+    add_options=add_options,
+    run=run,
+)

@@ -1,0 +1,101 @@
+"""`autopar import`: plan as a configuration of another project says, beside the plan found."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from autopar.cli.command import Command
+from autopar.cli.files import check_outputs
+from autopar.cli.loading import check_words, load_asked
+from autopar.cli.output import print_answer, print_notes, stdout_to_stderr
+from autopar.cli.shared_options import (
+    FORMATS,
+    MODELS,
+    Parser,
+    json_option,
+    planning_option,
+    planning_options,
+    planning_values,
+)
+from autopar.options.table import CLUSTER, MODEL
+
+if TYPE_CHECKING:
+    from autopar.integrations.importing import Configuration
+    from autopar.model import LoadedModel
+
+
+def add_options(parser: Parser) -> None:
+    """Add the configuration, the model, and the cluster."""
+    add = parser.add_argument
+    add(
+        "config",
+        metavar="CONFIG",
+        help="torchtitan's .toml, Megatron's arguments, DeepSpeed's .json, or a tp_plan as .json",
+    )
+    add("--model", required=True, metavar="MODEL", help=MODELS)
+    add(
+        "--from",
+        dest="form",
+        choices=FORMATS,
+        help="the project that CONFIG belongs to (default: as it looks)",
+    )
+    add("-o", "--output", metavar="FILE", help="write the configuration's plan to FILE")
+    planning_options(parser, (*CLUSTER, *MODEL))
+    add(
+        "--no-compare",
+        dest="compare",
+        action="store_false",
+        help="do not search for the best plan beside it",
+    )
+    planning_option(parser, "rules")
+    json_option(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Plan according to a configuration, and freely, for comparison."""
+    from autopar.cli.progress import ProgressBar
+    from autopar.integrations.importing import Hardware, import_configuration, read_configuration
+    from autopar.report.imported import imported_json, imported_parts
+
+    check_outputs(args, args.output)
+    configuration = read_configuration(args.config, args.form)
+    with stdout_to_stderr(), ProgressBar() as bar:
+        imported = import_configuration(
+            configuration,
+            _sized_model(args, configuration),
+            Hardware(**planning_values(args, ("devices", "cluster", "memory"))),
+            compare=args.compare,
+            progress=bar,
+        )
+    if args.output:
+        imported.planned.plan.save(args.output)
+    print_notes(configuration.source, configuration.lost)
+    print_answer(
+        args, lambda: imported_json(imported), lambda: imported_parts(imported, args.output)
+    )
+
+
+def _sized_model(args: argparse.Namespace, configuration: Configuration) -> LoadedModel:
+    """The model with the configuration's sizes and type, unless the command line gives others."""
+    from autopar.configured import PREFIX
+
+    check_words(args, [])
+    if args.devices is not None or configuration.data is not None:
+        data = 1 if configuration.styles else configuration.degree_of_data(args.devices)
+        batch = configuration.batch_on(data)
+        if args.batch is None:
+            args.batch = batch
+    if args.seq is None and args.model.startswith(PREFIX):
+        args.seq = configuration.sequence
+    if args.dtype is None:
+        args.dtype = configuration.dtype
+    return load_asked(args)
+
+
+COMMAND = Command(
+    name="import",
+    summary="plan as a configuration of another project says, beside the plan found",
+    add_options=add_options,
+    run=run,
+)

@@ -1,0 +1,111 @@
+"""Options that several commands share: those of planning, from their table, and a few others."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from autopar.errors import UsageError
+from autopar.options.option import Option
+from autopar.options.table import TABLE
+
+FORMATS = ("torchtitan", "megatron", "deepspeed", "hf-tp-plan")
+TARGETS = ("dtensor", "hf-tp-plan", "torchtitan", "megatron", "deepspeed", "fsdp2", "pipelining")
+BACKENDS = ("gloo", "nccl")
+MODELS = (
+    "file.onnx, file.pt2, package.module:function returning (module, example_inputs), "
+    "or hf:config.json of Hugging Face"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises `UsageError` instead of printing the usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def planning_options(parser: Parser, options: Iterable[Option]) -> None:
+    """Add options of planning as their table has them."""
+    for option in options:
+        planning_option(parser, option.name)
+
+
+def planning_option(parser: Parser, name: str, **changes: Any) -> None:
+    """Add an option of planning.
+
+    `changes`: arguments of argparse, such as a help text of the command's own.
+    """
+    option = TABLE[name]
+    arguments = {"dest": name, "help": option.help, **option.kind.arguments}
+    if option.default:
+        arguments["default"] = option.default
+    if option.choices:
+        arguments["choices"] = option.choices
+    if option.metavar:
+        arguments["metavar"] = option.metavar
+    parser.add_argument(option.spelled, **(arguments | changes))
+
+
+def planning_values(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The options of planning that a command has, as `autopar.plan` takes their values."""
+    return {
+        name: TABLE[name].kind.read(getattr(args, name), TABLE[name].spelled)
+        for name in names
+        if hasattr(args, name)
+    }
+
+
+def json_option(parser: Parser) -> None:
+    """Add --json."""
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object on stdout and nothing else"
+    )
+
+
+def plan_argument(parser: Parser) -> None:
+    """Add the positional PLAN."""
+    parser.add_argument("plan", metavar="PLAN", help="a plan file")
+
+
+def model_argument(parser: Parser) -> None:
+    """Add the positional MODEL."""
+    parser.add_argument("model", metavar="MODEL", help=MODELS)
+
+
+def trace_option(parser: Parser, where: str = "") -> None:
+    """Add --trace; `where`: the condition under which it works, which opens its help."""
+    text = "write the predicted timeline of a step to FILE, for chrome://tracing or Perfetto"
+    parser.add_argument("--trace", metavar="FILE", help=where + text)
+
+
+def backend_option(parser: Parser) -> None:
+    """Add --backend."""
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="communication library (default: what fits this machine)",
+    )
+
+
+def measuring_options(parser: Parser) -> None:
+    """Add the options of commands that measure ranks."""
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="number of forked ranks (default: one a core, at least 2); under torchrun, its ranks",
+    )
+    backend_option(parser)
+
+
+def check_measured_ranks(args: argparse.Namespace) -> None:
+    """Refuse a single rank: it has nobody to exchange messages with."""
+    if args.nproc is not None and args.nproc < 2:
+        raise UsageError(f"--nproc is {args.nproc}; collectives are measured on 2 ranks or more")
+
+
+def measured_kinds(args: argparse.Namespace) -> list[str]:
+    """The kinds in --collectives."""
+    return [kind for kind in args.collectives.split(",") if kind]

@@ -1,0 +1,17 @@
+"""PyTorch modules and `torch.export` archives become graphs and the programs to run them."""
+
+from .archive import read_archive
+from .attributes import with_attributes
+from .caches import NOTE, caching
+from .cast import recast
+from .importer import import_torch, read_exported
+
+__all__ = [
+    "NOTE",
+    "caching",
+    "import_torch",
+    "read_archive",
+    "read_exported",
+    "recast",
+    "with_attributes",
+]

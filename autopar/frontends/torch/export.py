@@ -1,0 +1,86 @@
+"""Exports a module without its weights.
+
+`torch.export` runs on fake tensors, cast where another dtype is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from autopar.errors import ModelError
+from autopar.forking import keep_forkable
+
+from .caches import without_caches
+
+keep_forkable()  # before the first fake tensor
+
+
+def export_fake(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype | None,
+) -> torch.export.ExportedProgram:
+    """Export a module by `torch.export` on fake tensors.
+
+    Real weights stay untouched, meta weights become fake CPU ones.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.device.type == "meta":
+            with mode:
+                empty = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+                return _like(value, empty)
+        return mode.from_tensor(value, static_shapes=True)
+
+    def wanted(value: torch.Tensor) -> Any:
+        faked = fake(value)
+        if dtype in (None, value.dtype) or not value.is_floating_point():
+            return faked
+        with mode:
+            return _like(value, faked.detach().to(dtype))
+
+    state = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    # A tied parameter has several paths and is replaced by one fake tensor.
+    replaced = {value: wanted(value) for value in dict.fromkeys(state.values())}
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    fakes_of_inputs = [fake(leaf) for leaf in _apart(leaves)]
+    inputs, keyword_inputs = pytree.tree_unflatten(fakes_of_inputs, spec)
+    try:
+        fakes = {path: replaced[value] for path, value in state.items()}
+        with torch.nn.utils.stateless._reparametrize_module(module, fakes), without_caches(module):
+            return torch.export.export(module, inputs, keyword_inputs, strict=False)
+    except Exception as error:
+        text = str(error).strip().split("\n")[0]
+        raise ModelError(
+            f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {text}"
+        ) from error
+
+
+def _like(value: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+    """Make `fresh` a parameter if `value` is one."""
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(fresh, value.requires_grad)
+    return fresh
+
+
+def _apart(leaves: list[Any]) -> list[Any]:
+    """Copy a tensor that is given for several inputs: it stands for as many tensors."""
+    seen: set[torch.Tensor] = set()
+    apart = []
+    for leaf in leaves:
+        repeated = isinstance(leaf, torch.Tensor) and leaf in seen
+        apart.append(leaf.clone() if repeated else leaf)
+        if isinstance(leaf, torch.Tensor):
+            seen.add(leaf)
+    return apart

@@ -1,0 +1,79 @@
+"""Imports a PyTorch model as a `Graph`.
+
+`torch.export` runs on fake tensors, so no weight is allocated or computed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from autopar.errors import ModelError
+from autopar.model import TorchModel
+
+from .export import export_fake
+from .reader import Reader
+
+
+def import_torch(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+    name: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> TorchModel:
+    """Export `module` on (fake copies of) its example inputs and read the graph.
+
+    `loss`: the graph also computes `loss(outputs, *args, **kwargs)`, a scalar, and names it as its
+    loss. `dtype`: the type of floats in the graph; the module itself keeps its type.
+    """
+    forward = module.forward
+    own = vars(module).get("forward")
+    if loss is not None:
+        module.forward = lambda *a, **k: _with_loss(forward, loss, a, k)
+    try:
+        exported = export_fake(module, tuple(args), dict(kwargs or {}), dtype)
+    finally:
+        if loss is not None:
+            del module.forward
+            if own is not None:
+                module.forward = own
+    model = read_exported(exported, module=module, name=name or type(module).__name__)
+    if loss is None:
+        return model
+    last = model.output_names[-1]
+    if last is None or model.graph.tensors[last].shape != ():
+        raise ModelError("the loss function must return a scalar tensor")
+    return replace(model, graph=replace(model.graph, loss=last))
+
+
+def _with_loss(
+    forward: Callable[..., Any],
+    loss: Callable[..., torch.Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    outputs = forward(*args, **kwargs)
+    return outputs, loss(outputs, *args, **kwargs)
+
+
+def read_exported(
+    exported: torch.export.ExportedProgram, *, module: torch.nn.Module | None, name: str
+) -> TorchModel:
+    """Read an exported program.
+
+    `module` (where there is one) tells which parameters are trainable and tied.
+    """
+    reader = Reader(exported, module, name)
+    try:
+        return reader.read()
+    except ModelError:
+        if not reader.hazards:
+            raise
+    # With an empty table this decomposes nothing and only makes writes into views functional.
+    return Reader(exported.run_decompositions({}), module, name).read()

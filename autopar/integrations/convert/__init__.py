@@ -1,0 +1,41 @@
+"""Plans as the configurations of other projects.
+
+Each target names the parts of a plan that it cannot express.
+"""
+
+from __future__ import annotations
+
+from autopar.errors import UsageError, unknown
+from autopar.plan import Plan
+
+from .deepspeed import deepspeed
+from .dtensor import dtensor
+from .fsdp2 import fsdp2
+from .huggingface import tensor_plan
+from .megatron import megatron
+from .pipelining import pipelining
+from .setup import Converted, Setup, setup_of
+from .torchtitan import torchtitan
+
+__all__ = ["TARGETS", "Converted", "Setup", "convert", "setup_of"]
+
+TARGETS = {
+    "dtensor": dtensor,
+    "hf-tp-plan": tensor_plan,
+    "torchtitan": torchtitan,
+    "megatron": megatron,
+    "deepspeed": deepspeed,
+    "fsdp2": fsdp2,
+    "pipelining": pipelining,
+}
+"""The writers of a plan's setup, by target.
+
+Each raises a `UsageError` that names what the target lacks.
+"""
+
+
+def convert(plan: Plan, to: str) -> Converted:
+    """The plan in the format of the target `to`, with sentences on the parts left out."""
+    if to not in TARGETS:
+        raise UsageError(unknown("target", to, TARGETS))
+    return TARGETS[to](setup_of(plan))

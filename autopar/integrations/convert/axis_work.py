@@ -1,0 +1,131 @@
+"""The work that a plan does along each mesh axis: its products vote, and most of them name it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autopar.plan import Plan
+from autopar.plan_parts import OperatorPlan
+from autopar.sharding.layout import Kind, Layout, Placement, parse_layout
+from autopar.sharding.rules import RULES
+from autopar.sharding.rules.experts import EXPERTS
+
+Work = Literal["data", "tensor", "sequence", "expert", "idle"]
+EMBEDDINGS = ("aten.embedding.default", "onnx.Gather")
+WORDS: Mapping[Work, str] = {
+    "data": "split the batch",
+    "tensor": "split their weights",
+    "sequence": "split the sequence",
+    "expert": "split the experts",
+    "idle": "are repeated",
+}
+"""The predicate of operators that do a kind of work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisWork:
+    """The work of a mesh axis.
+
+    `stored_split`: whether parameters that are used whole on it are stored split. `repeated`: the
+    number of products that the plan repeats on every device of the axis; the target splits them
+    like the others, with the same values. `mixed`: operators that do other work, by its kind.
+    `share`: the share of operators that do the axis's own work.
+    """
+
+    name: str
+    size: int
+    work: Work
+    stored_split: bool
+    repeated: int = 0
+    mixed: Mapping[Work, Sequence[str]] = field(default_factory=dict)
+    share: float = 1.0
+
+    def odd(self) -> str:
+        """The operators that do other work, counted by its kind."""
+        return ", ".join(
+            f"{len(names)} {WORDS[kind]} (such as {names[0]})" for kind, names in self.mixed.items()
+        )
+
+
+def axis_work(plan: Plan, index: int) -> AxisWork:
+    """The work of most products on an axis, and the other kinds of work there."""
+    axis = plan.mesh[index]
+    names: dict[Work, list[str]] = defaultdict(list)
+    for name, operator in plan.operators.items():
+        kind = _work(plan, operator, index)
+        if kind is not None:
+            names[kind].append(name)
+    # A product that is repeated on every device says nothing about the axis.
+    kinds = [kind for kind in names if kind != "idle"]
+    if "expert" in kinds and set(kinds) <= {"expert", "data"}:
+        kinds = ["expert"]  # devices that split experts split the batch of everything else
+    work: Work = "idle"
+    share = 1.0
+    if kinds:
+        work = max(kinds, key=lambda kind: len(names[kind]))
+        share = len(names[work]) / sum(len(names[kind]) for kind in kinds)
+    return AxisWork(
+        name=axis.name,
+        size=axis.size,
+        work=work,
+        stored_split=_stored_split(plan, index),
+        repeated=0 if work in ("idle", "tensor") else len(names["idle"]),
+        mixed={kind: tuple(names[kind]) for kind in kinds if kind != work},
+        share=share,
+    )
+
+
+def placements(places: Iterable[tuple[str, str]]) -> list[tuple[str, Layout]]:
+    """Tensors with their layouts."""
+    return [(name, parse_layout(text)) for name, text in places]
+
+
+def is_product(operator: OperatorPlan) -> bool:
+    """Whether the operator multiplies."""
+    return operator.kind in RULES and bool(RULES[operator.kind].products)
+
+
+def is_split(place: Placement) -> bool:
+    """Whether a tensor is split on an axis."""
+    return place.kind is Kind.SPLIT
+
+
+def _work(plan: Plan, operator: OperatorPlan, index: int) -> Work | None:
+    """The work of a weight's product with a value, or of a split embedding; None for others."""
+    if not is_product(operator) and operator.kind not in EMBEDDINGS:
+        return None
+    inputs = placements(operator.inputs)
+    weights = [
+        layout[index]
+        for name, layout in inputs
+        if name in plan.parameters and len(plan.parameters[name].shape) > 1
+    ]
+    values = [layout[index] for name, layout in inputs if name not in plan.parameters]
+    if not weights or not values:
+        return None
+    splits = [place for place in weights if is_split(place)]
+    if splits:
+        # The first dim of grouped weights numbers the experts.
+        by_expert = operator.kind == EXPERTS and any(place.dim == 0 for place in splits)
+        return "expert" if by_expert else "tensor"
+    if operator.kind in EMBEDDINGS:
+        return None
+    if not is_split(values[0]):
+        return "idle"
+    return "data" if values[0].dim == 0 else "sequence"
+
+
+def _stored_split(plan: Plan, index: int) -> bool:
+    """Whether some parameter is stored split on an axis on which no operator reads it split."""
+    uses: dict[str, list[Placement]] = defaultdict(list)
+    for operator in plan.operators.values():
+        for name, layout in placements(operator.inputs):
+            if name in plan.parameters:
+                uses[name].append(layout[index])
+    return any(
+        is_split(parse_layout(parameter.storage)[index]) and not any(map(is_split, uses[name]))
+        for name, parameter in plan.parameters.items()
+    )

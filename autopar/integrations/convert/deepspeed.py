@@ -1,0 +1,66 @@
+"""The configuration of DeepSpeed (JSON).
+
+It holds batch sizes, the ZeRO stage, offload and tensor parallelism.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .setup import Converted, Setup
+
+TARGET = "deepspeed"
+OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
+TYPES = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+def deepspeed(setup: Setup) -> Converted:
+    """The object as JSON."""
+    setup.refuse(TARGET, *_lacks(setup))
+    # Offloading is part of this configuration, so nothing of it is left to the target.
+    lost = [note for note in (*setup.lost, *setup.minor()) if "host memory" not in note]
+    if setup.recompute != "none":
+        lost.append(f"recompute ({setup.recompute}) is called for in the model's code")
+    text = json.dumps(_configuration(setup), indent=1)
+    return Converted(text=text + "\n", lost=tuple(lost))
+
+
+def _lacks(setup: Setup) -> Iterable[str]:
+    """Parts of a plan that DeepSpeed's configuration cannot say."""
+    tensor = setup.degree("tensor")
+    yield from setup.mixed()
+    if setup.stages > 1:
+        where = "they are written in its PipelineModule, not in the configuration"
+        yield f"{setup.staged()} ({where})"
+    yield setup.lacking("expert", "splitting experts, which is written in its MoE layers")
+    if setup.sequence_parallel:
+        yield "sequence parallelism between tensor-parallel layers"
+    if tensor > 1 and setup.zero > 2:
+        yield f"ZeRO {setup.zero} beside split weights"
+    yield setup.optimizer_beyond(OPTIMIZERS)
+    yield setup.split_beyond()
+
+
+def _configuration(setup: Setup) -> Mapping[str, Any]:
+    plan = setup.plan
+    configuration: dict[str, Any] = {
+        "train_batch_size": setup.batch,
+        "train_micro_batch_size_per_gpu": setup.local_batch,
+        "gradient_accumulation_steps": plan.schedule.micro_batches,
+    }
+    if plan.model.mode == "train":
+        # A plan knows no learning rate: empty `params` give the optimizer's defaults.
+        configuration["optimizer"] = {"type": OPTIMIZERS[plan.model.optimizer], "params": {}}
+    zero: dict[str, Any] = {"stage": setup.zero, "overlap_comm": True}
+    if any(parameter.state == "host" for parameter in plan.parameters.values()):
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    configuration["zero_optimization"] = zero
+    if dtype := setup.parameter_type(TYPES):
+        configuration[TYPES[dtype]] = {"enabled": True}
+    if setup.degree("tensor") > 1:
+        configuration["tensor_parallel"] = {"autotp_size": setup.degree("tensor")}
+    if setup.degree("sequence") > 1:
+        configuration["sequence_parallel_size"] = setup.degree("sequence")
+    return configuration

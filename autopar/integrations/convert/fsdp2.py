@@ -1,0 +1,93 @@
+"""PyTorch's FSDP2: `fully_shard` on the layers of a model.
+
+It takes plans that split only the batch and the storage of parameters.
+"""
+
+from __future__ import annotations
+
+import re
+
+from autopar.plan import Plan
+from autopar.printable import printable
+
+from .setup import Converted, Setup
+
+TARGET = "fsdp2"
+_LAYER = re.compile(r"^(.*?\.)?\d+(?=\.)")
+
+
+def fsdp2(setup: Setup) -> Converted:
+    """The file: `shard(module)`, to be called on every rank."""
+    setup.refuse(
+        TARGET,
+        *setup.mixed(),
+        setup.staged(),
+        setup.lacking("tensor", "splitting weights"),
+        setup.lacking("sequence", "splitting the sequence"),
+        setup.lacking("expert", "splitting experts"),
+    )
+    schedule = setup.plan.schedule
+    lost = [*setup.lost, *setup.minor()]
+    if setup.zero < 2 and schedule.micro_batches > 1:
+        lost.append(
+            "gradients are reduced at every micro-batch (ZeRO 2); the plan reduces them once a "
+            f"step (ZeRO {setup.zero})"
+        )
+    if schedule.micro_batches > 1:
+        lost.append(
+            f"the training loop adds up the gradients of {schedule.micro_batches} micro-batches"
+        )
+    if setup.recompute != "none":
+        lost.append(f"recompute ({setup.recompute}) is left to torch.utils.checkpoint")
+    types = {p.dtype for p in setup.plan.parameters.values()} & {"bfloat16", "float16"}
+    compute = f"torch.{types.pop()}" if schedule.master and len(types) == 1 else "None"
+    reduce = f"torch.{schedule.reduce}" if schedule.reduce else "None"
+    replicas = setup.degree("data") // setup.shards
+    name = printable(setup.plan.model.name, lines=False)
+    text = _FILE.format(
+        model=name,
+        ranks=setup.ranks,
+        notes="".join(f"#   {note}\n" for note in lost),
+        replicas=replicas,
+        shards=setup.shards,
+        units=units_of(setup.plan),
+        compute=compute,
+        reduce=reduce,
+        reshard=setup.zero == 3,
+    )
+    return Converted(text=text, lost=tuple(lost))
+
+
+def units_of(plan: Plan) -> tuple[str, ...]:
+    """Patterns of the repeated layers, which are gathered one at a time.
+
+    They are the lists of modules whose names have numbers, such as `h.*`.
+    """
+    layers = (match[0] for name in plan.parameters if (match := _LAYER.match(name)))
+    return tuple(dict.fromkeys(re.sub(r"\d+$", "*", name) for name in layers))
+
+
+_FILE = """# A plan for {model} on {ranks} ranks, as FSDP2 takes it.
+# Call shard(module) on every rank of torchrun, before the optimizer is made.
+{notes}
+from fnmatch import fnmatchcase
+
+import torch  # noqa: F401
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+REPLICAS, SHARDS = {replicas}, {shards}
+UNITS = {units}
+POLICY = MixedPrecisionPolicy(param_dtype={compute}, reduce_dtype={reduce})
+
+
+def shard(module: nn.Module, device: str = "cuda") -> nn.Module:
+    whole = init_device_mesh(device, (REPLICAS, SHARDS), mesh_dim_names=("replicas", "shards"))
+    mesh = whole if REPLICAS > 1 else whole["shards"]
+    for name, inner in reversed(list(module.named_modules())):
+        if any(fnmatchcase(name, unit) for unit in UNITS) and name.rpartition(".")[2].isdecimal():
+            fully_shard(inner, mesh=mesh, mp_policy=POLICY, reshard_after_forward={reshard})
+    fully_shard(module, mesh=mesh, mp_policy=POLICY, reshard_after_forward={reshard})
+    return module
+"""

@@ -1,0 +1,98 @@
+"""The parallelism arguments of Megatron-LM's training scripts, one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from autopar.order import schedules
+
+from .setup import Converted, Setup
+
+TARGET = "megatron"
+OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
+SCHEDULES = tuple(row.name for row in schedules.SCHEDULES.values() if row.other_names.megatron)
+WITH_FSDP2 = ("--no-gradient-accumulation-fusion", "--ckpt-format torch_dist")
+"""Further arguments that its parser demands with FSDP2, as of Megatron-LM d98e8a64dd."""
+TYPES = {"bfloat16": "--bf16", "float16": "--fp16"}
+
+
+def megatron(setup: Setup) -> Converted:
+    """The arguments of a plan."""
+    setup.refuse(TARGET, *_lacks(setup))
+    lost = [*setup.lost, *setup.minor(), *_losses(setup)]
+    lines = [f"# {note}" for note in lost]
+    lines += [f"{name} {value}" for name, value in _options(setup).items()]
+    lines += _flags(setup)
+    return Converted(text="\n".join(lines) + "\n", lost=tuple(lost))
+
+
+def _lacks(setup: Setup) -> Iterable[str]:
+    """Parts of a plan that Megatron-LM cannot do."""
+    yield from setup.mixed()
+    if setup.plan.model.mode == "infer":
+        yield "inference"
+    yield setup.pipeline_beyond(SCHEDULES)
+    yield setup.split_beyond()
+    yield setup.optimizer_beyond(OPTIMIZERS)
+    if setup.zero == 3:
+        # Its FSDP2 knows data parallelism alone.
+        gathered = "parameters gathered again for every pass (ZeRO 3)"
+        if setup.stages > 1:
+            yield f"{gathered} beside pipeline stages"
+        if setup.degree("tensor") > 1:
+            yield f"{gathered} beside split weights"
+
+
+def _losses(setup: Setup) -> Iterable[str]:
+    """Sentences on parts of a plan that become something else."""
+    if setup.zero == 3:
+        yield (
+            "its FSDP2 is for models whose output weights are not the embedding's "
+            "(--untie-embeddings-and-output-weights)"
+        )
+    # The distributed optimizer is the nearest to ZeRO 2: it splits the optimizer's state, and keeps
+    # whole gradients until the last micro-batch.
+    if setup.zero == 2:
+        yield "gradients are reduced once a step (ZeRO 1), not at every micro-batch (ZeRO 2)"
+    if setup.recompute == "selective":
+        yield "its selective recompute makes the attention again, not what the plan names"
+
+
+def _options(setup: Setup) -> Mapping[str, object]:
+    """The arguments that have a value."""
+    schedule = setup.plan.schedule
+    options: dict[str, object] = {
+        "--tensor-model-parallel-size": setup.degree("tensor"),
+        "--pipeline-model-parallel-size": setup.stages,
+        "--context-parallel-size": setup.degree("sequence"),
+        "--expert-model-parallel-size": setup.degree("expert"),
+        "--micro-batch-size": setup.local_batch,
+        "--global-batch-size": setup.batch,
+        "--optimizer": OPTIMIZERS[setup.plan.model.optimizer],
+    }
+    if setup.sequence:
+        options["--seq-length"] = setup.sequence
+    if schedule.interleave > 1:
+        options["--num-virtual-stages-per-pipeline-rank"] = schedule.interleave
+    if setup.recompute == "full":
+        # "uniform" in units of one layer computes every layer again by itself.
+        options["--recompute-granularity"] = "full"
+        options["--recompute-method"] = "uniform"
+        options["--recompute-num-layers"] = 1
+    return options
+
+
+def _flags(setup: Setup) -> Iterable[str]:
+    if setup.sequence_parallel:
+        yield "--sequence-parallel"
+    if setup.zero == 3:
+        yield "--use-torch-fsdp2"
+        yield from WITH_FSDP2
+    elif setup.zero:
+        yield "--use-distributed-optimizer"
+        yield "--overlap-grad-reduce"
+        yield "--overlap-param-gather"
+    if setup.recompute == "selective":
+        yield "--recompute-activations"
+    if dtype := setup.parameter_type(TYPES):
+        yield TYPES[dtype]

@@ -1,0 +1,107 @@
+"""PyTorch's `torch.distributed.pipelining`.
+
+Stages are cut at any operator; inside a stage run DDP or FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from autopar.order.schedules import SCHEDULES, TorchClass, schedule_named
+from autopar.printable import printable
+
+from .fsdp2 import units_of
+from .pipelined_file import BODY, HEADER
+from .setup import Converted, Setup
+from .splits import cuts, held_twice
+
+TARGET = "pipelining"
+CLASSES: Mapping[str, TorchClass] = {
+    row.name: row.other_names.torch for row in SCHEDULES.values() if row.other_names.torch
+}
+"""The class of each schedule, with the same order."""
+
+
+def pipelining(setup: Setup) -> Converted:
+    """The file: `pipelined(module, example, loss)`, to be called on every rank."""
+    if setup.stages == 1:
+        setup.refuse(TARGET, "a plan without pipeline stages (fsdp2 and dtensor write those)")
+    setup.refuse(
+        TARGET, *setup.mixed(), *_lacks(setup), *_schedule_lacks(setup), *held_twice(setup.plan)
+    )
+    pipeline = setup.plan.schedule.pipeline
+    lost = tuple(_lost(setup))
+    policy = setup.plan.schedule
+    header = HEADER.format(
+        model=printable(setup.plan.model.name, lines=False),
+        ranks=setup.ranks,
+        notes="".join(f"#   {note}\n" for note in lost),
+        schedule=CLASSES[pipeline].name,
+        stages=setup.stages,
+        chunks=policy.interleave,
+        micro_batches=policy.micro_batches,
+        replicas=setup.degree("data") // setup.shards,
+        shards=setup.shards,
+        units=units_of(setup.plan),
+        reshard=setup.zero == 3,
+        splits="\n".join(f"    ({name!r}, {after})," for name, after in cuts(setup.plan)),
+        reduce=f"torch.{policy.reduce}" if policy.reduce else "None",
+        single=not CLASSES[pipeline].several,
+    )
+    return Converted(text=header + BODY, lost=lost)
+
+
+def _lacks(setup: Setup) -> Iterable[str]:
+    """Parts of a plan that no stage of the target can do."""
+    plan = setup.plan
+    yield "" if plan.model.mode == "train" else "inference: its schedules are written for training"
+    yield setup.lacking("tensor", "splitting weights within a stage")
+    yield setup.lacking("sequence", "splitting the sequence")
+    yield setup.lacking("expert", "splitting experts")
+    if any(parameter.state == "host" for parameter in plan.parameters.values()):
+        yield "optimizer state in host memory"
+    if setup.recompute != "none":
+        yield (
+            f"recompute ({setup.recompute}), since a stage is a traced graph without the forward "
+            "functions of its modules"
+        )
+    if plan.schedule.master:
+        yield (
+            f"parameters stored in {plan.schedule.master} and used in another type, since values "
+            "between stages are of the traced type"
+        )
+    if plan.schedule.reduce and setup.zero == 0:
+        yield (
+            f"gradients in {plan.schedule.reduce} of parameters that every device stores whole "
+            "(ZeRO 0)"
+        )
+    if any(operator.kind.startswith("onnx.") for operator in plan.operators.values()):
+        yield "a model from an ONNX file, which is no module to trace"
+
+
+def _schedule_lacks(setup: Setup) -> Iterable[str]:
+    """Demands of the schedule's class that the plan does not meet."""
+    schedule = setup.plan.schedule
+    row = schedule_named(schedule.pipeline)
+    yield setup.pipeline_beyond(CLASSES)
+    if schedule.interleave > 1 and not row.chunks:
+        yield f"{schedule.interleave} chunks on each stage under the schedule {row.name}"
+    if row.other_names.torch:
+        yield row.other_names.torch.refuses(setup.stages, schedule.micro_batches)
+    if row.splits and setup.degree("data") > 1:
+        yield (
+            f"{row.name} with data parallelism, whose weight gradients are made where no reduction "
+            "sees them"
+        )
+
+
+def _lost(setup: Setup) -> Iterable[str]:
+    yield from setup.lost
+    yield from setup.minor()
+    if setup.zero >= 2:
+        yield (
+            "gradients are added up whole and reduced once a step (ZeRO 1), which takes more "
+            "memory than the plan's shards"
+        )
+    if setup.zero == 3:
+        yield "parameters stay gathered from a stage's first backward pass to the end of the step"

@@ -1,0 +1,275 @@
+"""A plan's work by mesh axis and in time, in the common words of training configurations.
+
+It is read off the plan's file alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autopar.errors import UsageError
+from autopar.plan import Plan
+from autopar.plan_checks import require_consistent
+from autopar.plan_parts import OperatorPlan
+from autopar.printable import printable
+from autopar.sharding.rules.experts import EXPERTS
+from autopar.sharding.schedule import zero_stage
+
+from .axis_work import WORDS, AxisWork, Work, axis_work, is_product, is_split, placements
+
+Recompute = Literal["none", "selective", "full"]
+LINEAR = (
+    "aten.linear.default",
+    "aten.matmul.default",
+    "aten.mm.default",
+    "aten.addmm.default",
+    "aten.bmm.default",
+    "onnx.MatMul",
+    "onnx.Gemm",
+)
+"""Products of values and a weight of two dims."""
+NORMS = (
+    "aten.layer_norm.default",
+    "aten.rms_norm.default",
+    "aten.mul.Tensor",
+    "onnx.LayerNormalization",
+    "onnx.RMSNormalization",
+    "onnx.Mul",
+)
+"""Operators that scale values [batch, sequence, features] by a weight of the features."""
+MOST = 0.9
+"""Smallest share of recomputed operators at which all of them count as recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """The text of a file, and sentences on the parts of the plan that it leaves out."""
+
+    text: str
+    lost: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A plan by degrees.
+
+    `zero`: the ZeRO stage of the data axes, 0 to 3. `sequence_parallel`: whether activations
+    between the products of a tensor axis are split along the sequence. `lost`: sentences on the
+    parts that no target can say.
+    """
+
+    plan: Plan
+    axes: tuple[AxisWork, ...]
+    zero: int
+    sequence_parallel: bool
+    recompute: Recompute
+    stages: int
+    batch: int
+    sequence: int | None
+    lost: tuple[str, ...]
+
+    def degree(self, *work: Work) -> int:
+        """Devices along all axes of these kinds of work."""
+        return math.prod(axis.size for axis in self.axes if axis.work in work)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the target: the devices along axes on which they do something."""
+        return self.stages * math.prod(axis.size for axis in self.axes if axis.work != "idle")
+
+    @property
+    def shards(self) -> int:
+        """Devices of the data axes over which parameters are stored split."""
+        return math.prod(
+            axis.size for axis in self.axes if axis.work == "data" and axis.stored_split
+        )
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of a micro-batch on one device.
+
+        Devices that split experts split the batch as well.
+        """
+        return self.batch // (self.plan.schedule.micro_batches * self.degree("data", "expert"))
+
+    def parameter_type(self, known: Collection[str]) -> str | None:
+        """The type of parameters, if it is the only one that a target knows."""
+        types = {parameter.dtype for parameter in self.plan.parameters.values()} & set(known)
+        return types.pop() if len(types) == 1 else None
+
+    def refuse(self, target: str, *lacks: str) -> None:
+        """Raise a `UsageError` that lists `lacks`, unless all of them are empty."""
+        complaints = [lack for lack in lacks if lack]
+        if complaints:
+            raise UsageError(f"{target} cannot express this plan: {'; '.join(complaints)}")
+
+    def lacking(self, work: Work, words: str) -> str:
+        """The complaint of a target without a kind of work; "" if no axis does it."""
+        names = [
+            f"{axis.name}={axis.size}" for axis in self.axes if axis.work == work and axis.size > 1
+        ]
+        return f"{words} over {', '.join(names)}" if names else ""
+
+    def mixed(self, share: float = MOST) -> Iterable[str]:
+        """Complaints of a target that allows one kind of work per axis.
+
+        An axis is complained about where less than `share` of its operators do its work.
+        """
+        for axis in self.axes:
+            if axis.mixed and axis.share < share:
+                yield f"on axis {axis.name} most operators {WORDS[axis.work]}, but {axis.odd()}"
+
+    def minor(self) -> Iterable[str]:
+        """Losses of such a target where a few operators do other work.
+
+        The target gives them the work of the rest, with the same values.
+        """
+        for axis in self.axes:
+            if axis.mixed and axis.share >= MOST:
+                lost = (
+                    f"of the operators that {WORDS[axis.work]} along {axis.name} as all others do, "
+                    f"the plan has {axis.odd()}: values stay the same, time and memory do not"
+                )
+                yield printable(lost, lines=False)
+
+    def optimizer_beyond(self, known: Collection[str]) -> str:
+        """The complaint of a target with only the `known` optimizers; "" if one is the plan's."""
+        model = self.plan.model
+        if model.mode != "train" or model.optimizer in known:
+            return ""
+        return f"the optimizer {model.optimizer}"
+
+    def pipeline_beyond(self, known: Collection[str]) -> str:
+        """The complaint of a target with only the `known` schedules; "" if one is the plan's."""
+        pipeline = self.plan.schedule.pipeline
+        if self.stages == 1 or pipeline in known:
+            return ""
+        return f"the pipeline schedule {pipeline}"
+
+    def split_beyond(self) -> str:
+        """The complaint of a target that splits linear layers, embeddings and experts alone."""
+        odd = {
+            operator.kind: name
+            for name, operator in reversed(self.plan.operators.items())
+            if self._splits_odd(operator)
+        }
+        return "; ".join(
+            f"splitting the weights of {kind} (such as {name})" for kind, name in odd.items()
+        )
+
+    def _splits_odd(self, operator: OperatorPlan) -> bool:
+        """Whether an operator splits a weight and is none of these."""
+        if not is_product(operator) or operator.kind in (*LINEAR, EXPERTS):
+            return False
+        weights = [
+            layout
+            for name, layout in placements(operator.inputs)
+            if len(getattr(self.plan.parameters.get(name), "shape", ())) > 1
+        ]
+        return any(is_split(place) for layout in weights for place in layout)
+
+    def staged(self) -> str:
+        """The complaint of a target without pipelines; "" for a single stage."""
+        return f"{self.stages} pipeline stages" if self.stages > 1 else ""
+
+
+def setup_of(plan: Plan) -> Setup:
+    """The setup of a plan; `UsageError` if its stages are on different meshes."""
+    require_consistent(plan)
+    if any(stage.mesh != plan.mesh for stage in plan.stages):
+        raise UsageError("no target can express this plan: its stages are on different meshes")
+    axes = tuple(axis_work(plan, index) for index in range(len(plan.mesh)))
+    schedule = plan.schedule
+    zero = 0
+    if any(axis.stored_split for axis in axes if axis.work == "data"):
+        zero = zero_stage(schedule.gathered, schedule.accumulated)
+    # The plan does not name the dims of inputs: the first is taken for [batch, sequence, ...], as
+    # the models of these projects have it.
+    shape = next((spec.shape for spec in plan.model.inputs.values() if spec.shape), (1,))
+    return Setup(
+        plan=plan,
+        axes=axes,
+        zero=zero,
+        sequence_parallel=any(
+            axis.work == "tensor" and _between_sequences(plan, index)
+            for index, axis in enumerate(axes)
+        ),
+        recompute=_recompute(plan),
+        stages=max(len(plan.stages) // schedule.interleave, 1),
+        batch=shape[0],
+        sequence=shape[1] if len(shape) > 1 else None,
+        lost=tuple(printable(note, lines=False) for note in _losses(plan, axes)),
+    )
+
+
+def _recompute(plan: Plan) -> Recompute:
+    recomputed = sum(map(len, plan.schedule.recompute))
+    if not recomputed:
+        return "none"
+    return "full" if recomputed >= MOST * len(plan.operators) else "selective"
+
+
+def _between_sequences(plan: Plan, index: int) -> bool:
+    """Whether norms have their values split along dim 1."""
+    for operator in plan.operators.values():
+        inputs = placements(operator.inputs)
+        values = [layout[index] for name, layout in inputs if name not in plan.parameters]
+        if operator.kind not in NORMS or len(values) in (0, len(inputs)):
+            continue
+        if is_split(values[0]) and values[0].dim == 1:
+            return True
+    return False
+
+
+def _losses(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
+    """Sentences on changes in where things are stored and when they travel; no value changes."""
+    for axis in axes:
+        if axis.size > 1:
+            yield from _axis_losses(axis)
+    yield from _reordered(plan, axes)
+    if plan.schedule.reductions.formats:
+        yield f"gradients of {len(plan.schedule.reductions.formats)} parameters travel uncompressed"
+    if hosts := sum(parameter.state == "host" for parameter in plan.parameters.values()):
+        yield (
+            f"optimizer state of {hosts} parameters in host memory is left to the target's own "
+            "offloading"
+        )
+    if plan.unused:
+        yield f"{plan.unused} devices of the cluster stay idle"
+
+
+def _axis_losses(axis: AxisWork) -> Iterable[str]:
+    if axis.work == "idle":
+        yield (
+            f"the devices along {axis.name}={axis.size} repeat each other's work, so the target "
+            "goes without them"
+        )
+    if axis.stored_split and axis.work != "data":
+        yield (
+            f"parameters stored split over {axis.name}, which is no data axis, are stored whole "
+            "there"
+        )
+    if axis.repeated:
+        split = "the sequence" if axis.work == "sequence" else "the batch"
+        yield (
+            f"{axis.repeated} products that every device along {axis.name} repeats split {split} "
+            "there as well: values stay the same"
+        )
+
+
+def _reordered(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
+    """Sentences on tensor axes outside data axes: targets have them inside."""
+    pairs = list(zip(plan.mesh, axes, strict=True))
+    data = [spec.level for spec, axis in pairs if axis.work == "data" and axis.size > 1]
+    if not data:
+        return
+    for spec, axis in pairs:
+        innermost = plan.mesh[-1].name == axis.name
+        if axis.work == "tensor" and spec.level != data[-1] and not innermost:
+            yield (
+                f"weights are split over neighbouring devices, not along {axis.name}, which the "
+                f"plan has on level {spec.level}"
+            )

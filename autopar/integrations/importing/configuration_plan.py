@@ -1,0 +1,181 @@
+"""The plan of a configuration, beside the plan of a search that is free of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autopar.api import Planned, plan_loaded
+from autopar.costmodel import Cluster
+from autopar.errors import NoPlanFits, UsageError
+from autopar.model import LoadedModel
+from autopar.options.plan_options import choose_cluster
+from autopar.planning.model.progress import Progress
+from autopar.schemes import scheme_named
+from autopar.schemes.pinning import stage_mesh
+
+from .configuration import Configuration
+from .huggingface import Styles
+
+WITHOUT_LIMIT = 1e18
+"""Bytes of a device that no plan exceeds; a search without a limit takes the cluster's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The devices to plan for: their number, their cluster, and the bytes of one that are used.
+
+    None: the configuration's number of devices, this machine or the default cluster, all memory.
+    """
+
+    devices: int | None = None
+    cluster: str | Path | Cluster | None = None
+    memory: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A configuration with its plan, and whether that plan `fits` the memory.
+
+    `free`: the plan of a search without the configuration; None if it was not searched, or fits no
+    device.
+    """
+
+    configuration: Configuration
+    planned: Planned
+    fits: bool
+    scheme: str
+    free: Planned | None
+
+
+EVERYTHING = Hardware()
+
+
+def scheme_text(configuration: Configuration, data: int) -> str:
+    """The configuration as a product of schemes, from the outside in; empty for one device.
+
+    >>> tensor = Configuration(source="", zero=3, tensor=2, sequence_parallel=True)
+    >>> scheme_text(tensor, 8)
+    'data 8 (zero3) x megatron-sp 2'
+    """
+    words = []
+    for name, size, stored in _factors(configuration, data):
+        words.append(f"{name} {size} ({stored})" if stored else f"{name} {size}")
+    return " x ".join(words)
+
+
+def _factors(configuration: Configuration, data: int) -> list[tuple[str, int, str]]:
+    """The schemes of a configuration with their degrees and how they store parameters."""
+    factors = []
+    if configuration.stages > 1:
+        factors.append((f"pipeline-{configuration.schedule or '1f1b'}", configuration.stages, ""))
+    replicas = data // configuration.expert
+    shards = replicas
+    if configuration.shards is not None:
+        shards = min(configuration.shards // configuration.expert or 1, replicas)
+    stored = f"zero{configuration.zero}" if configuration.zero else ""
+    if stored and 1 < shards < replicas:
+        factors += [("data", replicas // shards, ""), ("data", shards, stored)]
+    elif replicas > 1:
+        factors.append(("data", replicas, stored if shards > 1 else ""))
+    if configuration.expert > 1:
+        factors.append(("expert", configuration.expert, ""))
+    if configuration.context > 1:
+        factors.append(("context", configuration.context, ""))
+    if configuration.tensor > 1 and not configuration.styles:
+        tensor = "megatron-sp" if configuration.sequence_parallel else "megatron"
+        factors.append((tensor, configuration.tensor, ""))
+    return factors
+
+
+def import_configuration(
+    configuration: Configuration,
+    model: LoadedModel,
+    hardware: Hardware = EVERYTHING,
+    *,
+    compare: bool = True,
+    progress: Progress | None = None,
+) -> Imported:
+    """Plan the model as the configuration says.
+
+    A plan that exceeds the memory is searched without a limit, to show the excess.
+    """
+    devices = hardware.devices
+    if not configuration.styles:
+        devices = configuration.devices(devices)
+    cluster, _ = choose_cluster(hardware.cluster, devices)
+    free: dict[str, Any] = {
+        "cluster": cluster,
+        "optimizer": configuration.optimizer or "adamw",
+        "reduce": configuration.reduce,
+        "progress": progress,
+        "memory": hardware.memory,
+    }
+    pins, scheme = _pins(configuration, model, cluster)
+    planned = _planned(model, free | pins)
+    fits = planned is not None
+    if planned is None:
+        planned = plan_loaded(model, **{**free, **pins, "memory": WITHOUT_LIMIT})
+    return Imported(
+        configuration=configuration,
+        planned=planned,
+        fits=fits,
+        scheme=scheme,
+        free=_planned(model, free) if compare else None,
+    )
+
+
+def _planned(model: LoadedModel, arguments: Mapping[str, Any]) -> Planned | None:
+    """The best plan, or None where none fits the memory."""
+    try:
+        return plan_loaded(model, **arguments)
+    except NoPlanFits:
+        return None
+
+
+def _pins(
+    configuration: Configuration, model: LoadedModel, cluster: Cluster
+) -> tuple[dict[str, Any], str]:
+    """The configuration as arguments of `plan_loaded`, and the name of what they pin."""
+    data = configuration.degree_of_data(cluster.devices)
+    if configuration.styles:
+        pins, scheme = _by_styles(configuration, cluster)
+    else:
+        pins, scheme = _by_scheme(configuration, data)
+    shapes = (model.graph.tensors[name].shape for name in model.graph.inputs)
+    batch = next((shape[0] for shape in shapes if shape), None)
+    pins["micro_batches"] = configuration.count(data, batch)
+    pins["recompute"] = configuration.recompute
+    pins["offload"] = configuration.offload
+    if configuration.interleave > 1:
+        pins["interleave"] = configuration.interleave
+    return pins, scheme
+
+
+def _by_scheme(configuration: Configuration, data: int) -> tuple[dict[str, Any], str]:
+    """The pins of degrees.
+
+    The sequence is split around a ring, or in heads where the model lets it.
+    """
+    text = scheme_text(configuration, data)
+    if configuration.zero is not None and configuration.zero > 3:
+        raise UsageError(f"{configuration.source}: ZeRO {configuration.zero} is none of 0 to 3")
+    pins: dict[str, Any] = {"stages": configuration.stages}
+    if not text:
+        return pins, "one device"
+    scheme_named(text)
+    pins["scheme"] = text
+    # With replicas and shards, the scheme says which axis stores parameters split.
+    if sum(name == "data" for name, _, _ in _factors(configuration, data)) < 2:
+        pins["zero"] = configuration.zero or 0
+    return pins, text
+
+
+def _by_styles(configuration: Configuration, cluster: Cluster) -> tuple[dict[str, Any], str]:
+    """The pins of styles on one axis of all devices."""
+    mesh = stage_mesh(cluster, [cluster.devices])
+    axis = mesh.axes[0].name
+    pins = {"mesh": mesh, "stages": 1, "pins": Styles(configuration.styles, axis)}
+    return pins, f"{len(configuration.styles)} styles over {axis}"

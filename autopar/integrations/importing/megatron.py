@@ -1,0 +1,173 @@
+"""The arguments of Megatron-LM's training scripts, from a shell script or a list of one a line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from autopar.errors import UsageError
+from autopar.order.schedules import SCHEDULES
+
+from .configuration import Configuration, degree, left_out, number
+
+SOURCE = "megatron"
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd"}
+_KNOWN = {
+    "tensor-model-parallel-size",
+    "pipeline-model-parallel-size",
+    "context-parallel-size",
+    "expert-model-parallel-size",
+    "micro-batch-size",
+    "global-batch-size",
+    "seq-length",
+    "num-layers-per-virtual-pipeline-stage",
+    "num-virtual-stages-per-pipeline-rank",
+    "optimizer",
+    "sequence-parallel",
+    "use-distributed-optimizer",
+    "use-torch-fsdp2",
+    "overlap-grad-reduce",
+    "overlap-param-gather",
+    "bf16",
+    "fp16",
+    "recompute-granularity",
+    "recompute-method",
+    "recompute-num-layers",
+    "recompute-activations",
+    "optimizer-cpu-offload",
+    "world-size",
+    "data-parallel-sharding-strategy",
+    "use-custom-fsdp",
+    "use-megatron-fsdp",
+    "num-layers",
+    "no-gradient-accumulation-fusion",
+    "ckpt-format",
+}
+_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
+# The values of --data-parallel-sharding-strategy, as stages of ZeRO.
+_SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def read_megatron(text: str) -> Configuration:
+    """The configuration in a text of arguments; text before the first argument is ignored."""
+    options = arguments(text)
+    lost: list[str] = left_out({f"--{name}" for name in options if name not in _KNOWN})
+    tensor, stages, context, expert = (
+        degree(SOURCE, options, f"{name}-parallel-size")
+        for name in ("tensor-model", "pipeline-model", "context", "expert-model")
+    )
+    optimizer = str(options.get("optimizer", "adam"))
+    if optimizer not in OPTIMIZERS:
+        lost += left_out([f"--optimizer {optimizer}"])
+    interleave = _chunks(options, stages, lost)
+    return Configuration(
+        source=SOURCE,
+        data=_data(options, tensor * stages * context, f"{tensor} x {stages} x {context}"),
+        zero=_zero(options),
+        tensor=tensor,
+        sequence_parallel="sequence-parallel" in options,
+        context=context,
+        expert=expert,
+        stages=stages,
+        schedule=_schedule(stages, interleave),
+        interleave=interleave,
+        batch=number(SOURCE, options, "global-batch-size"),
+        sequence=number(SOURCE, options, "seq-length"),
+        recompute=_recompute(options),
+        dtype=next((name for flag, name in _TYPES.items() if flag in options), None),
+        optimizer=OPTIMIZERS.get(optimizer),
+        offload="optimizer" if "optimizer-cpu-offload" in options else None,
+        micro_batch=degree(SOURCE, options, "micro-batch-size"),
+        lost=tuple(lost),
+    )
+
+
+def _data(options: dict[str, str], group: int, words: str) -> int | None:
+    """Devices that split the batch: the ranks by those of a group; None without their number."""
+    world = number(SOURCE, options, "world-size")
+    if world is None:
+        return None
+    if world % group:
+        raise UsageError(f"{SOURCE}: {world} ranks do not make groups of {words}")
+    return world // group
+
+
+def arguments(text: str) -> dict[str, str]:
+    r"""Options by name, without their dashes; a flag's value is "".
+
+    >>> arguments("torchrun x.py \\\n --bf16 --seq-length 2048 --optimizer=adam # why")
+    {'bf16': '', 'seq-length': '2048', 'optimizer': 'adam'}
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise UsageError(f"{SOURCE}: the arguments cannot be read: {error}") from error
+    options: dict[str, str] = {}
+    last = ""
+    for word in words:
+        match = re.fullmatch(r"--([a-z0-9][a-z0-9-]*)(?:=(.*))?", word, re.DOTALL)
+        if match:
+            last = match[1]
+            options[last] = match[2] or ""
+        # Only the first word behind a name is its value; further ones are lists, which no argument
+        # that is read here has.
+        elif last and not options[last]:
+            options[last] = word
+    return options
+
+
+def _zero(options: dict[str, str]) -> int:
+    if "use-torch-fsdp2" in options:
+        return 3
+    if {"use-custom-fsdp", "use-megatron-fsdp"} & set(options):
+        named = options.get("data-parallel-sharding-strategy", "no_shard")
+        if named not in _SHARDING:
+            raise UsageError(
+                f"{SOURCE}: --data-parallel-sharding-strategy {named} is none of "
+                f"{', '.join(_SHARDING)}"
+            )
+        return _SHARDING[named]
+    return 1 if "use-distributed-optimizer" in options else 0
+
+
+def _chunks(options: dict[str, str], stages: int, lost: list[str]) -> int:
+    """Chunks of the model that a stage holds."""
+    virtual = number(SOURCE, options, "num-virtual-stages-per-pipeline-rank")
+    if virtual is not None or "num-layers-per-virtual-pipeline-stage" not in options or stages == 1:
+        return virtual or 1
+    each = degree(SOURCE, options, "num-layers-per-virtual-pipeline-stage")
+    layers = number(SOURCE, options, "num-layers")
+    if layers is None:
+        lost.append(
+            "--num-layers-per-virtual-pipeline-stage without --num-layers: the chunks of a stage "
+            "are searched"
+        )
+        return 1
+    if each < 1 or layers % (stages * each):
+        raise UsageError(
+            f"{SOURCE}: {layers} layers do not make {stages} stages of chunks of {each}"
+        )
+    return layers // (stages * each)
+
+
+def _schedule(stages: int, interleave: int) -> str | None:
+    """The preferred schedule of those that Megatron-LM runs with so many chunks a stage."""
+    if stages == 1:
+        return None
+    rows = [
+        row
+        for row in SCHEDULES.values()
+        if row.other_names.megatron and bool(row.chunks) == (interleave > 1)
+    ]
+    return min(rows, key=lambda row: row.preferred).name
+
+
+def _recompute(options: dict[str, str]) -> str:
+    granularity = options.get("recompute-granularity", "")
+    if granularity not in ("", "full", "selective"):
+        raise UsageError(
+            f"{SOURCE}: --recompute-granularity {granularity} is neither full nor selective"
+        )
+    if granularity:
+        return granularity
+    return "selective" if "recompute-activations" in options else "none"

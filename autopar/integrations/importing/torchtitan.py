@@ -1,0 +1,196 @@
+"""The configuration of torchtitan (TOML).
+
+The sections `training`, `parallelism` and `activation_checkpoint` are read.
+
+The order of its devices from the outside in: pipeline, replicate, shard, context, tensor; experts
+borrow from shard and context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autopar.errors import UsageError, unknown
+from autopar.order import schedules
+
+from .configuration import Configuration, degree, left_out, number
+
+SOURCE = "torchtitan"
+SCHEDULES = {
+    name.lower(): row
+    for row in schedules.SCHEDULES.values()
+    for name in (row.other_names.torchtitan, *row.other_names.torchtitan_alike)
+    if name
+}
+"""Schedules by torchtitan's name in lower case."""
+MODES = {"none": "none", "selective": "selective", "full": "full", "memory_budget": None}
+OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
+_TRAINING = {
+    "local_batch_size",
+    "global_batch_size",
+    "seq_len",
+    "mixed_precision_param",
+    "mixed_precision_reduce",
+    "dtype",
+    "steps",
+    "max_norm",
+    "dataset",
+    "dataset_path",
+    "deterministic",
+    "seed",
+    "gc_freq",
+    "gc_debug",
+    "batch_size",
+}
+_PARALLEL = {
+    "data_parallel_replicate_degree",
+    "data_parallel_shard_degree",
+    "fsdp_reshard_after_forward",
+    "tensor_parallel_degree",
+    "context_parallel_degree",
+    "expert_parallel_degree",
+    "expert_tensor_parallel_degree",
+    "pipeline_parallel_degree",
+    "pipeline_parallel_schedule",
+    "pipeline_parallel_microbatch_size",
+    "pipeline_parallel_layers_per_stage",
+    "context_parallel_rotate_method",
+    "disable_loss_parallel",
+    "enable_async_tensor_parallel",
+    "enable_compiled_autograd",
+}
+
+
+def read_torchtitan(data: Mapping[str, Any]) -> Configuration:
+    """The configuration in a parsed file."""
+    names = ("training", "parallelism", "activation_checkpoint", "optimizer")
+    training, parallel, checkpoint, optimizer = (_table(data, name) for name in names)
+    lost = left_out(set(training) - _TRAINING, " of [training]")
+    lost += left_out(set(parallel) - _PARALLEL, " of [parallelism]")
+    lost += _inexact(parallel)
+    tensor = degree(SOURCE, parallel, "tensor_parallel_degree")
+    stages = degree(SOURCE, parallel, "pipeline_parallel_degree")
+    shards = _shards(parallel)
+    replicas = degree(SOURCE, parallel, "data_parallel_replicate_degree")
+    schedule, interleave = _schedule(parallel) if stages > 1 else (None, 1)
+    batch, local, micro = _batches(training, parallel, stages)
+    return Configuration(
+        source=SOURCE,
+        data=None if shards is None else replicas * (shards or 1),
+        shards=shards,
+        zero=_zero(parallel, shards, stages),
+        tensor=tensor,
+        sequence_parallel=tensor > 1,
+        context=degree(SOURCE, parallel, "context_parallel_degree"),
+        expert=degree(SOURCE, parallel, "expert_parallel_degree"),
+        stages=stages,
+        schedule=schedule,
+        interleave=interleave,
+        batch=batch,
+        sequence=number(SOURCE, training, "seq_len"),
+        micro_batch=micro,
+        local_batch=local,
+        recompute=_mode(checkpoint, lost),
+        dtype=_text(training.get("mixed_precision_param")),
+        reduce=_text(training.get("mixed_precision_reduce")),
+        optimizer=_optimizer(optimizer, lost),
+        lost=tuple(lost),
+    )
+
+
+def _shards(parallel: Mapping[str, Any]) -> int | None:
+    """Devices over which parameters are stored split; None: all that split the batch (-1)."""
+    shards = number(SOURCE, parallel, "data_parallel_shard_degree", -1)
+    return None if shards is None or shards < 0 else shards
+
+
+def _inexact(parallel: Mapping[str, Any]) -> list[str]:
+    """Sentences on degrees that no plan can have."""
+    lost = []
+    if degree(SOURCE, parallel, "expert_tensor_parallel_degree") > 1:
+        lost += left_out({"expert_tensor_parallel_degree"})
+    replicas = degree(SOURCE, parallel, "data_parallel_replicate_degree")
+    if replicas > 1 and _shards(parallel) is None:
+        lost.append(
+            "data_parallel_replicate_degree beside all other devices as shards: parameters are "
+            "stored split over all of them"
+        )
+    return lost
+
+
+def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = data.get(name, {})
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{SOURCE}: [{name}] is no table")
+    return table
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _zero(parallel: Mapping[str, Any], shards: int | None, stages: int) -> int:
+    """The ZeRO stage of the policy.
+
+    By default the backward pass gathers parameters again unless in a pipeline.
+    """
+    if shards == 1:
+        return 0
+    policy = parallel.get("fsdp_reshard_after_forward", "default")
+    if policy not in ("default", "always", "never"):
+        raise UsageError(
+            f"{SOURCE}: "
+            + unknown("fsdp_reshard_after_forward", policy, ("default", "always", "never"))
+        )
+    if policy == "default":
+        policy = "always" if stages == 1 else "never"
+    return 3 if policy == "always" else 2
+
+
+def _schedule(parallel: Mapping[str, Any]) -> tuple[str, int]:
+    value = str(parallel.get("pipeline_parallel_schedule", "1F1B"))
+    if value.lower() not in SCHEDULES:
+        raise UsageError(f"{SOURCE}: " + unknown("pipeline schedule", value, SCHEDULES))
+    row = SCHEDULES[value.lower()]
+    return row.name, min(row.chunks, default=1)
+
+
+def _batches(
+    training: Mapping[str, Any], parallel: Mapping[str, Any], stages: int
+) -> tuple[int | None, int | None, int | None]:
+    """The global batch if it is given, the batch of a device, and that of a micro-batch.
+
+    A device's batch is what it computes before its gradients are reduced.
+    """
+    whole = number(SOURCE, training, "global_batch_size", -1)
+    local = number(SOURCE, training, "local_batch_size")
+    if local is None:
+        local = number(SOURCE, training, "batch_size")  # its name in earlier versions
+    small = local
+    if stages > 1:
+        small = degree(SOURCE, parallel, "pipeline_parallel_microbatch_size")
+    if local is not None and small is not None and (small < 1 or local % small):
+        raise UsageError(
+            f"{SOURCE}: a local batch of {local} is not made of micro-batches of {small}"
+        )
+    if whole is not None and whole <= 0:
+        whole = None
+    return whole, local, small
+
+
+def _mode(again: Mapping[str, Any], lost: list[str]) -> str | None:
+    value = str(again.get("mode", "none"))
+    if value not in MODES:
+        raise UsageError(f"{SOURCE}: " + unknown("activation_checkpoint mode", value, MODES))
+    if MODES[value] is None:
+        lost.append(f"activation_checkpoint mode {value}: what is recomputed is searched")
+    return MODES[value]
+
+
+def _optimizer(table: Mapping[str, Any], lost: list[str]) -> str | None:
+    value = str(table.get("name", "AdamW"))
+    if value.lower() not in OPTIMIZERS:
+        lost.extend(left_out([f"optimizer {value}"]))
+        return None
+    return OPTIMIZERS[value.lower()]

@@ -1,0 +1,113 @@
+"""A plan's decisions on the mesh of one stage.
+
+A plan has one layout for each parameter and output, and one list of chains. What was chosen for the
+mesh of another stage may not exist on this one, and is replaced here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.ir import Operator
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.layout import Layout, R, is_valid, replicated
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.program import Decision
+from autopar.sharding.redistribution import cheapest_chain, without_gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A plan's decisions: layouts of parameters and outputs, and chains.
+
+    `decide` gives the decision for an operator on a mesh.
+    """
+
+    decide: Callable[[str, Mesh], Decision]
+    storage: Mapping[str, Layout]
+    outputs: Mapping[str, Layout]
+    chains: Mapping[str, tuple[tuple[Layout, ...], ...]]
+    host: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOnMesh:
+    """A plan's decisions for the operators of a stage with this mesh."""
+
+    analysis: Analysis
+    decided: Decided
+    mesh: Mesh
+
+    @property
+    def whole(self) -> Layout:
+        """The layout of whole values."""
+        return replicated(len(self.mesh.axes))
+
+    def decisions(self, operators: Sequence[Operator]) -> dict[str, Decision]:
+        """The decisions for these operators, and for all cold ones, which work on whole values."""
+        decisions = {
+            op.name: Decision(
+                options=(),
+                rule=None,
+                inputs=(self.whole,) * len(op.inputs),
+                outputs=(self.whole,) * len(op.outputs),
+            )
+            for op in self.analysis.graph.operators
+            if op.name in self.analysis.cold
+        }
+        return decisions | {
+            op.name: self.decided.decide(op.name, self.mesh)
+            for op in operators
+            if op.name not in decisions
+        }
+
+    def fitting(self, name: str, layout: Layout) -> Layout:
+        """The layout if it fits this mesh; one for another stage's mesh becomes replicated."""
+        return layout if self._fits(name, layout) else (R,) * len(self.mesh.axes)
+
+    def _fits(self, name: str, layout: Layout) -> bool:
+        return len(layout) == len(self.mesh.axes) and is_valid(
+            layout, self.analysis.graph.tensors[name].shape, self.mesh.shape
+        )
+
+    def chains(
+        self, available: Mapping[str, Layout], needed: Sequence[tuple[str, Layout]]
+    ) -> dict[str, tuple[tuple[Layout, ...], ...]]:
+        """The chains from the available layouts to the needed ones.
+
+        They are the plan's where these start from an available layout, and new ones of the fewest
+        bytes for the rest.
+        """
+        chains: dict[str, list[tuple[Layout, ...]]] = {}
+        reached: dict[str, set[Layout]] = {}
+        for name, layout in dict.fromkeys(needed):
+            if name not in reached:
+                reached[name] = {available[name]}
+                for chain in self.decided.chains.get(name, ()):
+                    # One for the mesh of another stage may pass layouts that do not exist on this
+                    # one.
+                    fits = all(self._fits(name, step) for step in chain)
+                    if fits and chain[0] in reached[name] and chain[-1] not in reached[name]:
+                        chains.setdefault(name, []).append(chain)
+                        reached[name].add(chain[-1])
+            if layout not in reached[name]:
+                chains.setdefault(name, []).append(self._shortest(name, available[name], layout))
+                reached[name].add(layout)
+        return {name: tuple(several) for name, several in chains.items()}
+
+    def _shortest(self, name: str, source: Layout, target: Layout) -> tuple[Layout, ...]:
+        tensor = self.analysis.graph.tensors[name]
+        gradient = name in self.analysis.gradients
+        itemsize = tensor.bytes // max(tensor.size, 1)
+        end = target if gradient else without_gradient(target)
+        return cheapest_chain(
+            source,
+            end,
+            tensor.shape,
+            itemsize,
+            self.mesh.shape,
+            # There are no prices here: bytes decide, and the 1 prefers fewer collectives.
+            lambda kind, axes, nbytes: 1.0 + nbytes,
+            gradient=gradient,
+        )

@@ -1,0 +1,195 @@
+"""Bounds of candidates from few solutions without a limit of memory, mesh by mesh.
+
+The tables and schedules that they rest on are kept for other bounds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from functools import cached_property
+
+from autopar.planning.model import FoldedModel, Request
+from autopar.planning.model.effort import EFFORT
+from autopar.planning.space import Candidate, Multiplicities
+from autopar.planning.space.schedules import schedules_of, thrifty
+from autopar.planning.stages.estimate import Pipe
+from autopar.planning.tables import Tables, requested_tables
+from autopar.planning.tables.alone import tables_alone, weight_share
+from autopar.planning.tables.parameters.first_read import NONE, Early, Reading
+from autopar.planning.tables.parameters.traffic import most_hidden
+from autopar.planning.tables.tables import Known
+from autopar.search import nearly, solve
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.mesh import Mesh
+
+from .least_passes import NOTHING, least_passes
+
+Sums = dict[tuple[int, int, Mesh, int, float], float]
+Parts = OrderedDict[tuple[Analysis, int, int, Mesh], Known]
+OfParameters = dict[tuple[int, int, Mesh], Known]
+
+
+def _nothing() -> tuple[Sums, Parts, OfParameters]:
+    return {}, OrderedDict(), {}
+
+
+class Bounds:
+    """Seconds that no plan of a candidate undercuts.
+
+    `free`: a candidate's lower bound on its tables' sum in its cheapest mode, ignoring memory, as
+    far as it is known.
+    """
+
+    def __init__(self, folded: FoldedModel, request: Request) -> None:
+        self.folded = folded
+        self.request = request
+        self.fewest: dict[tuple[int, int, Mesh], int] = {}
+        # None of these depends on memory: a search of the subject within another limit finds them
+        # again.
+        self.sums, self.known, self.of_parameters = folded.kept(
+            replace(request, memory=None), _nothing
+        )
+
+    def bound(self, candidate: Candidate, fewer: int, solved: float | None = None) -> float:
+        """Return seconds that no step of a candidate undercuts.
+
+        They come from a solution of its mesh with as many micro-batches, or `fewer`. `solved`: a
+        lower bound on the sum of that solution's tables, if it is known.
+        """
+        stages = candidate.stages
+        count = candidate.micro_batches
+        if solved is None:
+            base = self.base_seconds(candidate.cluster.devices, stages, candidate.mesh, fewer)
+        else:
+            base = (
+                solved
+                * fewer
+                / (fewer + self.pipe(stages, fewer).bubble(self.thrifty(stages, fewer)))
+            )
+        waits = self.least_bubble(stages, count) / count
+        return (base + waits * EFFORT.slack * self._alone[0] / candidate.mesh.devices) / stages
+
+    def least_seconds(self, devices: int) -> float:
+        """Return seconds that no step on so many devices undercuts, by the arithmetic alone."""
+        return EFFORT.slack * self._alone[0] / devices
+
+    def least_waiting(self, candidate: Candidate) -> float:
+        """Return the same bound with the least passes that the stages of a candidate wait."""
+        if candidate.stages == 1:
+            return self.least_seconds(candidate.devices)
+        pipe = self.pipe(candidate.stages, candidate.micro_batches)
+        every = self.schedules(candidate.stages, candidate.micro_batches)
+        passes = min(
+            (least_passes(pipe, *schedule, NOTHING) for schedule in every),
+            default=pipe.micro_batches,
+        )
+        return passes / pipe.micro_batches * self.least_seconds(candidate.devices)
+
+    @cached_property
+    def _alone(self) -> tuple[float, float, Reading]:
+        """Seconds of the whole batch on one device, without any limit.
+
+        With them are the share that computes gradients of weights, and the times at which
+        parameters are read.
+        """
+        tables, work = tables_alone(
+            self.folded.analysis(short=True), self.request.cluster, self.folded.counts
+        )
+        solution = solve(tables.graph)
+        return solution.cost, weight_share(tables, work), Reading(tables, solution)
+
+    def early(self, stages: int, mesh: Mesh) -> Early:
+        """Return the parameters whose collectives are certainly exposed.
+
+        With stages there are none, as other stages may compute meanwhile.
+        """
+        return self._alone[2].on(mesh) if stages == 1 and self.request.train else NONE
+
+    def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
+        """Return the least that the tables of a mesh add up to for so many micro-batches.
+
+        Bubble, memory limit and the way of parameters do not count.
+        """
+        # Smaller micro-batches are never faster, so one solution of a mesh bounds them all.
+        fewest = self.fewest.get((devices, stages, mesh), micro_batches)
+        least = self._least_sum(devices, stages, mesh, fewest, fewest)
+        self.fewest[devices, stages, mesh] = fewest
+        return least
+
+    def _least_sum(
+        self, devices: int, stages: int, mesh: Mesh, micro_batches: int, passes: float
+    ) -> float:
+        """Return the least that the tables of a mesh add up to for passes of a micro-batch."""
+        key = (devices, stages, mesh, micro_batches, passes)
+        if key not in self.sums:
+            early = self.early(stages, mesh)
+            # Of stages all of what parameters send may be hidden under what the others compute.
+            work = Multiplicities(
+                counts=self.folded.counts, passes=passes, hidden=1.0, early=early.readers
+            )
+            if stages == 1:
+                work = most_hidden(
+                    work, self.folded.prices(self.request.cluster.sized(devices), mesh, 1)
+                )
+            tables = self.tables(
+                self.folded.analysis(short=True, micro_batches=micro_batches),
+                devices,
+                stages,
+                mesh,
+                work,
+            )
+            self.sums[key] = nearly(tables.graph, close=EFFORT.bounded).lower_bound - early.before
+        return self.sums[key]
+
+    def proven(self, candidate: Candidate) -> float:
+        """Return seconds that no step of a candidate without stages undercuts."""
+        count = candidate.micro_batches
+        return self._least_sum(candidate.cluster.devices, 1, candidate.mesh, count, count)
+
+    def tables(
+        self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Multiplicities
+    ) -> Tables:
+        """Return the tables of the whole model on the mesh of one of so many stages.
+
+        Their parts are kept for the next tables there.
+        """
+        request = self.request
+        prices = self.folded.prices(request.cluster.sized(devices), mesh, stages)
+        key = (analysis, devices, stages, mesh)
+        of_parameters = self.of_parameters.setdefault((devices, stages, mesh), Known())
+        known = self.known.setdefault(key, Known(of_parameters=of_parameters))
+        self.known.move_to_end(key)
+        # Parts of tables are large; those used longest ago go first.
+        if len(self.known) > EFFORT.remembered:
+            self.known.popitem(last=False)
+        return requested_tables(
+            request,
+            analysis,
+            prices,
+            work,
+            whole=analysis is self.folded.analysis(short=True),
+            known=known,
+        )
+
+    def thrifty(self, stages: int, micro_batches: int) -> str:
+        """Return the pipeline schedule that keeps least in flight."""
+        return thrifty(self.request.schedule, stages, micro_batches)
+
+    def pipe(self, stages: int, micro_batches: int) -> Pipe:
+        """Return the pipeline of so many stages and micro-batches."""
+        weight = self._alone[1] if stages > 1 else 0.0
+        share = self.request.cluster.core_share
+        return Pipe(stages=stages, micro_batches=micro_batches, weight=weight, share=share)
+
+    def schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
+        """Return the pipeline schedules for so many stages and micro-batches."""
+        return schedules_of(self.folded, self.request, stages, micro_batches)
+
+    def least_bubble(self, stages: int, micro_batches: int) -> float:
+        """Return the passes that stages wait under the schedule that waits least."""
+        return (
+            self.pipe(stages, micro_batches).least_bubble(self.schedules(stages, micro_batches))
+            if stages > 1
+            else 0.0
+        )

@@ -1,0 +1,166 @@
+"""The least number of passes of the whole model that a pipeline's step takes, for any cut.
+
+A step of p stages lasts at least K / p passes of the whole model. This module computes K.
+
+Notation: p stages of v chunks each, m micro-batches, x_e the seconds of a micro-batch on device e,
+X the sum of all x_e, s the factor by which communication slows a pass.
+
+The closed form of a schedule is the longest of many paths through its order. A weighted mean of
+paths is therefore a lower bound. If the mean gives every device the same weight K / p, then
+
+    step >= sum over e of (K / p) x_e = K X / p
+
+A device may send its parameters, and update them, under one pass of its own and while it waits for
+the devices before it. Let g be the seconds of this work on all devices. Means whose weights leave
+room for that waiting,
+
+    weight of e = (K' + 1) / p + (p - 1 - e) / (p v)
+
+give p step >= K' X + g. If only the part of g counts by which communication slows its pass, which
+is 1 - 1 / s of it, K' takes the place of K' + 1.
+
+The mixed paths are those that stay on one device h. An interleaved schedule runs
+s_h = 2 (p - 1 - h) + (v - 1) p chunks on it before its turns:
+
+    sum over e < h of x_e / v  +  s_h / v max over e <= h of x_e  +  (m - s_h / v) x_h
+
+1F1B, GPipe and zero-bubble are the same with v = 1 and s_h = 0. Under zero-bubble only the forward
+passes of the devices before h count, as h may compute its last gradients of weights at the end.
+
+Where devices need not be weighted differently, equal stages are the fastest cut if there are more
+micro-batches than stages. With fewer, unequal stages may save a share of the passes. `UNEVEN` holds
+that share; it was found by linear programs over such paths for up to 16 stages, which a slow test
+solves again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.costmodel.step.timeline import SLOWDOWN
+from autopar.order.schedules import step_seconds
+from autopar.order.times import Times
+from autopar.planning.stages.estimate import Pipe
+from autopar.planning.tables.parameters.traffic import FORWARD
+
+HALVINGS = 24
+"""Steps of bisection for the passes of an interleaved schedule."""
+UNEVEN = (
+    (0.25, (0.085, 1.0)),
+    (0.99, (0.085, 0.3)),
+    (1.0, (0.07, 0.13)),
+    (1.3, (0.0, 0.1)),
+    (1.99, (0.0, 0.03)),
+    (math.inf, (0.0, 0.005)),
+)
+"""Rows of (most micro-batches for each stage, shares of passes that unequal stages may save).
+
+The first share is for the passes alone, the second for passes beside work that is done once a step.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """The part of the work done once a step that a bound counts.
+
+    `once`: 1 if updates and what parameters send count, else 0. `under`: 1 if that work counts in
+    full, and one pass of its device, under which it may run, does not. With 0 the pass counts, and
+    of the work only what slows the pass.
+    """
+
+    once: float
+    under: float
+
+    def hidden(self, backend: str) -> float:
+        """Return the share of the parameters' collectives that does not count."""
+        return self.once * (1 - self.under) / SLOWDOWN[backend]
+
+
+NOTHING = Sight(once=0.0, under=0.0)
+UPDATES = Sight(once=1.0, under=0.0)
+ALL = Sight(once=1.0, under=1.0)
+
+
+def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: float = 0.0) -> float:
+    """Return K of a schedule, or K' if work done once a step is in `sight`.
+
+    `tilt`: the last stage counts for this many passes more than the first, and the result is the
+    mean of all stages.
+    """
+    if pipe.share < 1.0:
+        # On shared cores waiting may cost nothing, so stages count for no more than their passes.
+        return pipe.micro_batches - 0.5 * abs(tilt)
+    if chunks > 1 or tilt:
+        drained = FORWARD if schedule == "zero_bubble" else 1.0
+        weights = _more_weights(pipe.stages, chunks, sight.once, tilt)
+        return _mixed(pipe.micro_batches, chunks, weights, drained) - sight.under
+    if pipe.micro_batches == 1 and schedule != "zero_bubble":
+        # The stages run one after the other, each while all others wait.
+        return pipe.stages - sight.once * (pipe.stages - 1) - sight.under
+    ratio = pipe.micro_batches / pipe.stages
+    alone, beside = next(shares for most, shares in UNEVEN if ratio <= most)
+    saved = beside if sight.once else alone
+    waited = 0.5 * sight.once * (pipe.stages - 1)
+    equal = _equal(schedule, pipe.stages, pipe.micro_batches, pipe.weight)
+    return (equal - waited) * (1 - saved) - sight.under
+
+
+@functools.lru_cache(maxsize=4096)
+def _equal(schedule: str, stages: int, count: int, weight: float) -> float:
+    """Return the passes that a step of equal stages takes."""
+    parts = (FORWARD, 1 - FORWARD, min(weight, 1 - FORWARD))
+    forward, backward, weights = ([share] * stages for share in parts)
+    return step_seconds(schedule, Times.of(forward, backward, weights), count)
+
+
+def _more_weights(stages: int, chunks: int, waited: float, tilt: float) -> tuple[float, ...]:
+    """Return how many passes more than the mean each device's weight is, times the stages."""
+    return tuple(
+        waited * (stages - 1 - device) / chunks + tilt * (device / (stages - 1) - 0.5)
+        for device in range(stages)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _mixed(count: int, chunks: int, more: tuple[float, ...], drained: float) -> float:
+    """Return the most passes K for which a mean of paths gives every device its weight.
+
+    `more`: as of `_more_weights`. `drained`: the share of a pass for which a path stays on each
+    device before its own.
+    """
+    low = 0.0
+    high = float(count + len(more))
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        if _suffice(middle, count, chunks, more, drained):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _suffice(passes: float, count: int, chunks: int, more: Sequence[float], drained: float) -> bool:
+    """Whether shares of paths that sum to 1 give every device a weight of so many passes."""
+    stages = len(more)
+    remaining = 1.0
+    below = 0.0
+    spare = 0.0
+    lacking = 0.0
+    # The last devices come first: a path on a device also weighs on all devices before it.
+    for device in reversed(range(stages)):
+        warming = 0.0
+        if chunks > 1:
+            turns = 2 * (stages - 1 - device) + (chunks - 1) * stages
+            warming = min(turns, count * chunks) / chunks
+        own = count - warming
+        wanted = max((passes + more[device]) / stages - drained * below / chunks, 0.0)
+        share = min(wanted / own, remaining) if own > 0 else 0.0
+        remaining = remaining - share
+        below = below + share
+        # The chunks before its turns are of the slowest device so far: any of them may use these.
+        spare = spare + share * warming
+        lacking += max(wanted - share * own, 0.0)
+    return lacking <= spare

@@ -1,0 +1,141 @@
+"""Raises the bounds of candidates by solutions of their own, the least bound first.
+
+What is proven of some number of micro-batches also holds for more on the same mesh. At first the
+solutions have no limit of memory. Then a candidate with stages is divided into leaves, by modes and
+schedules (see `stages_within_memory`), and its bound is that of its least leaf. The least leaf of
+all candidates is looked at next, until nothing can be looked at any more closely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from autopar.planning.model.effort import EFFORT
+from autopar.planning.space import Candidate, Mode
+from autopar.search import NoAssignment
+
+from .by_mesh import Bounds
+from .stages_within_memory import Leaf, StagesWithinMemory
+from .with_stages import PipelineBounds, Proven
+
+Room = Callable[[Candidate], float]
+Modes = Callable[[int], Iterable[Mode]]
+
+
+class Proof:
+    """Raises the bounds `sure` of candidates by solutions of their own.
+
+    `room`: gives the bytes of all stages of a candidate. `modes`: gives the modes for a number of
+    micro-batches. `proven`: the candidates solved without a limit of memory.
+    """
+
+    def __init__(
+        self, sure: dict[Candidate, float], bounds: Bounds, room: Room, modes: Modes
+    ) -> None:
+        self.sure = sure
+        self.bounds = bounds
+        self.room = room
+        self.modes = modes
+        self.pipelines = PipelineBounds(bounds)
+        self.limited = StagesWithinMemory(self.pipelines)
+        self.proven: set[Candidate] = set()
+        self.leaves: dict[Candidate, list[Leaf]] = {}
+
+    def raise_least(self, enough: float, *, alone: bool = False) -> None:
+        """Raise the least bound until it is `enough`, or until nothing raises it any more.
+
+        `alone`: only candidates of one stage are looked at.
+        """
+        candidates = [c for c in self.sure if c.stages == 1 or not alone]
+        for _ in range(EFFORT.proven):
+            # Of equal bounds, one that was not solved yet is easier to raise.
+            least = min(candidates, key=lambda c: (self.sure[c], c in self.proven), default=None)
+            if least is None or self.sure[least] >= enough:
+                break
+            if least not in self.proven:
+                self.raise_by(self._next(least, enough), enough)
+                continue
+            # Bounds within the memory are dearer, so their work has a limit of its own.
+            spent = self.limited.looked > EFFORT.looked
+            if least.stages == 1 or spent or not self._raise_within(least, enough):
+                break
+
+    def raise_by(self, candidate: Candidate, enough: float = math.inf) -> None:
+        """Raise the bounds of a candidate, and of more micro-batches on its mesh.
+
+        They are raised by the candidate's solution without a limit of memory.
+        """
+        following = [
+            c
+            for c in self.sure
+            if c.place == candidate.place and c.micro_batches >= candidate.micro_batches
+        ]
+        try:
+            if candidate.stages == 1:
+                bound = self.bounds.proven(candidate)
+                self.sure.update((c, max(self.sure[c], bound)) for c in following)
+            else:
+                self._raise_staged(candidate, following, enough)
+        # Pins leave it nothing to choose: it has no plan at all.
+        except NoAssignment:
+            self.sure[candidate] = math.inf
+        if candidate.stages == 1 or self.sure[candidate] < enough:
+            self.proven.add(candidate)
+
+    def _raise_staged(
+        self, candidate: Candidate, following: list[Candidate], enough: float
+    ) -> None:
+        """Raise the bounds of candidates with stages, by the passes alone if that is enough."""
+        # The passes alone take half the time, and mostly suffice.
+        self._carry(self.pipelines.passed(candidate, enough=enough), following)
+        if any(self.sure[c] < enough for c in following):
+            self._carry(self.pipelines.proven(candidate, enough=enough), following)
+
+    def _carry(self, proven: Proven, candidates: Iterable[Candidate]) -> None:
+        """Raise the bounds of candidates by what is proven of their mesh."""
+        self.sure.update(
+            (c, max(self.sure[c], self.pipelines.carried(proven, c))) for c in candidates
+        )
+
+    def _next(self, least: Candidate, enough: float) -> Candidate:
+        """Return the candidate on the mesh of the least bound that is best solved next.
+
+        Of those with bounds near the least it is the one with the middle number of micro-batches.
+        Before these comes the one with the fewest that the mesh's first axis cannot split: it
+        mostly rules out all candidates with more.
+        """
+        on_mesh = sorted(
+            (c for c in self.sure if c.place == least.place), key=lambda c: c.micro_batches
+        )
+        split = self.bounds.folded.batch
+        if least.mesh.shape:
+            split //= least.mesh.shape[0]
+        beyond = next((c for c in on_mesh if c.micro_batches > split), None)
+        near = [
+            c
+            for c in on_mesh
+            if self.sure[c] <= (1 + EFFORT.alike) * self.sure[least]
+            and self.sure[c] < enough
+            and c not in self.proven
+        ]
+        return beyond if beyond in near else near[len(near) // 2]
+
+    def _raise_within(self, candidate: Candidate, enough: float) -> bool:
+        """Raise the bound of a candidate with stages within the memory.
+
+        Returns whether there was anything left to look at.
+        """
+        try:
+            leaves = self.leaves.get(candidate)
+            if not leaves:
+                leaves = self.limited.leaves(candidate, self.modes(candidate.micro_batches))
+            closer = self.limited.closer(candidate, leaves, self.room(candidate), enough)
+        except NoAssignment:
+            self.sure[candidate] = math.inf
+            return True
+        if closer is None:
+            return False
+        self.leaves[candidate] = closer
+        self.sure[candidate] = max(self.sure[candidate], min(leaf.bound for leaf in closer))
+        return True

@@ -1,0 +1,102 @@
+"""The numbers that limit the work of planning: one frozen value, each with its meaning.
+
+None of them changes the price of a plan, only which plans are looked at. `docs/search.md` has the
+table of what each earns, measured by `benchmarks/ablation.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is looked at. Shares are of a step or of the memory; counts are of tries."""
+
+    # --- The outer search. ---
+
+    close: float = 1e-3
+    """The share by which a promise must be below the incumbent to be looked at."""
+    patience: int = 24
+    """Candidates played without a faster program until the search ends; the bound counts the rest.
+    """
+    plain_axes: int = 2
+    """Axes of the meshes on which all stages and micro-batches are tried."""
+    finer: int = 3
+    """Ways in which an axis of the incumbent's mesh is split in two."""
+    near: float = 1.05
+    """Programs up to this much behind the best have their meshes split, and other shares tried."""
+    filled: int = 4
+    """Micro-batches for each stage with which unequal groups of devices are tried."""
+
+    # --- The certificate. ---
+
+    certified: float = 5e-3
+    """The gap at which bounds are no longer raised."""
+    proven: int = 192
+    """How many of the least bounds are raised by solutions of their own."""
+    looked: int = 20_000_000
+    """Entries of tables up to which pipelines are bounded within the memory."""
+    within: int = 8
+    """How many of the least bounds, without stages, are raised by solutions within the memory."""
+    alike: float = 0.05
+    """The most by which bounds on one mesh differ among which the next one to prove is chosen."""
+    slack: float = 0.9
+    """The least time of a part of the work beside its share of one device's, as small shards may
+    fit a device better than the whole.
+    """
+
+    # --- A candidate. ---
+
+    bounded: float = 2e-3
+    """The gap at which a solution that only bounds, or is still to be cut, counts as exact."""
+    ranked: float = 1e-3
+    """The gap at which a solution without stages counts as exact."""
+    remembered: int = 32
+    """Candidates of which parts of tables are remembered for the next mode."""
+    exposed: float = 1.005
+    """A program may take this much longer than promised until smaller hidden shares are tried."""
+    shares: tuple[float, ...] = (0.0,)
+    """The smaller hidden shares, as parts of the largest."""
+    certain: float = 1e-3
+    """The share of a sum that is rounding."""
+
+    # --- Where memory binds. ---
+
+    fittings: int = 4
+    """How often a candidate is solved until its program fills the memory."""
+    full: float = 0.97
+    """The share of the memory that counts as all of it."""
+    brimful: float = 0.99
+    """The same on fronts."""
+    plenty: float = 0.5
+    """The share of the memory up to which it is no question what programs need beyond tables."""
+    surely: float = 0.1
+    """The same of a small model, whose transient values may be several times what it keeps."""
+    cut: float = 1.05
+    """The promise up to which solutions on a front are played, beside that of the first that fits.
+    """
+    short: float = 1.05
+    """A pipeline that takes this much longer than promised is short of memory, where that is full.
+    """
+    few: int = 4
+    """Solutions on a front that are played although memory is no question."""
+    fronts: int = 8
+    """Devices up to which fronts of small models are played: of more there are too many."""
+    brief: float = 1e-2
+    """Seconds of a step up to which fronts are played: tables of longer steps tell enough."""
+
+    # --- The programs of the whole graph. ---
+
+    likely: float = 1.1
+    """The excess of a folded program over the memory up to which that of the whole graph is made.
+    """
+    rounding: float = 5e-4
+    """The share of a step by which a plan may be slower if that makes equal layers alike."""
+    ways: int = 3
+    """How many of the ways in which equal layers are treated are given to all of them."""
+    tried: int = 8
+    """Programs of little memory that are tried where no plan is known that fits."""
+
+
+EFFORT = Effort()

@@ -1,0 +1,173 @@
+"""The model as the outer search sees it: folded, in micro-batches, with operators recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.step.mesh_prices import MeshPrices
+from autopar.errors import UsageError, unknown
+from autopar.ir import Graph, Role
+from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.micro_batches import micro_batch_options, split_batch
+from autopar.sharding.rules import RULES, preamble
+from autopar.sharding.rules.experts import EXPERTS
+
+from .counts import Counts, Segments
+from .folding import Folding, Run, crossing_bytes, find_runs, fold
+
+Ints = NDArray[np.int64]
+T = TypeVar("T")
+SMALL_GRAPH = 500
+"""The most operators of a graph whose whole program is made in a fraction of a second."""
+RECOMPUTES = ("none", "selective", "full")
+"""Nothing; all but products with a weight (so norms, activation functions, attention's core); whole
+layers.
+"""
+
+
+class FoldedModel:
+    """A graph to plan, both whole and with its equal layers folded (`short`).
+
+    Analyses are made when they are first needed.
+    """
+
+    def __init__(self, graph: Graph, *, train: bool, folded: bool = True) -> None:
+        self.graph = graph
+        self.train = train
+        self.runs: tuple[Run, ...] = find_runs(graph)
+        self.folding: Folding = fold(graph, self.runs if folded else ())
+        self.counts: Counts = self.folding.counts
+        self._analyses: dict[tuple[bool, int], Analysis] = {}
+        self._segments: dict[tuple[bool, str], Segments] = {}
+        self._refused: dict[int, str] = {}
+        self._prices: dict[tuple[Cluster, Mesh, int], MeshPrices] = {}
+        self._kept: tuple[object, object] = (None, None)
+
+    @cached_property
+    def parameters(self) -> float:
+        """Bytes of all parameters."""
+        return sum(tensor.bytes for tensor in self.graph.parameters)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a program of the whole model is made in a fraction of a second."""
+        return len(self.graph.operators) <= SMALL_GRAPH
+
+    def kept(self, key: object, make: Callable[[], T]) -> T:
+        """Return the value of `make`, remembered for the last key only.
+
+        One key is enough, because successive searches of a model mostly differ in memory alone.
+        """
+        # A single entry: what is kept is large.
+        if self._kept[0] != key:
+            self._kept = (key, make())
+        return cast(T, self._kept[1])
+
+    def prices(self, cluster: Cluster, mesh: Mesh, stages: int) -> MeshPrices:
+        """The prices of communication on the mesh of one of so many stages."""
+        key = (cluster, mesh, stages)
+        if key not in self._prices:
+            self._prices[key] = MeshPrices.of(cluster, mesh, self.parameters / stages)
+        return self._prices[key]
+
+    def analysis(self, *, short: bool, micro_batches: int = 1) -> Analysis:
+        """Return the analysis of one of so many micro-batches.
+
+        Raises `UsageError` if the model does not divide into them.
+        """
+        key = (short, micro_batches)
+        if key not in self._analyses:
+            # A micro-batch is split off the analysis of the whole, so that both offer the same
+            # options.
+            if micro_batches == 1:
+                self._analyses[key] = analyse(
+                    self.folding.graph if short else self.graph, train=self.train
+                )
+            else:
+                self._analyses[key] = split_batch(self.analysis(short=short), micro_batches)
+        return self._analyses[key]
+
+    def divides(self, micro_batches: int) -> bool:
+        """Whether the global batch divides into so many micro-batches."""
+        if micro_batches not in self._refused:
+            try:
+                self.analysis(short=True, micro_batches=micro_batches)
+                self._refused[micro_batches] = ""
+            except UsageError as error:
+                self._refused[micro_batches] = str(error)
+        return not self._refused[micro_batches]
+
+    def why_not(self, micro_batches: int) -> str:
+        """The reason why the model does not divide into so many micro-batches (empty: it does)."""
+        self.divides(micro_batches)
+        return self._refused[micro_batches]
+
+    @property
+    def batch(self) -> int:
+        """The size of the global batch; 1 if the model cannot run on parts of it."""
+        if not self.train:
+            return 1
+        try:
+            return micro_batch_options(self.analysis(short=True)).size
+        except UsageError:
+            return 1
+
+    @cached_property
+    def cuts(self) -> Ints:
+        """The operators before which fewer bytes are handed on than beside them."""
+        handed = crossing_bytes(self.graph)
+        inner = np.arange(1, len(self.graph.operators))
+        # A local minimum of what is handed on, such as the residual stream between layers.
+        low = (handed[inner] <= handed[inner - 1]) & (handed[inner] <= handed[inner + 1])
+        return np.concatenate(([0], inner[low]))
+
+    def segments(self, recompute: str, *, short: bool) -> Segments:
+        """The groups of operators that a recompute mode repeats."""
+        if recompute not in RECOMPUTES:
+            raise UsageError(unknown("recompute", recompute, RECOMPUTES))
+        key = (short, recompute)
+        if key not in self._segments:
+            # Of the folded graph only whole layers that are in it are repeated.
+            kept = {op.name for op in self.folding.graph.operators} if short else None
+            groups = tuple(self._groups(recompute)) if recompute != "none" else ()
+            self._segments[key] = tuple(g for g in groups if kept is None or set(g) <= kept)
+        return self._segments[key]
+
+    def _groups(self, recompute: str) -> Iterator[tuple[str, ...]]:
+        """The layers, or ("selective") their stretches without a product with a weight."""
+        cold = preamble(self.graph)
+        for run in self.runs:
+            for layer in run.segments():
+                names: list[str] = []
+                for index in layer:
+                    operator = self.graph.operators[index]
+                    if operator.name in cold:
+                        continue
+                    # Products with weights cost most to repeat, and the stretches between keep
+                    # most.
+                    if recompute == "selective" and self._has_weight_product(index):
+                        if names:
+                            yield tuple(names)
+                        names = []
+                    else:
+                        names.append(operator.name)
+                if names:
+                    yield tuple(names)
+
+    def _has_weight_product(self, index: int) -> bool:
+        operator = self.graph.operators[index]
+        return operator.kind == EXPERTS or (
+            bool(RULES[operator.kind].products)
+            and any(
+                self.graph.tensors[name].role is Role.PARAMETER
+                and len(self.graph.tensors[name].shape) > 1
+                for name in operator.inputs
+            )
+        )

@@ -1,0 +1,137 @@
+"""`Request`: the cluster, the limits and the fixed decisions of a planning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autopar.costmodel import Cluster
+from autopar.costmodel.step.mesh_prices import optimizer_named
+from autopar.errors import UsageError, unknown
+from autopar.file_limits import MICRO_BATCHES
+from autopar.order.schedules import SCHEDULES
+from autopar.search import SEARCHES
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.schedule import PLAIN, PLAINLY, Reductions, Types
+
+from .folded_model import RECOMPUTES
+from .restrictions import Limits
+
+ZEROS = (0, 1, 2, 3)
+OFFLOADS = ("none", "optimizer")
+HEADROOM = 0.04
+"""The share of a device's memory that plans leave free if no limit is given, for the allocator's
+slack.
+
+Assumed: by the slack fitted in `costmodel.occupancy` (a fifth of the activations, 1.1 of the
+transient bytes), a device needs this share if its activations are a tenth of its memory and its
+transient bytes a fiftieth.
+"""
+
+
+def default_limit(cluster: Cluster) -> float:
+    """The bytes that a plan may fill on a device if no limit is given."""
+    return (1 - HEADROOM) * cluster.device.usable_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The subject of a search besides its graph: the devices, and all that is fixed about the plan.
+
+    `memory`: bytes of a device (None: the cluster's). `limits`: the allowed choices, from pins.
+    `uniform`: the limits treat equal layers alike, so these may be folded. `fewer`: devices may
+    stay idle if that is faster. `types`: of stored parameters and gradients. `reductions`: how
+    gradients are reduced.
+
+    `mesh`: of one stage. `recompute`: "none", "selective" or "full". `zero`: 0, parameters are
+    stored whole; 1 and 2, stored split and gathered once a step, with gradients added up whole or
+    as shards; 3, gathered for every pass. `offload`: "none", or "optimizer" for the optimizer state
+    of all parameters in the host's memory. `hosted`: the parameters with their state there, if
+    these are fixed. `schedule`, `interleave`: the schedule, and its chunks a stage.
+    """
+
+    cluster: Cluster
+    train: bool = True
+    optimizer: str = "adamw"
+    search: str = "dynamic_programming"
+    memory: float | None = None
+    mesh: Mesh | None = None
+    limits: Callable[[Analysis, Mesh], Limits] | None = None
+    seed: int = 0
+    stages: int | None = None
+    micro_batches: int | None = None
+    recompute: str | None = None
+    zero: int | None = None
+    offload: str | None = None
+    hosted: frozenset[str] | None = None
+    schedule: str | None = None
+    interleave: int | None = None
+    fewer: bool = True
+    uniform: bool = False
+    types: Types = PLAIN.types
+    reductions: Reductions = PLAINLY
+
+    def __post_init__(self) -> None:
+        optimizer_named(self.optimizer)
+        if not self.train and self.types != PLAIN.types:
+            raise UsageError(
+                "--master and --reduce are types of a training step; an inference has neither"
+            )
+        if self.search not in SEARCHES:
+            raise UsageError(unknown("search method", self.search, SEARCHES))
+        if self.memory is not None and self.memory <= 0:
+            raise UsageError(f"the memory limit is {self.memory} bytes; it must be above 0")
+        for name, count in (
+            ("stages", self.stages),
+            ("micro-batches", self.micro_batches),
+            ("interleave", self.interleave),
+        ):
+            if count is not None and count < 1:
+                raise UsageError(f"{name}: {count}; it must be at least 1")
+            if count is not None and count > MICRO_BATCHES:
+                raise UsageError(f"{name}: {count}; it must be at most {MICRO_BATCHES}")
+        for what, value, valid in (
+            ("recompute", self.recompute, RECOMPUTES),
+            ("offload", self.offload, OFFLOADS),
+            ("pipeline schedule", self.schedule, tuple(SCHEDULES)),
+            ("ZeRO stage", None if self.zero is None else str(self.zero), tuple(map(str, ZEROS))),
+        ):
+            if value is not None and value not in valid:
+                raise UsageError(unknown(what, value, valid))
+        if self.offload == "optimizer" and not self.has_host:
+            without = not self.train or optimizer_named(self.optimizer).states == 0
+            why = (
+                "no optimizer keeps state"
+                if without
+                else f"no host_bandwidth is given for the device {self.cluster.device.name}"
+            )
+            raise UsageError(f"--offload optimizer: {why}")
+
+    @property
+    def has_host(self) -> bool:
+        """Whether there is optimizer state, and a host with a known link to keep it."""
+        return (
+            self.train
+            and optimizer_named(self.optimizer).states > 0
+            and self.cluster.device.host_bandwidth is not None
+        )
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether the search decides which optimizer state is in host memory."""
+        return self.has_host and self.offload is None and self.hosted is None
+
+    @property
+    def memory_limit(self) -> float:
+        """The bytes that a plan may fill on a device."""
+        return self.memory_limit_on(self.cluster)
+
+    def memory_limit_on(self, cluster: Cluster) -> float:
+        """The bytes that a plan may fill on a device of a part of the cluster."""
+        return self.memory if self.memory is not None else default_limit(cluster)
+
+    def host_on(self, cluster: Cluster) -> float:
+        """The bytes of host memory for a device of a part of the cluster."""
+        return math.inf if cluster.device.host_memory is None else cluster.device.host_memory

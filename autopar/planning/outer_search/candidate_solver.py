@@ -1,0 +1,286 @@
+"""A candidate of the outer search: its tables on the folded graph, its solution, and the step that
+the tables promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autopar.costmodel.memory.states import certain_bytes
+from autopar.costmodel.step.mesh_prices import MeshPrices
+from autopar.order.schedules import in_flight
+from autopar.planning.bounds.by_mesh import Bounds
+from autopar.planning.bounds.too_slow import TooSlow
+from autopar.planning.model.counts import Counts
+from autopar.planning.model.effort import EFFORT
+from autopar.planning.model.folded_model import FoldedModel
+from autopar.planning.model.request import Request
+from autopar.planning.solve.peak_beyond_tables import bytes_beyond
+from autopar.planning.solve.solved_candidate import Case, Solved
+from autopar.planning.solve.within_limits import EXACT_METHOD
+from autopar.planning.space.candidates import Candidate
+from autopar.planning.space.modes import Mode
+from autopar.planning.space.multiplicities import Multiplicities
+from autopar.planning.stages.staged_program import Group
+from autopar.planning.tables.alone import tables_alone
+from autopar.planning.tables.parameters.traffic import exposed_seconds, hideable
+from autopar.planning.tables.requested import with_host_choices
+from autopar.planning.tables.tables import Tables
+from autopar.search import Solution, nearly, solve
+from autopar.sharding.schedule import Schedule
+
+
+class CandidateSolver:
+    """The candidates of a request: their tables, and the optimum of these without a memory limit.
+
+    `always`: bytes of a device that no choice changes, such as inputs and constants. `binding`: the
+    candidates and modes that memory binds, so that host memory is offered to them.
+    """
+
+    def __init__(self, folded: FoldedModel, request: Request) -> None:
+        self.folded = folded
+        self.request = request
+        self.always = certain_bytes(folded.analysis(short=False))
+        self.bounds = Bounds(folded, request)
+        self.binding: set[tuple[Candidate, Mode]] = set()
+        self.too_slow = TooSlow()
+        self._recomputed: dict[str, float] = {"none": 0.0}
+
+    # --- The parts of a candidate. ---
+
+    def modes(self, micro_batches: int) -> Iterator[Mode]:
+        """Recompute and ZeRO, as far as they are not fixed; the one of least time comes first.
+
+        ZeRO 0 is left out unless it is asked for, as ZeRO 1 may store parameters whole, too:
+        its programs differ only in the copies of gathers (see `stored_whole`).
+        """
+        request = self.request
+        # ZeRO 2 is about the gradients that several micro-batches add up.
+        zeros = [1, 2, 3] if micro_batches > 1 else [1, 3]
+        if not request.train:
+            zeros = [1]
+        if request.zero is not None:
+            zeros = [request.zero]
+        recomputes = ["none"]
+        # What is recomputed is found layer by layer, in runs of equal ones.
+        if request.train and self.folded.runs:
+            recomputes = ["none", "selective", "full"]
+        if request.recompute is not None:
+            recomputes = [request.recompute]
+        for recompute in recomputes:
+            for zero in zeros:
+                yield Mode(zero=zero, recompute=recompute)
+
+    def stored_whole(self, mode: Mode) -> Mode | None:
+        """The mode with all parameters stored whole, where the request leaves that open."""
+        if mode.zero != 1 or self.request.zero is not None or not self.request.train:
+            return None
+        return replace(mode, zero=0)
+
+    def work(
+        self, candidate: Candidate, mode: Mode, counts: Counts, *, short: bool
+    ) -> Multiplicities:
+        """The multiplicities of a candidate, under the schedule that keeps least in flight."""
+        stages = candidate.stages
+        count = candidate.micro_batches
+        schedule = self.bounds.thrifty(stages, count)
+        work = Multiplicities(
+            counts=counts,
+            passes=count + self.bounds.pipe(stages, count).bubble(schedule),
+            accumulating=count > 1,
+            zero=mode.zero,
+            early=self.bounds.early(stages, candidate.mesh).readers,
+            in_flight=in_flight(schedule, 0, stages, count),
+            segments=self.folded.segments(mode.recompute, short=short),
+        )
+        if not self.request.train:
+            return work
+        parameters = self.folded.parameters
+        tensors = self.folded.folding.graph.tensors
+        hidden = hideable(self.prices(candidate), parameters, work, tensors, stages)
+        return replace(work, hidden=hidden)
+
+    def hides(self, candidate: Candidate, mode: Mode) -> float:
+        """The largest share of the parameters' collectives that a step, or its stages, can hide."""
+        return self.work(candidate, mode, self.folded.counts, short=True).hidden
+
+    def group(self, candidate: Candidate) -> Group:
+        """The devices of a candidate's stages."""
+        cluster = candidate.cluster
+        return Group(
+            cluster=cluster, whole=cluster, start=0, stages=candidate.stages, mesh=candidate.mesh
+        )
+
+    def schedule(
+        self, mode: Mode, micro_batches: int, prices: Sequence[MeshPrices], *, short: bool
+    ) -> Schedule:
+        """The schedule inside a stage; of several groups' meshes, that of largest units decides."""
+        return Schedule(
+            micro_batches=micro_batches,
+            recompute=self.folded.segments(mode.recompute, short=short),
+            gathered="per_pass" if mode.zero == 3 else "per_step",
+            accumulated="shards" if mode.zero == 2 else "whole",
+            unit_bytes=max(one.unit_bytes for one in prices),
+            types=self.request.types,
+            reductions=self.request.reductions,
+        )
+
+    def schedule_of(self, candidate: Candidate, mode: Mode, *, short: bool) -> Schedule:
+        """The schedule inside a stage of a candidate."""
+        return self.schedule(mode, candidate.micro_batches, [self.prices(candidate)], short=short)
+
+    def prices(self, candidate: Candidate) -> MeshPrices:
+        """The prices on a candidate's mesh."""
+        return self.folded.prices(candidate.cluster, candidate.mesh, candidate.stages)
+
+    def memory_limit(self, candidate: Candidate) -> float:
+        """Bytes that a plan may fill on a device: fewer ranks of one host have more of it each."""
+        return self.request.memory_limit_on(candidate.cluster)
+
+    def room(self, candidate: Candidate) -> float:
+        """Bytes that the tables of all stages may fill together."""
+        return candidate.stages * max(self.memory_limit(candidate) - self.always, 0.0)
+
+    # --- Tables. ---
+
+    def case(self, candidate: Candidate, mode: Mode) -> Case:
+        """A candidate in a mode, with the most of its parameters' collectives hidden."""
+        return Case(candidate=candidate, mode=mode, hidden=self.hides(candidate, mode))
+
+    def tables(self, case: Case) -> Tables:
+        """The tables of a case on the folded graph."""
+        candidate = case.candidate
+        mode = case.mode
+        work = self.work(candidate, mode, self.folded.counts, short=True)
+        plain = self.plain_tables(candidate, replace(work, hidden=case.hidden))
+        return self.offering(plain, candidate, mode)
+
+    def plain_tables(self, candidate: Candidate, work: Multiplicities) -> Tables:
+        """The tables of a candidate on the folded graph, without choices of host memory."""
+        analysis = self.folded.analysis(short=True, micro_batches=candidate.micro_batches)
+        devices = candidate.cluster.devices
+        return self.bounds.tables(analysis, devices, candidate.stages, candidate.mesh, work)
+
+    def offering(self, tables: Tables, candidate: Candidate, mode: Mode) -> Tables:
+        """Tables of a candidate with choices of host memory, where memory binds it."""
+        binding = (candidate, mode) in self.binding
+        return with_host_choices(self.request, tables, candidate.stages, binding=binding)
+
+    def binds(self, candidate: Candidate, mode: Mode) -> bool:
+        """Note that memory binds a candidate; whether host memory is newly offered by that."""
+        new = (candidate, mode) not in self.binding
+        self.binding.add((candidate, mode))
+        return new and self.request.may_offload
+
+    # --- Solutions. ---
+
+    def recomputed(self, candidate: Candidate, mode: Mode) -> float:
+        """Seconds of a step that a mode's recompute costs at the least: the arithmetic's share."""
+        if mode.recompute not in self._recomputed:
+            analysis = self.folded.analysis(short=True)
+            cluster = self.request.cluster
+            counts = self.folded.counts
+            segments = self.folded.segments(mode.recompute, short=True)
+            without, _ = tables_alone(analysis, cluster, counts)
+            again, _ = tables_alone(analysis, cluster, counts, segments)
+            more = solve(again.graph).cost - solve(without.graph).cost
+            self._recomputed[mode.recompute] = EFFORT.slack * more
+        # At best all devices share the repeated work evenly.
+        return self._recomputed[mode.recompute] / candidate.devices
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether the model is small and its step so brief that it mostly launches."""
+        devices = self.request.cluster.devices
+        brief = self.bounds.least_seconds(devices) < EFFORT.brief
+        return devices <= EFFORT.fronts and brief and self.folded.is_small
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the request's method solves tables without a limit exactly."""
+        return self.request.search == EXACT_METHOD
+
+    def free_solution(self, candidate: Candidate, tables: Tables, below: float) -> Solution:
+        """The optimum of tables without a limit of memory; close, if it takes `below` or more."""
+        close = EFFORT.ranked if candidate.stages == 1 else EFFORT.bounded
+        return nearly(
+            tables.graph,
+            close=close,
+            # `least` is linear in its bound, so that this division is its inverse.
+            enough=below / self.least(candidate, 1.0),
+            room=self.room(candidate),
+            loose=EFFORT.bounded,
+        )
+
+    def beyond(self, case: Case, tables: Tables, solution: Solution) -> float:
+        """Bytes that a program without stages needs beyond the sum of its tables.
+
+        0 where memory is surely no question, and of stages, which are cut by their own memory.
+        """
+        candidate = case.candidate
+        room = self.room(candidate)
+        # Transient values of a small model may take several times the bytes that it keeps.
+        looked_at = EFFORT.surely if self.folded.is_small else EFFORT.plenty
+        if candidate.stages > 1 or solution.memory < looked_at * room:
+            return 0.0
+        schedule = self.schedule_of(candidate, case.mode, short=True)
+        return bytes_beyond(tables, solution, schedule, self.folded.counts, room)
+
+    def promised(
+        self,
+        case: Case,
+        tables: Tables,
+        solution: Solution,
+        *,
+        free: bool = False,
+        beyond: float = 0.0,
+    ) -> Solved:
+        """A solution with the step that its tables promise."""
+        candidate = case.candidate
+        stages = candidate.stages
+        count = candidate.micro_batches
+        seconds = solution.cost
+        short = False
+        work = self.work(candidate, case.mode, self.folded.counts, short=True)
+        if stages > 1:
+            pipe = self.bounds.pipe(stages, count)
+            schedules = self.bounds.schedules(stages, count)
+            expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
+            seconds = expected.seconds
+            short = expected.short
+        elif self.request.train:
+            seconds += exposed_seconds(tables, solution, replace(work, hidden=case.hidden))
+        bound = self.least(candidate, solution.lower_bound)
+        # Cuts into unequal stages may be faster than equal ones, and tables tell little of steps
+        # that mostly launch: what they surely say is the bound.
+        return Solved(
+            case=case,
+            tables=tables,
+            solution=solution,
+            seconds=seconds,
+            bound=bound,
+            promise=bound if stages > 1 or self.is_brief else seconds,
+            # A pipeline whose best schedule lacks memory is bound by memory, too.
+            free=free and not short,
+            beyond=beyond,
+        )
+
+    def proves_too_slow(
+        self, candidate: Candidate, tables: Tables, room: float, below: float
+    ) -> bool:
+        """Whether nothing within `room` bytes takes less than `below` seconds a step."""
+        # Seconds of a step for each second of the tables' sum.
+        share = self.least(candidate, 1.0)
+        return self.too_slow.proves(candidate, tables.graph, room, share, below)
+
+    def least(self, candidate: Candidate, bound: float) -> float:
+        """Seconds of a step from a bound of the tables' sum, under the schedule that waits least.
+
+        step >= bound / p * (m + b_least) / (m + b_thrifty)
+        """
+        stages = candidate.stages
+        count = candidate.micro_batches
+        waited = self.bounds.pipe(stages, count).bubble(self.bounds.thrifty(stages, count))
+        passes = (count + self.bounds.least_bubble(stages, count)) / (count + waited)
+        return bound / stages * passes

@@ -1,0 +1,125 @@
+"""Candidates that memory binds, solved so that their programs fit.
+
+What a program needs beyond the sum of its tables is known only once it is solved:
+
+    memory(program) = memory(tables) + beyond(solution)
+
+So a candidate is solved within limits that close in on the memory. Where programs are cheap to
+make (small models of brief steps), the solutions on the front of (bytes, seconds) of its tables are
+played instead: they are the same for every limit, so that more memory never makes a plan slower.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autopar.planning.model.effort import EFFORT
+from autopar.planning.programs.front import FILLINGS, Front, price_alone, price_stages
+from autopar.planning.solve.solved_candidate import Case, Solved
+from autopar.planning.solve.within_limits import QUICK_METHOD, solve_within
+from autopar.planning.tables.tables import Tables
+from autopar.search import Infeasible
+
+from .candidate_solver import CandidateSolver
+
+
+class MemoryBound:
+    """Solves candidates within the memory; `fronts`: those of the candidates so far."""
+
+    def __init__(self, solver: CandidateSolver) -> None:
+        self.solver = solver
+        self.fronts: dict[tuple[Case, bool], Front] = {}
+
+    @property
+    def on_fronts(self) -> bool:
+        """Whether candidates are looked for on fronts: small models with brief steps."""
+        return self.solver.is_brief and self.solver.is_exact
+
+    def front(self, case: Case, tables: Tables) -> Front:
+        """The front of a case's tables, with or without choices of host memory."""
+        candidate = case.candidate
+        solver = self.solver
+        offers_host = any(variable.host is not None for variable in tables.variables)
+        # Once memory is known to bind a case its tables offer more, so that its front is another.
+        key = (case, offers_host)
+        if key not in self.fronts:
+            memory_limit = solver.memory_limit(candidate)
+            # Without stages solutions are priced on the whole graph, pipelines on the folded one.
+            schedule = solver.schedule_of(candidate, case.mode, short=candidate.stages > 1)
+            if candidate.stages == 1:
+                count = candidate.micro_batches
+                price = price_alone(solver.folded, count, schedule, memory_limit)
+                fillings = FILLINGS
+            else:
+                group = solver.group(candidate)
+                price = price_stages(solver.folded, group, schedule, solver.request, solver.always)
+                fillings = FILLINGS // 2
+            self.fronts[key] = Front(tables, price, memory_limit, None, fillings)
+        return self.fronts[key]
+
+    def solve(self, case: Case, tables: Tables, beyond: float) -> Solved:
+        """The solution that promises least within the memory; raises `Infeasible`.
+
+        `beyond`: of the solution without a limit.
+        """
+        if self.on_fronts:
+            return self._first_on_front(case, tables)
+        return self._closing_in(case, tables, beyond)
+
+    def _first_on_front(self, case: Case, tables: Tables) -> Solved:
+        """The first solution of the front whose tables fit: none that fits promises less."""
+        front = self.front(case, tables)
+        room = self.solver.room(case.candidate)
+        for solution in front.solutions():
+            hosted = tables.host_of(solution.choices) <= tables.host_room
+            if solution.memory <= room and hosted:
+                return self.solver.promised(case, tables, solution)
+        # The last of a front needs least memory. Its bytes may fit where only the host lacks room,
+        # but the error has to name more than the room.
+        raise Infeasible(max(front.found[-1].memory, math.nextafter(room, math.inf)), room)
+
+    def _closing_in(self, case: Case, tables: Tables, beyond: float) -> Solved:
+        """The best of a few solutions, each within the room that the one before it leaves."""
+        solver = self.solver
+        room = solver.room(case.candidate)
+        method = QUICK_METHOD if solver.is_exact else solver.request.search
+        # A first guess: beyond its tables, the program needs as much as the one without a limit.
+        allowed = max(room - beyond, 0.0)
+        best: Solved | None = None
+        least = math.inf
+        for _ in range(EFFORT.fittings):
+            try:
+                solution = solve_within(tables, method, allowed)
+            except Infeasible as error:
+                if best is None:
+                    # The bytes beyond the tables, as they were set apart for this solution, count
+                    # on top.
+                    least = min(least, room - allowed + error.minimum_memory)
+                break
+            beyond = solver.beyond(case, tables, solution)
+            needed = solution.memory + beyond
+            least = min(least, needed)
+            if needed <= room:
+                if best is None or solution.cost < best.solution.cost:
+                    best = solver.promised(case, tables, solution, beyond=beyond)
+                # The memory is as good as full, so a looser limit could find nothing faster that
+                # fits.
+                if needed >= EFFORT.full * room:
+                    break
+            following = _next_limit(allowed, room, solution.memory, beyond)
+            if following == allowed or following <= 0:
+                break
+            allowed = following
+        if best is None:
+            raise Infeasible(max(least, math.nextafter(room, math.inf)), room)
+        return best
+
+
+def _next_limit(allowed: float, room: float, memory: float, beyond: float) -> float:
+    """The limit of the next solution: the room that this one's program leaves to its tables."""
+    following = room - beyond
+    if abs(following - allowed) >= (1 - EFFORT.full) * room:
+        return following
+    # The same solution would be found again within nearly the same limit.
+    over = memory + beyond - room
+    return min(allowed, memory) - over if over > 0 else allowed

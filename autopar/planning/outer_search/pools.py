@@ -1,0 +1,161 @@
+"""The search of a cluster: each pool of like devices by itself, then pipelines over all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, replace
+
+from autopar.errors import NoPlanFits, UsageError
+from autopar.planning.model.folded_model import FoldedModel
+from autopar.planning.model.progress import Progress
+from autopar.planning.model.request import Request
+from autopar.planning.programs.equal_layers import Alike, Mixture
+from autopar.planning.programs.joined_axes import joined_mesh
+from autopar.planning.programs.priced_program import PricedProgram
+from autopar.planning.programs.rank import first_of
+from autopar.planning.stages.staged_program import StagedProgram, interleaved
+
+from .best_first import BestFirst
+from .no_plan import no_candidate, nothing_fits
+from .thriftiest import thriftiest
+from .unequal_groups import UnequalGroups
+from .whole_programs import Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The best program, with a bound that no plan undercuts.
+
+    `mixtures`: equal layers that it treats unalike. `complete`: the search ran to its end.
+    """
+
+    program: Program
+    lower_bound: float
+    mixtures: tuple[Mixture, ...]
+    complete: bool
+
+
+class PoolSearch:
+    """The search of one pool of like devices; its `programs`, the fastest first."""
+
+    def __init__(self, folded: FoldedModel, request: Request) -> None:
+        self.search = BestFirst(folded, request)
+        self.programs: list[Program] = []
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Find the programs; raises `NoPlanFits`, and `UsageError` where there is no candidate."""
+        search = self.search
+        search.run(progress)
+        # Not even a candidate that is too large: pins or options forbid them all.
+        if not search.incumbents and not search.misfits:
+            raise no_candidate(search)
+        self.programs = search.programs
+        if self.programs:
+            return
+        failures = search.failures
+        last = thriftiest(search.misfits, search.whole, failures)
+        if last is None:
+            raise nothing_fits(search, failures)
+        self.programs = [last]
+
+
+def search_pools(
+    folded: FoldedModel, request: Request, progress: Progress | None = None
+) -> Outcome:
+    """The best program on a cluster; raises `NoPlanFits` and `UsageError`.
+
+    Interrupted, it returns the best program so far, if there is one.
+    """
+    pools = [PoolSearch(folded, replace(request, cluster=pool)) for pool in request.cluster.pools]
+    unequal = UnequalGroups(folded, request)
+    programs: list[Program] = []
+    failures: list[NoPlanFits | UsageError] = []
+    complete = False
+    try:
+        complete = _search_each(pools, programs, failures, progress)
+        if complete:
+            programs += _over_all(pools[0].search, unequal, programs)
+    except KeyboardInterrupt:
+        if not programs:
+            raise
+    if not programs:
+        # Of several pools, the one that is nearest to a plan tells the user most.
+        raise min(failures, key=_least_memory)
+    best = first_of(programs)
+    mixtures: tuple[Mixture, ...] = ()
+    if complete:
+        first = pools[0].search
+        solved = [played.solved for pool in pools for played in pool.search.incumbents]
+        best, mixtures = Alike(folded, request, first.solver.always).best(best, solved)
+    bound = _bound(pools, unequal)
+    return Outcome(program=best, lower_bound=bound, mixtures=mixtures, complete=complete)
+
+
+def _search_each(
+    pools: list[PoolSearch],
+    programs: list[Program],
+    failures: list[NoPlanFits | UsageError],
+    progress: Progress | None,
+) -> bool:
+    """Search pool by pool; whether all searches ran to their end."""
+    for pool in pools:
+        try:
+            pool.run(progress)
+            programs += pool.programs
+        except (NoPlanFits, UsageError) as error:
+            failures.append(error)
+        if not pool.search.complete:
+            return False
+    return True
+
+
+def _over_all(search: BestFirst, unequal: UnequalGroups, programs: list[Program]) -> list[Program]:
+    """Pipelines over unequal groups, and simpler or interleaved forms of the best program."""
+    more: list[Program] = []
+    if (pipeline := unequal.best(search.solver)) is not None:
+        more.append(pipeline)
+    if not programs and not more:
+        return []
+    best = first_of([*programs, *more])
+    if isinstance(best, StagedProgram):
+        more.append(interleaved(best, search.request, always=search.solver.always))
+    elif search.request.mesh is None:
+        more += _with_joined_axes(best, search.folded, search.request)
+    return more
+
+
+def _with_joined_axes(best: PricedProgram, folded: FoldedModel, request: Request) -> list[Program]:
+    """The program on the mesh of fewer axes on which the best one lies, if there is such a mesh.
+
+    Of equally fast plans the one on the simpler mesh is told.
+    """
+    mesh = joined_mesh(best)
+    if mesh is None:
+        return []
+    count = best.schedule.micro_batches
+    cluster = best.tables.prices.cluster
+    pinned = replace(request, cluster=cluster, mesh=mesh, stages=1, micro_batches=count)
+    pool = PoolSearch(folded, pinned)
+    with contextlib.suppress(NoPlanFits, UsageError):
+        pool.run()
+    return pool.programs
+
+
+def _bound(pools: list[PoolSearch], unequal: UnequalGroups) -> float:
+    """Seconds that no plan undercuts; 0 while a pool has not been searched.
+
+    Pools that share the work at the best rates of each take 1 / sum_k (1 / bound_k).
+    """
+    bounds = [pool.search.bound for pool in pools]
+    if len(bounds) == 1:
+        return min(bounds[0], unequal.bound)
+    # A pool without a plan of its own may still take part in the work of all, so that nothing is
+    # certain.
+    if min(bounds) <= 0 or math.isinf(max(bounds)):
+        return 0.0
+    return 1.0 / math.fsum(1.0 / bound for bound in bounds)
+
+
+def _least_memory(error: NoPlanFits | UsageError) -> float:
+    return error.minimum if isinstance(error, NoPlanFits) else math.inf

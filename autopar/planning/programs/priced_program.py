@@ -1,0 +1,247 @@
+"""Solutions as programs with their exact price, made to fit the memory.
+
+The tables' sums may be below the peak of a program, which is then solved again within less.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from autopar.costmodel.memory.peak import Memory, predicted_memory
+from autopar.costmodel.step.estimate import Estimate, estimate
+from autopar.costmodel.step.mesh_prices import LEAST_UNIT
+from autopar.order.scheduled import Scheduled, scheduled
+from autopar.planning.solve.within_limits import EXACT_METHOD, QUICK_METHOD, solve_within
+from autopar.planning.tables import Tables, decode
+from autopar.search import Infeasible, Solution
+from autopar.sharding.program import Assignment, Program, build_program
+from autopar.sharding.schedule import PLAIN, Schedule
+
+MEMORY_TRIES = 6
+"""The most programs to try, each with a lower limit for the tables, as programs need more memory
+than their tables.
+"""
+SMALLER = 4
+"""The divisor of the units of parameters while the program needs too much memory."""
+HOPELESS = 1.5
+"""A program that needs this multiple of the limit with the smallest units is not tried with larger
+ones.
+"""
+THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
+"""Limits to solve under, as multiples of the tables' least memory; the program of least memory is
+taken.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricedProgram:
+    """The best program on one mesh, without pipeline stages.
+
+    `tightened`: the program of the tables' first solution did not fit the memory.
+    """
+
+    tables: Tables
+    solution: Solution
+    assignment: Assignment
+    plan: Scheduled
+    estimate: Estimate
+    tightened: bool = False
+
+    @property
+    def program(self) -> Program:
+        """The program of the step, or of one micro-batch."""
+        return self.plan.program
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the program."""
+        return self.plan.schedule
+
+    @property
+    def memory(self) -> float:
+        """Bytes of a device at the peak."""
+        return self.estimate.memory.total
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step, rounded so that equal steps compare as equal."""
+        return round(self.estimate.step, 12)
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """The order among meshes: time, then collectives, then axes."""
+        return (self.seconds, len(self.plan.collectives()), len(self.assignment.mesh.axes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftProgram:
+    """A solution's program with its memory, before its timeline is played."""
+
+    tables: Tables
+    solution: Solution
+    program: Program
+    plan: Scheduled
+    memory: Memory
+
+    @staticmethod
+    def of(tables: Tables, solution: Solution, schedule: Schedule) -> DraftProgram:
+        """Decode a solution, and predict the memory of its program."""
+        return _drafted(
+            tables,
+            solution,
+            build_program(tables.analysis.graph, decode(tables, solution.choices)),
+            schedule,
+        )
+
+    def under(self, schedule: Schedule) -> DraftProgram:
+        """The same program under another schedule."""
+        return _drafted(self.tables, self.solution, self.program, schedule)
+
+    def priced(self, *, tightened: bool = False) -> PricedProgram:
+        """The program with its price."""
+        tables = self.tables
+        figures = estimate(
+            self.plan,
+            tables.analysis,
+            tables.prices,
+            optimizer=tables.optimizer,
+            memory=self.memory,
+        )
+        return PricedProgram(
+            tables=tables,
+            solution=self.solution,
+            assignment=self.program.assignment,
+            plan=self.plan,
+            estimate=figures,
+            tightened=tightened,
+        )
+
+
+def _drafted(
+    tables: Tables, solution: Solution, program: Program, schedule: Schedule
+) -> DraftProgram:
+    # The peak is known without the timeline, which takes most of the time.
+    plan = scheduled(program, schedule)
+    memory = predicted_memory(
+        plan,
+        tables.analysis,
+        optimizer=tables.optimizer,
+        composite=tables.prices.cluster.backend == "gloo",
+    )
+    return DraftProgram(tables=tables, solution=solution, program=program, plan=plan, memory=memory)
+
+
+def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> PricedProgram:
+    """Return the exact program of a solution, priced to the last collective."""
+    return DraftProgram.of(tables, solution, schedule).priced()
+
+
+def thriftier(draft: DraftProgram, memory_limit: float) -> DraftProgram:
+    """The same solution with smaller units of parameters, until it fits or they save nothing.
+
+    Smaller units keep fewer gathered bytes alive at once.
+    """
+    unit = draft.plan.schedule.unit_bytes
+    if draft.memory.total > memory_limit and unit > LEAST_UNIT:
+        # If even the smallest units are hopeless, those between are not tried.
+        least = draft.under(replace(draft.plan.schedule, unit_bytes=LEAST_UNIT))
+        if least.memory.total > HOPELESS * memory_limit:
+            return least
+    while (
+        draft.memory.total > memory_limit and (unit := draft.plan.schedule.unit_bytes) > LEAST_UNIT
+    ):
+        smaller = max(unit // SMALLER, LEAST_UNIT)
+        other = (
+            least
+            if smaller == LEAST_UNIT
+            else draft.under(replace(draft.plan.schedule, unit_bytes=smaller))
+        )
+        if other.memory.total >= draft.memory.total:
+            break
+        draft = other
+    return draft
+
+
+def fit(
+    tables: Tables,
+    solution: Solution,
+    *,
+    method: str,
+    memory_limit: float,
+    schedule: Schedule = PLAIN,
+) -> PricedProgram:
+    """Return the program of a solution, or of a thriftier one that fits `memory_limit`."""
+    allowed = memory_limit
+    for number in range(MEMORY_TRIES):
+        draft = thriftier(DraftProgram.of(tables, solution, schedule), memory_limit)
+        over = draft.memory.total - memory_limit
+        if over <= 0:
+            return draft.priced(tightened=number > 0)
+        # The program's excess is taken off the tables' limit, as a thriftier solution is likely to
+        # have the same.
+        allowed = min(allowed, tables.graph.memory_of(solution.choices)) - over
+        try:
+            solution = solve_within(tables, method, allowed)
+        except Infeasible:
+            break
+    return smallest(tables, method=method, memory_limit=memory_limit, schedule=schedule)
+
+
+def smallest(
+    tables: Tables, *, method: str, memory_limit: float, schedule: Schedule = PLAIN
+) -> PricedProgram:
+    """Return the first program that fits, of several solutions of little memory.
+
+    Raises `Infeasible` if none does.
+
+    The tables add memory up operator by operator, but the program has its peak at one moment, so
+    the solution of least memory need not be the program of least memory. Equal solutions are tried
+    once. If the parameters alone exceed the limit, only the first solution is tried, for the
+    message.
+    """
+    method = QUICK_METHOD if method == EXACT_METHOD else method
+    try:
+        solution = solve_within(tables, method, 0.0)
+        limits: tuple[float, ...] = ()
+    except Infeasible as error:
+        limits = tuple(error.minimum_memory * factor for factor in THRIFTY)
+        solution = solve_within(tables, method, limits[0])
+    best = thriftier(DraftProgram.of(tables, solution, schedule), memory_limit)
+    seen = {solution.choices}
+    for tried in limits[1:] if tables.least_stored() <= memory_limit else ():
+        if best.memory.total <= memory_limit:
+            break
+        solution = solve_within(tables, method, tried)
+        if solution.choices not in seen:
+            seen.add(solution.choices)
+            best = min(
+                best,
+                thriftier(DraftProgram.of(tables, solution, schedule), memory_limit),
+                key=lambda draft: draft.memory.total,
+            )
+    if best.memory.total <= memory_limit:
+        return best.priced(tightened=True)
+    raise Infeasible(best.memory.total, memory_limit)
+
+
+def best_within(
+    tables: Tables, *, method: str, memory_limit: float, room: float, schedule: Schedule = PLAIN
+) -> PricedProgram:
+    """Return the best program within `memory_limit` bytes.
+
+    `room`: the bytes of it that the tables may fill.
+    """
+    try:
+        return fit(
+            tables,
+            solve_within(tables, method, room),
+            method=method,
+            memory_limit=memory_limit,
+            schedule=schedule,
+        )
+    except Infeasible:
+        # Without a limit the failure is not one of bytes, so a smaller program cannot help.
+        if math.isinf(memory_limit):
+            raise
+        return smallest(tables, method=method, memory_limit=memory_limit, schedule=schedule)

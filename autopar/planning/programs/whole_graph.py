@@ -1,0 +1,136 @@
+"""A folded solution as a solution of the whole graph, and the step of its program on the timeline.
+
+    correction = step of the program - sum of the tables
+
+Every operator takes the strategy of its representative in the folded graph, and every tensor the
+layout. The tables add up the cost of each choice by itself. Only the program shows how parameters
+are packed into units, and which collectives run under which computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from autopar.costmodel.step.estimate import timeline
+from autopar.order.scheduled import scheduled
+from autopar.planning.model.folding import Folding
+from autopar.planning.tables import Tables, decode
+from autopar.planning.tables.tables import Variable
+from autopar.search import NoAssignment, Solution, condition, solve
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.program import build_program
+from autopar.sharding.schedule import Schedule
+
+Row = tuple[int, bool]
+"""Of an operator or parameter: its row, and whether it leaves state on the host."""
+
+
+def whole_seconds(
+    tables: Tables, solution: Solution, folding: Folding, analysis: Analysis, schedule: Schedule
+) -> float:
+    """Seconds of a step of the whole graph under the strategies of a folded solution.
+
+    `analysis`, `schedule`: of the whole graph.
+    """
+    whole, choices = unfold(tables, solution.choices, folding, analysis)
+    # The sums of the tables do not know which collectives wait for one another.
+    plan = scheduled(build_program(analysis.graph, decode(whole, choices)), schedule)
+    return timeline(plan, analysis, tables.prices, optimizer=tables.optimizer).step
+
+
+def unfold(
+    tables: Tables, choices: Iterable[int], folding: Folding, analysis: Analysis
+) -> tuple[Tables, tuple[int, ...]]:
+    """The tables and choices of the whole graph, each variable with its representative's choice.
+
+    Where layers are folded, the tables keep the folded cost graph, which does not fit their
+    variables.
+    """
+    # Nothing was folded, so the variables are the same.
+    if len(folding.graph.operators) == len(analysis.graph.operators):
+        return replace(tables, analysis=analysis), tuple(choices)
+    chosen = {
+        (v.what, v.name): (v, choice) for v, choice in zip(tables.variables, choices, strict=True)
+    }
+    pairs = [
+        (replace(chosen[what, short][0], name=name), chosen[what, short][1])
+        for what, name, short in _names(folding, chosen)
+    ]
+    tensors = ((name, folding.tensors[name]) for name in analysis.graph.tensors)
+    operators = ((op.name, folding.operators[op.name]) for op in analysis.graph.operators)
+    whole = replace(
+        tables,
+        analysis=analysis,
+        variables=tuple(variable for variable, _ in pairs),
+        spaces={name: tables.spaces[short] for name, short in tensors if short in tables.spaces},
+        strategies={
+            name: tables.strategies[short]
+            for name, short in operators
+            if short in tables.strategies
+        },
+    )
+    return whole, tuple(choice for _, choice in pairs)
+
+
+def on_whole(
+    folded: Tables, solution: Solution, folding: Folding, tables: Tables
+) -> Solution | None:
+    """Return a folded solution as one of the whole graph's tables, or None if these lack it."""
+    unfolded, choices = unfold(folded, solution.choices, folding, tables.analysis)
+    wanted = {
+        (v.what, v.name): row_of(v, choice)
+        for v, choice in zip(unfolded.variables, choices, strict=True)
+    }
+    return settled(tables, wanted, solution.lower_bound)
+
+
+def row_of(variable: Variable, choice: int) -> Row:
+    """The row of a choice, and whether it leaves state on the host."""
+    return int(variable.rows[choice]), variable.host is not None and bool(variable.host[choice] > 0)
+
+
+def settled(tables: Tables, wanted: Mapping[tuple[str, str], Row], bound: float) -> Solution | None:
+    """Return the best solution with all operators and parameters as `wanted`, by kind and name.
+
+    Returns None if the tables do not offer it.
+
+    `bound`: of all solutions.
+    """
+    fixed: dict[int, int] = {}
+    for number, variable in enumerate(tables.variables):
+        # Fan-outs and outputs are chosen anew, as layers may join in other ways.
+        if variable.what in ("operator", "parameter"):
+            row = wanted[variable.what, variable.name]
+            same = (
+                choice for choice in range(len(variable.rows)) if row_of(variable, choice) == row
+            )
+            if (taken := next(same, None)) is None:
+                return None
+            fixed[number] = taken
+    try:
+        rest = solve(condition(tables.graph, fixed))
+    except NoAssignment:
+        return None
+    choices = tuple(fixed.get(number, choice) for number, choice in enumerate(rest.choices))
+    cost = tables.graph.cost(choices)
+    return replace(
+        rest,
+        choices=choices,
+        cost=cost,
+        # Rounding may put the cost just below the bound.
+        lower_bound=min(bound, cost),
+        memory=tables.graph.memory_of(choices),
+    )
+
+
+def _names(folding: Folding, chosen: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
+    """For every variable of the whole graph: its kind, its name, and its representative's name."""
+    known = set(chosen)
+    for name, short in folding.operators.items():
+        if ("operator", short) in known:
+            yield "operator", name, short
+    for name, short in folding.tensors.items():
+        for what in ("parameter", "fan-out", "output"):
+            if (what, short) in known:
+                yield what, name, short

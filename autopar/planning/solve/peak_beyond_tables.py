@@ -1,0 +1,92 @@
+"""The difference between a program's peak memory and the sum of its tables, estimated on the folded
+graph.
+
+    beyond = peak - sum of the tables = c - min(A, G)        c: from the folded graph's program,
+    every layer once
+
+The tables add up the bytes that each choice keeps. The peak of a program is at one moment. It also
+holds gathered units, gradients on their way and an operator's transient bytes, once for any number
+of layers. With one micro-batch, gradients G appear as activations A are freed, so only the larger
+of both counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from autopar.costmodel.memory.peak import predicted_memory
+from autopar.costmodel.memory.states import certain_bytes
+from autopar.costmodel.step.mesh_prices import LEAST_UNIT
+from autopar.order.scheduled import scheduled
+from autopar.planning.model.counts import Counts
+from autopar.planning.tables.decoding import decode
+from autopar.planning.tables.tables import Tables, Variable
+from autopar.search import Solution
+from autopar.sharding.program import build_program
+from autopar.sharding.schedule import Schedule
+
+
+def bytes_beyond(
+    tables: Tables, solution: Solution, schedule: Schedule, counts: Counts, room: float
+) -> float:
+    """The peak bytes of a folded solution's program minus the sum of its tables (may be negative).
+
+    The units of parameters are made smaller if the peak would exceed `room`.
+    """
+    program = build_program(tables.analysis.graph, decode(tables, solution.choices))
+    composite = tables.prices.cluster.backend == "gloo"
+    # The folded program has every layer once, so its peak is compared with sums that have, too.
+    once, shared = _sums(tables, solution, lambda variable: 1 / _count(variable, counts))
+    _, all_shared = _sums(tables, solution, lambda variable: 1.0)
+    # With several micro-batches, the gradients of the first meet all activations of the next: both
+    # count in full.
+    repeated = all_shared - shared if schedule.micro_batches == 1 else 0.0
+    found = math.inf
+    for unit in dict.fromkeys((schedule.unit_bytes, LEAST_UNIT)):
+        plan = scheduled(program, replace(schedule, unit_bytes=min(unit, schedule.unit_bytes)))
+        peak = predicted_memory(
+            plan, tables.analysis, optimizer=tables.optimizer, composite=composite
+        ).total
+        found = min(found, peak - certain_bytes(tables.analysis) - once - repeated)
+        if solution.memory + found <= room:
+            break
+    return found
+
+
+def _count(variable: Variable, counts: Counts) -> int:
+    """The number of equal variables of the whole graph that this one represents."""
+    return (counts.operators if variable.what == "operator" else counts.tensors).get(
+        variable.name, 1
+    )
+
+
+def _sums(
+    tables: Tables, solution: Solution, share: Callable[[Variable], float]
+) -> tuple[float, float]:
+    """The tables' bytes, and the smaller of activations and gradients, with every variable weighted
+    by `share`.
+    """
+    total = [0.0]
+    kept = [0.0]
+    gradients = [0.0]
+    for variable, memory, choice in zip(
+        tables.variables, tables.graph.memory or (), solution.choices, strict=True
+    ):
+        mine = float(memory[choice]) * share(variable)
+        total.append(mine)
+        if variable.what == "operator":
+            kept.append(mine)
+        elif (
+            variable.what == "parameter"
+            and (tensor := tables.analysis.graph.tensors[variable.name]).trainable
+        ):
+            shards = float(tables.spaces[variable.name].divisors()[variable.rows[choice]])
+            gradients.append(
+                tables.types.reduced_bytes(tensor)
+                / shards
+                * tables.counts.get(variable.name, 1)
+                * share(variable)
+            )
+    return math.fsum(total), min(math.fsum(kept), math.fsum(gradients))

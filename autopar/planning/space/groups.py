@@ -1,0 +1,64 @@
+"""The candidates for a number of devices, mesh by mesh, in the order in which to try them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autopar.planning.model import FoldedModel, Request
+from autopar.planning.model.effort import EFFORT
+from autopar.sharding.mesh import Mesh
+
+from .candidates import Candidate, meshes, micro_batches_to_try, stage_counts
+from .schedules import schedules_of
+
+
+class CandidateGroups:
+    """The candidates of a request, mesh by mesh."""
+
+    def __init__(self, folded: FoldedModel, request: Request) -> None:
+        self.folded = folded
+        self.request = request
+
+    def groups(self, devices: int) -> Iterator[tuple[list[Candidate], list[Candidate]]]:
+        """Yield for every mesh the candidates to try, and all of its candidates.
+
+        The latter are needed where pins forbid all of the former.
+        """
+        cluster = self.request.cluster.sized(devices)
+        for stages in self._stage_counts(devices):
+            # All numbers are needed only where pins forbid the usual ones.
+            counts, every = (self._micro_batches(stages, every=every) for every in (False, True))
+            for mesh in self._meshes(devices, stages) if counts else ():
+                place = Candidate(cluster=cluster, stages=stages, mesh=mesh, micro_batches=1)
+                few, all_of_them = (
+                    [replace(place, micro_batches=count) for count in some]
+                    for some in (counts, every)
+                )
+                yield few, all_of_them
+
+    def _stage_counts(self, devices: int) -> Iterator[int]:
+        """The numbers of stages to try on so many devices."""
+        request = self.request
+        cuts = len(self.folded.cuts) - 1
+        # Without micro-batches all stages but one would wait.
+        if not request.train or self.folded.batch == 1:
+            cuts = 0
+        yield from (
+            stages for stages in stage_counts(devices, cuts) if request.stages in (None, stages)
+        )
+
+    def _meshes(self, devices: int, stages: int) -> tuple[Mesh, ...]:
+        request = self.request
+        if request.mesh is not None:
+            return (request.mesh,) if request.mesh.devices * stages == devices else ()
+        return meshes(request.cluster.sized(devices), stages, EFFORT.plain_axes)
+
+    def _micro_batches(self, stages: int, *, every: bool) -> list[int]:
+        """The numbers of micro-batches to try with so many stages, or `every` possible one."""
+        counts = micro_batches_to_try(self.folded, stages, self.request.micro_batches, every=every)
+        return [
+            count
+            for count in counts
+            if stages == 1 or schedules_of(self.folded, self.request, stages, count)
+        ]

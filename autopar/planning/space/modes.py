@@ -1,0 +1,23 @@
+"""The mode of a candidate: how parameters are stored, and what is computed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """The recompute mode and the ZeRO stage (see `Request`)."""
+
+    zero: int
+    recompute: str
+
+    def repeats(self, other: Mode) -> bool:
+        """Whether this mode does all the work of another one.
+
+        Then it is no faster without a limit of memory.
+        """
+        # Full recompute includes the work of every other kind.
+        recomputes = self.recompute == "full" or other.recompute in ("none", self.recompute)
+        # ZeRO 0 stores parameters whole and gathers none, so no other stage repeats it.
+        return recomputes and (0 < other.zero <= self.zero or other.zero == self.zero)

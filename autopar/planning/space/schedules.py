@@ -1,0 +1,57 @@
+"""The pipeline schedules that a number of stages and micro-batches leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.order.schedules import SCHEDULES, thriftiest
+from autopar.planning.model import FoldedModel, Request
+
+
+def schedules_for(
+    stages: int,
+    micro_batches: int,
+    *,
+    pieces: int,
+    pipeline: str | None = None,
+    interleave: int | None = None,
+) -> Iterator[tuple[str, int]]:
+    """Yield the possible (schedule, interleave) pairs in order of preference.
+
+    `pipeline`, `interleave`: only this schedule, or this number of chunks.
+    """
+    for row in sorted(SCHEDULES.values(), key=lambda row: row.preferred):
+        for count in (row.chunks or (1,)) if interleave is None else (interleave,):
+            # Every chunk needs at least one piece of the model to run.
+            there = not row.refusal(stages, micro_batches, count) and (
+                not row.chunks or stages * count <= pieces
+            )
+            if there and pipeline in (None, row.name):
+                yield row.name, count
+
+
+def thrifty(pipeline: str | None, stages: int, micro_batches: int) -> str:
+    """Return the requested schedule if it has one chunk a stage, or else the thriftiest.
+
+    That is the one with the fewest micro-batches in flight.
+    """
+    return (
+        pipeline
+        if pipeline is not None and not SCHEDULES[pipeline].chunks
+        else thriftiest(stages, micro_batches).name
+    )
+
+
+def schedules_of(
+    folded: FoldedModel, request: Request, stages: int, micro_batches: int
+) -> tuple[tuple[str, int], ...]:
+    """The possible (schedule, interleave) pairs of a request for so many stages."""
+    return tuple(
+        schedules_for(
+            stages,
+            micro_batches,
+            pieces=len(folded.cuts),
+            pipeline=request.schedule,
+            interleave=request.interleave,
+        )
+    )

@@ -1,0 +1,289 @@
+"""The seconds and bytes of every operator of a program, in the order of the model.
+
+A redistribution counts to the operator behind it, a parameter to the first operator that reads it.
+So the costs of any stretch of operators are sums, of which stages are made.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.costmodel.step.casts import cast_seconds
+from autopar.costmodel.step.estimate import step_seconds
+from autopar.costmodel.step.host_offload import state_bytes, streamed_update
+from autopar.costmodel.step.mesh_prices import MeshPrices, storage_bytes, update_seconds
+from autopar.costmodel.step.pass_player import Seconds
+from autopar.ir import Role, Tensor
+from autopar.planning.tables.parameters.handling import Handled, handling, home_seconds, way_of
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.layout import Layout
+from autopar.sharding.mesh import Axes
+from autopar.sharding.program import (
+    Compute,
+    Program,
+    Redistribute,
+    chain_collectives,
+    operator_collectives,
+)
+from autopar.sharding.redistribution import changed_axes, local_bytes
+from autopar.sharding.schedule import Schedule
+
+from .costed_program import CostedProgram
+from .operator_memory import add_copies, handed_bytes, saved_and_excess
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorCosts:
+    """Arrays [operators] of seconds and bytes.
+
+    Seconds of a micro-batch: `forward`, `backward`, of the latter `weight` for gradients of
+    weights, and of both `moved` for collectives.
+
+    Seconds of a step: `once` for gathers and reductions of parameters, of which `gather` for the
+    gathers; `update` for the optimizer, of which `streamed` for the way to host memory and back.
+
+    Bytes: `travel` of parameters that are gathered or whose gradients are reduced; `stored` of
+    parameters, gradients and optimizer state; `host` of the state that is in host memory instead;
+    `saved` of what a micro-batch keeps for its backward pass; `excess` of what is alive besides
+    while the operator is at work; `flat` of flat copies of gradients, from the last backward pass
+    to the end of the step.
+
+    `handed`: array [operators + 1], bytes of a device's values made before an operator and read
+    from it on.
+    """
+
+    forward: Floats
+    backward: Floats
+    weight: Floats
+    moved: Floats
+    once: Floats
+    gather: Floats
+    travel: Floats
+    update: Floats
+    streamed: Floats
+    stored: Floats
+    host: Floats
+    saved: Floats
+    excess: Floats
+    flat: Floats
+    handed: Floats
+
+
+def operator_costs(
+    program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule
+) -> OperatorCosts:
+    """Return the costs of the operators of a program of one micro-batch under a schedule."""
+    costed = CostedProgram.of(program, analysis, prices, optimizer, schedule)
+    saved, excess = saved_and_excess(costed)
+    count = len(program.graph.operators)
+    costs = OperatorCosts(
+        forward=np.zeros(count),
+        backward=np.zeros(count),
+        weight=np.zeros(count),
+        moved=np.zeros(count),
+        once=np.zeros(count),
+        gather=np.zeros(count),
+        travel=np.zeros(count),
+        update=np.zeros(count),
+        streamed=np.zeros(count),
+        stored=np.zeros(count),
+        host=np.zeros(count),
+        saved=saved,
+        excess=excess,
+        flat=np.zeros(count),
+        handed=handed_bytes(costed),
+    )
+    _Adder(costed, costs).add_all()
+    add_copies(costed, costs.stored)
+    return costs
+
+
+class _Adder:
+    """Adds the seconds of a program's steps, and the bytes of its parameters, to `costs`."""
+
+    def __init__(self, costed: CostedProgram, costs: OperatorCosts) -> None:
+        self.costed = costed
+        self.costs = costs
+        self.program = costed.program
+        self.analysis = costed.analysis
+        self.prices = costed.prices
+        self.schedule = costed.schedule
+        self.types = costed.types
+        self.graph = costed.graph
+        self.mesh = costed.mesh
+        self.again = {name for segment in costed.schedule.recompute for name in segment}
+        self.handled_parameters: set[str] = set()
+        # Equal steps, collectives and parameters are priced once.
+        self._steps: dict[object, Seconds] = {}
+        self._collectives: dict[tuple[str, Axes, int], float] = {}
+        self._handlings: dict[object, Handled] = {}
+
+    def add_all(self) -> None:
+        """Add all steps of the program, then what its parameters take."""
+        waiting: list[Redistribute] = []
+        for step in self.program.steps:
+            if isinstance(step, Redistribute):
+                waiting.append(step)
+                continue
+            index = self.costed.places[step.operator.name]
+            for redistribution in waiting:
+                self._redistribute(redistribution, index)
+            waiting = []
+            self._compute(step, index)
+        # No operator is behind the redistributions of the model's outputs: they count to the last.
+        for redistribution in waiting:
+            self._redistribute(redistribution, len(self.graph.operators) - 1)
+        for tensor in self.graph.parameters:
+            self._store(tensor)
+
+    # --- computation ---
+
+    def _compute(self, step: Compute, index: int) -> None:
+        """Add the seconds of an operator, with the collectives inside it."""
+        name = step.operator.name
+        if name in self.analysis.cold:
+            return
+        options = step.decision.options
+        key = (self.analysis.offers[name], tuple(option.name for option in options))
+        if key not in self._steps:
+            self._steps[key] = step_seconds(step, self.analysis, self.prices)
+        seconds = self._steps[key]
+        ahead = 0.0
+        back = 0.0
+        if any(option.communication is not None for option in options):
+            gradients = self.program.assignment.gradients
+            for c in operator_collectives(self.graph, step, self.mesh, gradients):
+                if c.phase == "backward":
+                    back += self._collective(c.kind, c.axes, c.nbytes)
+                else:
+                    ahead += self._collective(c.kind, c.axes, c.nbytes)
+        # The backward pass of a recomputed operator runs its forward pass again.
+        repeated = seconds.forward + ahead if name in self.again else 0.0
+        self.costs.forward[index] += seconds.forward + ahead
+        self.costs.backward[index] += seconds.backward + back + repeated
+        self.costs.weight[index] += seconds.weight
+        self.costs.moved[index] += ahead + back
+
+    # --- redistributions ---
+
+    def _redistribute(self, step: Redistribute, index: int) -> None:
+        """Add the seconds of a redistribution.
+
+        A value is redistributed in every pass, a parameter once a step or for every pass.
+        """
+        tensor = self.graph.tensors[step.tensor]
+        if tensor.role is Role.PARAMETER:
+            self._bring(tensor, step, index)
+            return
+        forward, backward = chain_collectives(self.graph, step, self.mesh, self.types)
+        ahead = sum(self._collective(c.kind, c.axes, c.nbytes) for c in forward)
+        back = sum(self._collective(c.kind, c.axes, c.nbytes) for c in backward)
+        repeated = self.graph.operators[index].name in self.again
+        self._add_passes(index, ahead, back, repeated=repeated)
+
+    def _bring(self, tensor: Tensor, step: Redistribute, index: int) -> None:
+        """Add the seconds of bringing a parameter to its readers, and its gradient back."""
+        costs = self.costs
+        forward, backward = chain_collectives(self.graph, step, self.mesh, self.types)
+        seconds = functools.partial(self.prices.unit_seconds, whole=tensor.bytes)
+        ahead = sum(seconds(c.kind, c.axes, c.nbytes) for c in forward)
+        back = sum(seconds(c.kind, c.axes, c.nbytes) for c in backward)
+        stored = step.chain[0]
+        used = step.chain[-1]
+        costs.travel[index] += local_bytes(used, tensor.bytes, self.mesh)
+        # The gradient of a parameter that is stored whole is summed as it is stored.
+        size = local_bytes(stored, self.types.reduced_bytes(tensor), self.mesh)
+        summed = [
+            changed_axes(before, after)
+            for before, after in itertools.pairwise(step.chain[: step.bucketed + 1])
+        ]
+        costs.flat[index] += size if summed else 0.0
+        for axes in summed:
+            costs.once[index] += seconds("all_reduce", axes, size)
+        self._handle(tensor, stored, used, index)
+        if self.schedule.gathered == "per_step":
+            costs.once[index] += ahead
+            costs.gather[index] += ahead
+            # Whole gradients are reduced once a step, shards after every micro-batch.
+            if self.schedule.accumulated == "whole":
+                costs.once[index] += back
+                back = 0.0
+            ahead = 0.0
+        repeated = (
+            self.graph.operators[index].name in self.again or self.schedule.gathered == "per_pass"
+        )
+        self._add_passes(index, ahead, back, repeated=repeated)
+
+    def _add_passes(self, index: int, ahead: float, back: float, *, repeated: bool) -> None:
+        """Add seconds of both passes; `repeated`: the backward pass does the forward part again."""
+        again = ahead if repeated else 0.0
+        self.costs.forward[index] += ahead
+        self.costs.backward[index] += back + again
+        self.costs.moved[index] += ahead + back + again
+
+    def _collective(self, kind: str, axes: Axes, nbytes: int) -> float:
+        """Return the seconds of a collective of values."""
+        key = (kind, axes, nbytes)
+        if key not in self._collectives:
+            self._collectives[key] = self.prices.seconds(kind, axes, nbytes)
+        return self._collectives[key]
+
+    # --- parameters ---
+
+    def _handle(self, tensor: Tensor, stored: Layout, used: Layout, index: int) -> None:
+        """Add the seconds of a parameter's copies, casts and additions on one way to a reader.
+
+        Its gradient is cast and added once, however many ways there are.
+        """
+        further = tensor.name in self.handled_parameters
+        self.handled_parameters.add(tensor.name)
+        trained = tensor.name in self.program.assignment.gradients
+        reduced = self.types.reduced(tensor)
+        key = (stored, used, tensor.shape, tensor.dtype, reduced, trained, further)
+        if key not in self._handlings:
+            way = way_of(stored, used, self.mesh)
+            work = handling(tensor, way, self.prices, self.types, trained=trained)
+            if further:
+                work = work.further
+            self._handlings[key] = work.under(self.schedule)
+        handled = self._handlings[key]
+        self.costs.update[index] += handled.once
+        self.costs.forward[index] += handled.forward
+        self.costs.backward[index] += handled.backward
+
+    def _store(self, tensor: Tensor) -> None:
+        """Add the bytes of a stored parameter, and the seconds of its update."""
+        costs = self.costs
+        optimizer = self.costed.optimizer
+        cluster = self.prices.cluster
+        train = self.analysis.train
+        index = self.costed.first.get(tensor.name, 0)
+        layout = self.program.assignment.storage[tensor.name]
+        size = local_bytes(layout, tensor.bytes, self.mesh)
+        shards = np.array([max(tensor.bytes // max(size, 1), 1)])
+        stored = storage_bytes(tensor, shards, optimizer, train=train, types=self.types)
+        costs.stored[index] += float(stored[0])
+        if tensor.name not in self.handled_parameters:
+            # It is used as it is stored, so no redistribution brought it.
+            self._handle(tensor, layout, layout, index)
+        if not train or not tensor.trainable:
+            return
+        seconds = float(update_seconds(tensor, shards, optimizer, cluster, self.types)[0])
+        home = float(home_seconds(tensor, shards, self.types, cluster.device)[0])
+        costs.update[index] += seconds + home
+        costs.once[index] += float(cast_seconds(tensor, shards, cluster, self.types)[0])
+        if tensor.name in self.program.assignment.host:
+            streamed = streamed_update(tensor, shards, optimizer, cluster, self.types)
+            longer = float(streamed[0]) - seconds
+            state = float(state_bytes(tensor, shards, optimizer, self.types)[0])
+            costs.update[index] += longer
+            costs.streamed[index] += longer
+            costs.stored[index] -= state
+            costs.host[index] += state

@@ -1,0 +1,113 @@
+"""The parts of a pipeline: groups of equal stages, each with a solution of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.costmodel import Cluster
+from autopar.planning.model import Request
+from autopar.planning.space.schedules import schedules_for
+from autopar.planning.tables import Tables, decode
+from autopar.search import Solution
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.program import Assignment, Program, build_program
+from autopar.sharding.schedule import Schedule
+
+from .cutter import Cutter
+from .operator_costs import OperatorCosts, operator_costs
+from .stage import Place
+
+Expand = Callable[[OperatorCosts], OperatorCosts]
+"""Makes the costs of the model's operators from those of the graph that was solved."""
+
+
+def unfolded(costs: OperatorCosts) -> OperatorCosts:
+    """Return the costs as they are, where the graph that was solved is the model itself."""
+    return costs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Equal stages on one kind of device, each on a `mesh`.
+
+    `cluster`: exactly the devices of these stages. `whole`: the cluster of all groups, through
+    which stages reach those of other groups. `start`: the number of the group's first device in it.
+    `share`: the share of the model's work that the group is to take.
+    """
+
+    cluster: Cluster
+    whole: Cluster
+    start: int
+    stages: int
+    mesh: Mesh
+    share: float = 1.0
+
+    def places(self) -> Iterator[Place]:
+        """Yield the devices of each stage."""
+        count = self.mesh.devices
+        for stage in range(self.stages):
+            yield Place(cluster=self.whole, start=self.start + stage * count, count=count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """A group with a solution of the whole model, as if one of its stages held all of it."""
+
+    group: Group
+    tables: Tables
+    solution: Solution
+    assignment: Assignment
+    program: Program
+    figures: OperatorCosts
+
+
+def part_of(
+    group: Group, tables: Tables, solution: Solution, schedule: Schedule, expand: Expand = unfolded
+) -> Part:
+    """Return a group with a solution of its tables, its program, and its operators' costs."""
+    # Costs are of the program that the solution decides, with the chains that it takes.
+    assignment = decode(tables, solution.choices)
+    program = build_program(tables.analysis.graph, assignment)
+    costs = operator_costs(
+        program, tables.analysis, tables.prices, optimizer=tables.optimizer, schedule=schedule
+    )
+    return Part(
+        group=group,
+        tables=tables,
+        solution=solution,
+        assignment=assignment,
+        program=program,
+        figures=expand(costs),
+    )
+
+
+def rooms_of(groups: Sequence[Group], request: Request, always: float) -> list[float]:
+    """Return the bytes of a device of each group, without `always` for inputs and constants."""
+    return [max(request.memory_limit_on(group.cluster) - always, 0.0) for group in groups]
+
+
+def cutter_of(
+    parts: Sequence[Part], rooms: Sequence[float], schedule: Schedule, request: Request
+) -> tuple[Cutter, list[tuple[str, int]]]:
+    """Return a cutter of the model on these parts, and the schedules that the request allows."""
+    figures = []
+    places: list[Place] = []
+    limits = []
+    hosts = []
+    # The stages of a group are alike.
+    for part, room in zip(parts, rooms, strict=True):
+        stages = part.group.stages
+        figures += [part.figures] * stages
+        places += part.group.places()
+        limits += [room] * stages
+        hosts += [request.host_on(part.group.cluster)] * stages
+    cutter = Cutter(figures, places, limits, schedule.micro_batches, hosts, schedule.unit_bytes)
+    schedules = schedules_for(
+        len(places),
+        schedule.micro_batches,
+        pieces=len(cutter.pieces) - 1,
+        pipeline=request.schedule,
+        interleave=request.interleave,
+    )
+    return cutter, list(schedules)

@@ -1,0 +1,188 @@
+"""The seconds and bytes of every operator's choices, for any multiplicities.
+
+Few products of long arrays give all of them.
+
+    seconds = n c s + t            n: equal operators, c: how often a micro-batch counts, s: of one,
+                                   t: between ties
+    bytes   = n (w W + f F)        W: kept of parameters, w: how often; F: of values, f:
+            micro-batches in flight
+
+The arrays hold the choices of all operators, one behind the other, those of equal operators once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.costmodel.device.operator_seconds import operator_seconds
+from autopar.costmodel.memory.saved_values import Share
+from autopar.costmodel.step.mesh_prices import communication_seconds
+from autopar.ir import Operator
+from autopar.planning.space import Multiplicities
+from autopar.sharding.analysis import Offer
+from autopar.sharding.notation import local_elements
+from autopar.sharding.strategies import Strategies
+
+from .choices import values_kept
+from .outline import Outline
+from .tables import Basis, Choices, Floats, Ints
+
+BATCH_TIE = 1e-12
+"""Seconds by which an earlier factor (the batch comes first) is preferred among strategies of equal
+price.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTables:
+    """Arrays [choices of all operators] of the terms of both formulas.
+
+    They are `counts` n, `seconds` s, `ties` t, `weights` W and `values` F.
+
+    `spans`: the part of each class of equal operators, with its strategies' `rows` and `digits`;
+    `class_of`: by the number of a variable. `wider`: bytes of the gradient for each byte of a
+    gathered copy of a parameter; 0 on one device, which has none.
+    """
+
+    counts: Floats
+    seconds: Floats
+    ties: Floats
+    weights: Floats
+    values: Floats
+    spans: tuple[slice, ...]
+    rows: tuple[Ints, ...]
+    digits: tuple[Ints, ...]
+    class_of: Mapping[int, int]
+    wider: float
+
+    def priced(self, work: Multiplicities) -> dict[int, Choices]:
+        """Return the choices of all operators, by the number of their variable.
+
+        Equal operators have one object.
+        """
+        # Two products of long arrays price all operators at once.
+        seconds = (self.counts * work.counted) * self.seconds + self.ties
+        memory = self.counts * (
+            self._weight_often(work) * self.weights + work.in_flight * self.values
+        )
+        parts = zip(self.spans, self.rows, self.digits, strict=True)
+        choices = [
+            Choices(rows=rows, seconds=seconds[span], memory=memory[span], digits=digits)
+            for span, rows, digits in parts
+        ]
+        return {variable: choices[number] for variable, number in self.class_of.items()}
+
+    def _weight_often(self, work: Multiplicities) -> float:
+        """Return the extra bytes for each byte of a gathered parameter.
+
+        These are the copy, and its gradient if that is added up whole.
+        """
+        if work.zero == 3:
+            # The copy is gathered for every pass, and released behind it.
+            return 0.0
+        if work.zero == 1 and work.accumulating:
+            return 1.0 + self.wider
+        return 1.0
+
+
+def operator_tables(basis: Basis, outline: Outline) -> OperatorTables:
+    """Return the tables of an outline's operators, with the recomputed segments of the basis."""
+    kept = values_kept(basis)
+    classes = dict[object, int]()
+    class_of = dict[int, int]()
+    parts: list[tuple[int, Floats, Floats, Floats]] = []
+    rows: list[Ints] = []
+    digits: list[Ints] = []
+    for variable, op in outline.operators.items():
+        offer = basis.analysis.offers[op.name]
+        chosen = outline.allowed[variable].rows
+        count = basis.work.counts.operators.get(op.name, 1)
+        again = op.name in basis.again
+        shares = kept.shares.get(op.name, ())
+        key = (outline.allowed[variable], offer, shares, count, again)
+        # Equal operators are in the arrays once.
+        if key not in classes:
+            classes[key] = len(parts)
+            strategies = outline.strategies[op.name]
+            weights, values = (
+                _kept(basis, strategies, shares, weight=weight)[chosen] for weight in (True, False)
+            )
+            parts.append(
+                (
+                    count,
+                    _seconds(basis, op, offer, strategies, again=again)[chosen],
+                    weights,
+                    values,
+                )
+            )
+            rows.append(chosen)
+            digits.append(strategies.choices[chosen])
+        class_of[variable] = classes[key]
+    ends = np.cumsum([0, *map(len, rows)]).tolist()
+    return OperatorTables(
+        counts=_joined([np.full(len(part[1]), float(part[0])) for part in parts]),
+        seconds=_joined([part[1] for part in parts]),
+        ties=_joined([BATCH_TIE * of.sum(axis=1) for of in digits]),
+        weights=_joined([part[2] for part in parts]),
+        values=_joined([part[3] for part in parts]),
+        spans=tuple(map(slice, ends[:-1], ends[1:])),
+        rows=tuple(rows),
+        digits=tuple(digits),
+        class_of=class_of,
+        wider=max((basis.wider(tensor) for tensor in basis.graph.parameters), default=1.0)
+        if math.prod(basis.mesh) > 1
+        else 0.0,
+    )
+
+
+def _joined(parts: Sequence[Floats]) -> Floats:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _seconds(
+    basis: Basis, op: Operator, offer: Offer, strategies: Strategies, *, again: bool
+) -> Floats:
+    """Return the seconds of one micro-batch: array [strategies].
+
+    `again`: they include a second forward pass.
+    """
+
+    def make() -> Floats:
+        prices = basis.prices
+        gradients = basis.analysis.as_offered(op, basis.analysis.gradients)
+        forward, backward = operator_seconds(
+            offer.call, strategies, basis.mesh, prices.cluster, gradients
+        )
+        inside = communication_seconds(offer.call, strategies, prices, gradients)
+        # Half of the collectives inside belong to the forward pass.
+        repeated = forward + 0.5 * inside if again else 0.0
+        return forward + backward + inside + repeated
+
+    return basis.known.once(("seconds", offer, again), make)
+
+
+def _kept(basis: Basis, strategies: Strategies, shares: Sequence[Share], *, weight: bool) -> Floats:
+    """Bytes that a choice keeps of parameters, or of values: array [strategies]."""
+    taken = tuple(share for share in shares if share.weight == weight)
+    return basis.known.once(
+        ("kept", strategies, taken), lambda: kept_bytes(strategies, basis.mesh, taken)
+    )
+
+
+def kept_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Share]) -> Floats:
+    """Bytes of the shares of what an operator keeps, on one device: array [strategies]."""
+    sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
+    local = sizes / strategies.degrees(tuple(mesh))
+    total = np.zeros(len(local))
+    for share in shares:
+        dims = strategies.rule.outputs if share.output else strategies.rule.inputs
+        elements = local_elements(dims[share.position], local)
+        # Such a value is split by these factors without communication.
+        if share.factors:
+            elements = elements / strategies.plain_degree(tuple(mesh), share.factors)
+        total += elements * share.nbytes
+    return total

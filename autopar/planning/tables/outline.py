@@ -1,0 +1,235 @@
+"""The outline of tables: variables, what they choose among, and the tensors that join them.
+
+An outline is the same for any multiplicities, as it has no prices. So it is made once for a model
+(or one micro-batch of it) on a mesh, and priced as often as the multiplicities change (`build.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.costmodel.redistribution.layout_space import LayoutSpace
+from autopar.ir import Operator, Tensor
+from autopar.planning.model.restrictions import Limits
+from autopar.search import NoAssignment
+from autopar.sharding.strategies import Strategies
+
+from .choices import Allowed, Choosing, codes_of, kinds_read
+from .tables import Basis, Choices, Codes, Ints, Variable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A redistribution of a tensor from the choices of one variable to those of another.
+
+    `source`, `target`: the numbers of the variables; the codes: the tensor's layouts under each of
+    their choices. `count`: how many equal redistributions it represents.
+    """
+
+    tensor: str
+    source: int
+    source_codes: Codes
+    target: int
+    target_codes: Codes
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """The variables and joins of tables, in the order of the model.
+
+    `parameters`, `operators`, `allowed`, `free`: by the number of a variable. `free`: choices of
+    layouts, which cost nothing by themselves.
+    """
+
+    variables: tuple[Variable, ...]
+    strategies: dict[str, Strategies]
+    allowed: dict[int, Allowed]
+    parameters: dict[int, Tensor]
+    operators: dict[int, Operator]
+    free: dict[int, Choices]
+    joins: tuple[Join, ...]
+
+
+def outlined(basis: Basis, limits: Limits) -> Outline:
+    """Return the outline within the limits.
+
+    Raises `NoAssignment` if the limits leave a variable no choice.
+    """
+    return _Outliner(basis, limits).run()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """A variable from which a tensor is taken, and the tensor's layouts under its choices."""
+
+    variable: int
+    codes: Codes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HandedRead:
+    """A read of a folded layer's value, repeated `count` times for the layers it represents."""
+
+    tensor: str
+    target: int
+    target_codes: Codes
+    count: int
+
+
+class _Outliner:
+    """Adds the variables in the order of the model, each with its joins to earlier ones."""
+
+    def __init__(self, basis: Basis, limits: Limits) -> None:
+        self.basis = basis
+        self.analysis = basis.analysis
+        self.graph = basis.graph
+        self.choosing = Choosing(basis, limits)
+        self.variables: list[Variable] = []
+        self.joins: list[Join] = []
+        self.strategies: dict[str, Strategies] = {}
+        self.allowed: dict[int, Allowed] = {}
+        self.parameters: dict[int, Tensor] = {}
+        self.operators: dict[int, Operator] = {}
+        self.free: dict[int, Choices] = {}
+        # By the name of a tensor: its maker, and the variable from which its readers take it, which
+        # is its fan-out if it has one.
+        self.makers: dict[str, _Origin] = {}
+        self.origins: dict[str, _Origin] = {}
+        self.handed: list[_HandedRead] = []
+
+    def run(self) -> Outline:
+        """Return the outline of the whole graph."""
+        for tensor in self.graph.parameters:
+            if tensor.name in self.analysis.readers:
+                stored = self._add("parameter", tensor.name, self.choosing.parameter(tensor).rows)
+                self.parameters[stored] = tensor
+                self._spread(tensor.name, stored, self._codes(stored))
+        for op in self.graph.operators:
+            if op.name not in self.analysis.cold:
+                self._operator(op)
+        self._hand_on()
+        return Outline(
+            variables=tuple(self.variables),
+            strategies=self.strategies,
+            allowed=self.allowed,
+            parameters=self.parameters,
+            operators=self.operators,
+            free=self.free,
+            joins=tuple(self.joins),
+        )
+
+    def _add(self, what: str, name: str, rows: Ints) -> int:
+        """Add a variable, and return its number."""
+        if not len(rows):
+            # Each of several limits leaves some choices, but all of them together leave none.
+            raise NoAssignment
+        self.variables.append(Variable(what=what, name=name, rows=rows))
+        return len(self.variables) - 1
+
+    def _codes(self, variable: int) -> Codes:
+        """Return the layouts that a variable of layouts chooses among."""
+        return self.basis.known.codes(self.variables[variable].rows)
+
+    def _operator(self, op: Operator) -> None:
+        """Add an operator, with the reads of its inputs and the spreads of its outputs."""
+        allowed = self.choosing.operator(op)
+        self.strategies[op.name] = allowed.strategies
+        variable = self._add("operator", op.name, allowed.rows)
+        self.allowed[variable] = allowed
+        self.operators[variable] = op
+        for position, name in enumerate(op.inputs):
+            if name in self.origins:
+                codes = codes_of(self.basis, op, allowed, position, output=False)
+                self._read(name, variable, codes)
+        for position, name in enumerate(op.outputs):
+            # A value without readers has no space of layouts.
+            if name in self.basis.spaces:
+                codes = codes_of(self.basis, op, allowed, position, output=True)
+                self._spread(name, variable, codes)
+
+    def _spread(self, name: str, source: int, codes: Codes) -> None:
+        """Let readers take a new tensor, from a fan-out if there are several.
+
+        A tensor that is an output of the model is joined to an output variable.
+        """
+        readers = self.analysis.readers.get(name, ())
+        if not readers:
+            return
+        self.makers[name] = self.origins[name] = _Origin(variable=source, codes=codes)
+        if len(readers) > 1:
+            choices = self.choosing.fan_out(name, codes, self._kinds_read(name, readers))
+            fan_out = self._layouts("fan-out", name, choices)
+            self.origins[name] = _Origin(variable=fan_out, codes=self._codes(fan_out))
+        for operator, _ in readers:
+            # A negative reader is the model's output.
+            if operator < 0:
+                self._layouts("output", name, self.choosing.output(name))
+
+    def _kinds_read(self, name: str, readers: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the kinds in which readers may take a tensor; looked up once for all limits."""
+        return self.basis.known.once(
+            ("kinds read", name), lambda: kinds_read(self.basis, name, readers)
+        )
+
+    def _layouts(self, what: str, name: str, choices: Choices) -> int:
+        """Add a variable whose choices are layouts of a tensor, and join the tensor to it."""
+        target = self._add(what, name, choices.rows)
+        self.free[target] = choices
+        self._read(name, target, self._codes(target))
+        return target
+
+    def _read(self, name: str, target: int, target_codes: Codes) -> None:
+        """Join a tensor to a variable that needs it in the layouts `target_codes`."""
+        variable = self.variables[target]
+        counts = self.basis.work.counts
+        origin = self.origins[name]
+        of = counts.operators if variable.what == "operator" else counts.tensors
+        count = of.get(variable.name, 1)
+        from_maker = name in counts.handed and self.makers[name].variable == origin.variable
+        if from_maker and count > 1:
+            # Only the second layer reads the first one's value. The layers behind it read the value
+            # of the layer before them, which their representative makes (see `_hand_on`).
+            self.handed.append(
+                _HandedRead(tensor=name, target=target, target_codes=target_codes, count=count - 1)
+            )
+            count = 1
+        self._join(name, origin, target, target_codes, count)
+
+    def _hand_on(self) -> None:
+        """Join the values of representatives to the readers of the first layers' values."""
+        for read in self.handed:
+            representative = self.basis.work.counts.handed[read.tensor]
+            maker = self.makers[representative]
+            own = self.basis.spaces[read.tensor]
+            theirs = self.basis.spaces[representative]
+            # The two values may have different spaces: translate the layouts by their kinds.
+            numbers = [own.kinds.index(kind) if kind in own.kinds else -1 for kind in theirs.kinds]
+            digits = np.array(numbers)[theirs.digits()[maker.codes.array]]
+            assert (digits >= 0).all(), "equal operators give their outputs in equal ways"
+            codes = self._translated(("handed", maker.codes, theirs, own), own, digits)
+            origin = _Origin(variable=maker.variable, codes=codes)
+            self._join(read.tensor, origin, read.target, read.target_codes, read.count)
+
+    def _translated(self, key: object, space: LayoutSpace, digits: Ints) -> Codes:
+        """Return the codes in `space` of the layouts with these `digits`, once for each key."""
+        known = self.basis.known
+        return known.once(key, lambda: known.codes(space.codes(digits)))
+
+    def _join(
+        self, name: str, origin: _Origin, target: int, target_codes: Codes, count: int
+    ) -> None:
+        """Add a redistribution of a tensor."""
+        self.joins.append(
+            Join(
+                tensor=name,
+                source=origin.variable,
+                source_codes=origin.codes,
+                target=target,
+                target_codes=target_codes,
+                count=count,
+            )
+        )

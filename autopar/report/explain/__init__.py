@@ -1,0 +1,1 @@
+"""The answers of `autopar explain`: plans and their analysis come in, texts and tables go out."""

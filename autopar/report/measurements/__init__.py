@@ -1,0 +1,1 @@
+"""Measurements in print: profiles, fits and diagnoses come in, tables and objects go out."""

@@ -1,0 +1,1 @@
+"""The numbers of effort that are weakened, and the cases they are tried on."""

@@ -1,0 +1,1 @@
+"""Calibration: measurements become figures of clusters and devices, with the errors left."""

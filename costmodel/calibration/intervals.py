@@ -1,0 +1,254 @@
+"""Intervals of prices: multiples of a price between which nine measurements in ten lie.
+
+    interval = exp(5th, 50th, 95th percentile of log(measured / predicted))
+
+Each row is predicted by constants fitted without its shape (`device.measured_kernels.Fitted`,
+`Level.residuals`). Unmeasured kinds have the wide intervals below. They are those of every measured
+device's rows, priced with the constants of every other device, scaled by data sheets
+(`benchmarks/fit_devices.py --transfer`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.costmodel.cluster.axis_binding import parse_span
+from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.cluster.residual import Residual, left_by
+from autopar.costmodel.cluster.source import Kind, Source
+from autopar.costmodel.device import FAMILIES
+from autopar.costmodel.device.kernel_seconds import TENSOR, experts_kernel, stands_for
+from autopar.costmodel.device.measured_kernels import Fitted
+from autopar.errors import ClusterError, unknown
+from autopar.ir import DTYPE_BYTES
+
+WIDE: Mapping[str, tuple[float, float]] = {
+    "products": (0.73, 1.41),
+    "attention": (0.56, 1.75),
+    "grouped": (0.61, 2.41),
+    "elementwise": (0.8, 1.25),
+    "collectives": (0.6, 1.6),
+}
+"""Least and most of measured over predicted by kind, where no row says more. No table of rows
+exists for elementwise operators: assumed.
+"""
+STEP = Residual(low=-0.2275, middle=0.0226, high=0.4536, rows=1094)
+MEMORY = Residual(low=-0.0812, middle=0.0479, high=0.3842, rows=150)
+"""Errors of predicted steps and memory peaks on published runs, to which nothing was fitted.
+
+The runs are of 22 (steps) and 10 sources (memory), each with the same weight.
+`benchmarks/validation.py` prints how many rows of a source lie inside the interval of the others.
+"""
+BACKWARD = 1.2
+"""Widening of the interval of backward attention, whose rule rests on published ratios, not on
+rows: assumed.
+"""
+ALIKE: Mapping[str, str] = {
+    "barrier": "all_reduce",
+    "broadcast": "all_gather",
+    "reduce": "reduce_scatter",
+    "gather": "all_to_all",
+    "scatter": "all_to_all",
+    "send": "all_to_all",
+}
+"""Collectives that were not measured, by the one that they run as."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The multiples of a price between which nine in ten measurements lie, `low` to `high`.
+
+    Half of them lie below `middle` times the price. `rows`: the number of rows behind it.
+    """
+
+    low: float
+    middle: float
+    high: float
+    rows: int
+    source: Source
+
+    @property
+    def assumed(self) -> bool:
+        """Whether no row stands behind it."""
+        return self.source.kind == "assumed"
+
+    def wider(self, factor: float, why: str) -> Interval:
+        """The interval, wider on both sides by an assumed factor."""
+        said = Source(text=f"{self.source.text}; {why}", kind="assumed")
+        return Interval(
+            low=self.low / factor,
+            middle=self.middle,
+            high=self.high * factor,
+            rows=self.rows,
+            source=said,
+        )
+
+
+def kernel_interval(
+    cluster: Cluster, kind: str, what: str = "", *, direction: str = "forward"
+) -> Interval:
+    """Return the interval of a `kind` of kernels of the cluster's device.
+
+    `kind` with `what`: "products" and "grouped" of a dtype, "attention" of a framework's kernel
+    ("flash2") in a `direction`, or "elementwise".
+
+    >>> from autopar.costmodel import load_cluster
+    >>> interval = kernel_interval(load_cluster("dgx-h100"), "products", "bfloat16")
+    >>> 0.8 < interval.low < interval.middle < interval.high < 1.25 and not interval.assumed
+    True
+    """
+    if kind not in WIDE or kind == "collectives":
+        raise ClusterError(
+            unknown("kind of kernels", kind, [name for name in WIDE if name != "collectives"])
+        )
+    interval = _KINDS[kind](cluster, what)
+    if interval is None:
+        return _wide(kind)
+    # Constants of another device say nothing certain about this one.
+    borrowed = cluster.sources.get("device.kernels")
+    if borrowed is not None and borrowed.kind == "assumed":
+        return _wide(kind)
+    backward = kind == "attention" and direction == "backward"
+    return (
+        interval.wider(BACKWARD, "backward by a rule of published ratios") if backward else interval
+    )
+
+
+def step_interval(cluster: Cluster) -> Interval:
+    """The interval of the seconds of a predicted step, from published runs.
+
+    On a device without measured kernels it is wider, by the errors of products of an unmeasured
+    device.
+    """
+    interval = _of(STEP, Source(text="published runs", kind="fitted"))
+    if not _products(cluster, "bfloat16"):
+        low, high = WIDE["products"]
+        said = Source(
+            text="published runs on other devices; no products of "
+            f"{cluster.device.name} were measured",
+            kind="assumed",
+        )
+        return Interval(
+            low=interval.low * low,
+            middle=interval.middle,
+            high=interval.high * high,
+            rows=0,
+            source=said,
+        )
+    return interval
+
+
+def memory_interval() -> Interval:
+    """The interval of a device's bytes at the predicted peak."""
+    return _of(MEMORY, Source(text="published runs", kind="fitted"))
+
+
+def assumed_constants(cluster: Cluster) -> list[str]:
+    """Names of the constants of a cluster that rest on no measurement and no data sheet."""
+    return sorted(name for name, source in cluster.sources.items() if source.kind == "assumed")
+
+
+def collective_interval(
+    kind: str, nbytes: float, group: int, *, level: str, cluster: Cluster
+) -> Interval:
+    """Return the interval of a price of `collective_time`.
+
+    It comes from the residuals of the outermost level, or of the measured curve.
+    """
+    span = parse_span(cluster, level, group)
+    for entry in cluster.measured:
+        if (entry.kind, entry.level, entry.group) == (kind, level, group):
+            # Of normally distributed errors around 0, nine in ten are below twice their mean size.
+            apart = 2 * entry.residual + entry.spread
+            return _of(
+                Residual(low=-apart, middle=0.0, high=apart, rows=1),
+                Source(text="its own curve", kind="measured"),
+            )
+    if not span:
+        return _of(Residual(low=0.0, middle=0.0, high=0.0, rows=0), Source(text="nothing is sent"))
+    name = left_by(ALIKE.get(kind, kind), nbytes)
+    left = span[-1][0].residuals.get(name)
+    if left is None:
+        return _wide("collectives")
+    return _of(left, Source(text=f"{name} on {span[-1][0].name}", kind="fitted"))
+
+
+def _products(cluster: Cluster, dtype: str) -> Interval | None:
+    """The interval of products; another family's only if tensor units run both alike."""
+    family = _family(dtype)
+    kernels = cluster.device.kernels
+    # Rows of tensor units say nothing about products that other units run.
+    measured = stands_for(family, kernels) if kernels else family
+    return (
+        _fitted(cluster, f"products {measured}") if measured == family or family in TENSOR else None
+    )
+
+
+def _grouped(cluster: Cluster, dtype: str) -> Interval | None:
+    kernels = cluster.device.kernels
+    kernel = experts_kernel(_family(dtype), kernels) if kernels else None
+    return _fitted(cluster, f"grouped {kernel}")
+
+
+def _elementwise(cluster: Cluster, _: str) -> Interval | None:
+    return _fitted(cluster, "elementwise")
+
+
+def _attention(cluster: Cluster, name: str) -> Interval | None:
+    """Return the interval of an attention kernel.
+
+    A kernel that is priced by another one has a wider interval, by the assumed ratio.
+    """
+    kernels = cluster.device.kernels
+    if kernels is None or name not in kernels.generations:
+        return None
+    entry = kernels.generations[name]
+    interval = _fitted(cluster, f"attention {entry.kernel}")
+    said = Source.of(entry.source)
+    return (
+        interval.wider(BACKWARD, entry.source)
+        if interval is not None and said.kind == "assumed"
+        else interval
+    )
+
+
+_KINDS = {
+    "products": _products,
+    "grouped": _grouped,
+    "attention": _attention,
+    "elementwise": _elementwise,
+}
+
+
+def _family(dtype: str) -> str:
+    if dtype not in DTYPE_BYTES:
+        raise ClusterError(unknown("dtype", dtype, DTYPE_BYTES))
+    return FAMILIES[dtype]
+
+
+def _fitted(cluster: Cluster, name: str) -> Interval | None:
+    """The interval of constants from their rows; None if there are none."""
+    kernels = cluster.device.kernels
+    fit = kernels.fits.get(name) if kernels else None
+    if fit is None or not _known(fit):
+        return None
+    kind: Kind = "measured" if fit.kind == "measured" else "fitted"
+    left = Residual(low=fit.low, middle=fit.middle, high=fit.high, rows=fit.rows)
+    return _of(left, Source(text=f"{name}: {fit.source}", kind=kind))
+
+
+def _known(fit: Fitted) -> bool:
+    return fit.low < fit.high and fit.kind != "assumed"
+
+
+def _of(left: Residual, source: Source) -> Interval:
+    low, middle, high = (math.exp(value) for value in (left.low, left.middle, left.high))
+    return Interval(low=low, middle=middle, high=high, rows=left.rows, source=source)
+
+
+def _wide(kind: str) -> Interval:
+    low, high = WIDE[kind]
+    said = Source(text=f"no {kind} of this kind were measured here", kind="assumed")
+    return Interval(low=low, middle=1.0, high=high, rows=0, source=said)

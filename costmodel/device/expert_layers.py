@@ -1,0 +1,192 @@
+"""Seconds of a layer of experts under every strategy, from its inner calls on a rank's rows.
+
+    rows of a rank = tokens of the rank * k * (ranks from which rows come)
+                     * (its experts / all experts)
+
+This assumes equally many rows for every expert. Products are grouped; each other inner call is a
+roofline of its own. Sorting the rows and restoring their order move each row twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.ir import DTYPE_BYTES, Role
+from autopar.sharding.rules import RULES, Call
+from autopar.sharding.rules.experts import BIAS, PRODUCTS, Inner, Result, network_of, per_token
+from autopar.sharding.strategies import Strategies
+
+from . import Device
+from .device import ITEMSIZE
+from .elementwise import memory_seconds, with_launch
+from .kernel_seconds import grouped_seconds, product_seconds
+from .products import Product
+
+Floats = NDArray[np.float64]
+
+
+class Layer:
+    """The local work of a layer of experts: arrays [strategies]."""
+
+    def __init__(
+        self,
+        call: Call,
+        strategies: Strategies,
+        mesh: Sequence[int],
+        local: Floats,
+        device: Device,
+        gradients: frozenset[str],
+    ) -> None:
+        self.call = call
+        self.device = device
+        cast = call.get("compute")
+        summed = call.get("accumulates", default=0)
+        self.cast = cast if isinstance(cast, str) else ""
+        self.summed = float(summed) if isinstance(summed, int) else 0.0
+        self.network = network_of(call)
+        names = [factor.name for factor in strategies.rule.factors]
+        sizes = {factor.name: factor.size for factor in strategies.rule.factors}
+        own = {name: local[:, i] for i, name in enumerate(names)}
+        come = strategies.travel_degree(tuple(mesh))
+        self.experts = own["e"]
+        self.rows = own["t"] * per_token(call) * come * self.experts / sizes["e"]
+        self.tokens = own["t"]
+        self.inner = own["f"] / sizes["f"] if "f" in own else np.ones(len(local))
+        # Rows are sorted before they leave and again where they arrive.
+        self.passes = np.where(come > 1, 2.0, 1.0)
+        self.trained = any(t.name in gradients for t in call.outputs)
+        self.wanted = [t.name in gradients for t in call.inputs]
+        self.stored = [t.role is Role.PARAMETER for t in call.inputs]
+        # A network's inputs are called %rows, %w0, %w1, ..., the results of its calls %0, %1, ...
+        self.values: dict[str, Result] = {
+            "%rows": Result(width=call.inputs[0].shape[1], dtype=call.inputs[0].dtype, dims="!h")
+        }
+        for inner in self.network:
+            self.values.update((f"%{len(self.values) - 1}", result) for result in inner.results)
+
+    def forward(self) -> Floats:
+        """Sorting, the calls in order, and back."""
+        return self._sorting() + sum(
+            (self._ahead(inner) for inner in self.network), np.zeros(len(self.rows))
+        )
+
+    def backward(self) -> Floats:
+        """Return the seconds of the backward pass: two products for each product.
+
+        Other calls move gradients and kept values.
+        """
+        if not self.trained:
+            return np.zeros(len(self.rows))
+        return self._sorting() + sum(
+            (self._back(inner) for inner in self.network), np.zeros(len(self.rows))
+        )
+
+    def weight(self) -> Floats:
+        """The products that make the gradients of stored weights."""
+        trained = [
+            inner
+            for inner in self.network
+            if self.trained and inner.kind in PRODUCTS and self._trains(inner)
+        ]
+        return sum((self._weight(inner) for inner in trained), np.zeros(len(self.rows)))
+
+    def _bytes(self, name: str) -> Floats:
+        """Bytes of the rows of a value, or of a weight."""
+        if name.startswith("%w"):
+            tensor = self.call.inputs[2 + int(name[2:])]
+            inside = tensor.bytes / tensor.shape[0] * self.experts
+            return np.asarray(inside * self.inner)
+        if name not in self.values:
+            return np.zeros(len(self.rows))
+        return np.asarray(
+            self.rows * self._width(self.values[name]) * DTYPE_BYTES[self.values[name].dtype]
+        )
+
+    def _width(self, result: Result) -> Floats:
+        return result.width * (self.inner if result.inner else np.ones(len(self.rows)))
+
+    def _made(self, inner: Inner) -> Floats:
+        return sum(
+            (self.rows * self._width(r) * DTYPE_BYTES[r.dtype] for r in inner.results),
+            np.zeros(len(self.rows)),
+        )
+
+    def _moved(self, inner: Inner) -> Floats:
+        return sum((self._bytes(name) for name in inner.given), np.zeros(len(self.rows)))
+
+    def _sorting(self) -> Floats:
+        """Return the seconds of sorting rows by expert, and their results back by token."""
+        first = self.call.inputs[0]
+        last = self.call.outputs[0]
+        widths = first.shape[1] * DTYPE_BYTES[first.dtype] + last.shape[1] * DTYPE_BYTES[last.dtype]
+        # Each pass reads a row and writes it.
+        return self._time(0.0, 2 * self.passes * self.rows * widths, launches=4.0)
+
+    def _ahead(self, inner: Inner) -> Floats:
+        if inner.kind in PRODUCTS:
+            return self._grouped(inner, *self._sides(inner))
+        if inner.kind != BIAS and RULES[inner.kind].view:
+            return np.zeros(len(self.rows))
+        return self._time(0.0, self._moved(inner) + self._made(inner))
+
+    def _back(self, inner: Inner) -> Floats:
+        moved = self._moved(inner)
+        made = self._made(inner)
+        if inner.kind not in PRODUCTS:
+            # It reads gradients of results and kept inputs, and writes gradients of inputs; a view
+            # keeps none.
+            return self._time(0.0, made + (2 * moved if not self._views(inner) else moved))
+        n, k = self._sides(inner)
+        rows = self._grouped(inner, k, n)
+        return rows + (self._weight(inner) if self._trains(inner, stored=False) else 0.0)
+
+    def _views(self, inner: Inner) -> bool:
+        return inner.kind != BIAS and RULES[inner.kind].view
+
+    def _weight(self, inner: Inner) -> Floats:
+        """A product [k, rows] x [rows, n] for each expert that a rank has."""
+        product = self._product(inner).turned()[1]
+        size = ITEMSIZE[self.dtype(inner)]
+        # A sum over micro-batches is read and written.
+        out = 2.0 * self.summed if self.summed else float(DTYPE_BYTES[inner.results[0].dtype])
+        return product_seconds(
+            product,
+            self.dtype(inner),
+            self.device,
+            itemsize=size,
+            nbytes=product.traffic(size, out),
+        )
+
+    def dtype(self, inner: Inner) -> str:
+        """The dtype to which a product's operands are cast, or their own."""
+        return self.cast or inner.results[0].dtype
+
+    def _trains(self, inner: Inner, *, stored: bool = True) -> bool:
+        """Whether a product's weight has a gradient.
+
+        `stored`: only weights that are parameters count.
+        """
+        places = [2 + int(name[2:]) for name in inner.given if name.startswith("%w")]
+        return any(self.wanted[i] and (self.stored[i] or not stored) for i in places)
+
+    def _sides(self, inner: Inner) -> tuple[Floats, Floats]:
+        """Columns n and inner size k of a product of rows."""
+        source = self.values[str(inner.arguments[PRODUCTS[inner.kind][0]])]
+        ones = np.ones(len(self.rows))
+        return self._width(inner.results[0]) * ones, self._width(source) * ones
+
+    def _product(self, inner: Inner) -> Product:
+        """One product for each expert that a rank has."""
+        n, k = self._sides(inner)
+        return Product(batch=self.experts, m=self.rows / self.experts, n=n, k=k)
+
+    def _grouped(self, inner: Inner, n: Floats, k: Floats) -> Floats:
+        return grouped_seconds(self.rows, self.experts, n, k, self.dtype(inner), self.device)
+
+    def _time(self, arithmetic: Floats | float, nbytes: Floats, *, launches: float = 1.0) -> Floats:
+        return with_launch(
+            arithmetic, memory_seconds(nbytes, self.device), self.device, launches=launches
+        )

@@ -1,0 +1,49 @@
+"""Graphs of known transformers, analysed once for all configurations, and their kernels."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+from autopar.costmodel.device.fused_chains import inside_chains
+from autopar.costmodel.step.pass_player import Seconds
+from autopar.sharding.analysis import Analysis, analyse
+
+from .configuration import Configuration
+from .graph_builder import LIBRARY, SCORES, Kernels
+from .shape import Shape
+from .transformer import Transformer, transformer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysed:
+    """A transformer's graph with its analysis.
+
+    `inside`: the values inside fused chains. `seconds`: the operators priced so far.
+    """
+
+    model: Transformer
+    analysis: Analysis
+    inside: frozenset[str]
+    seconds: dict[object, Seconds]
+
+
+@functools.lru_cache(maxsize=256)
+def analysed(
+    shape: Shape, batch: int, dtype: str, kernels: Kernels, kinds: tuple[str, ...]
+) -> Analysed:
+    """Build and analyse a transformer once."""
+    model = transformer(shape, batch=batch, dtype=dtype, kernels=kernels, kinds=kinds)
+    analysis = analyse(model.graph, train=True)
+    return Analysed(model=model, analysis=analysis, inside=inside_chains(analysis), seconds={})
+
+
+def own_kernels(shape: Shape, c: Configuration) -> Kernels:
+    """The kernels of a framework that it has for these sizes."""
+    # Megatron-LM checks this and runs separate kernels instead (fused_softmax.py).
+    lacking = (
+        c.kernels.attention == LIBRARY
+        and c.kernels.skips_masked
+        and (c.micro_batch * shape.heads // c.tensor) % SCORES
+    )
+    return replace(c.kernels, attention="unfused") if lacking else c.kernels

@@ -1,0 +1,53 @@
+"""The distribution of a model's layers over the stages of a pipeline and their chunks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from .configuration import Configuration
+from .shape import Shape
+
+
+def dealt(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> list[Counter[str]]:
+    """Return the number of layers of each kind on each stage.
+
+    "balanced" weighs both ends by `parameters`, elements of the parts.
+    """
+    kinds = shape.kinds()
+    chunks = c.pipeline * c.interleave
+    stages: list[Counter[str]] = [Counter() for _ in range(c.pipeline)]
+    start = 0
+    for chunk, count in enumerate(
+        _counts(len(kinds), chunks, c.habits.partition, _ends(c, kinds, parameters))
+    ):
+        # Consecutive chunks are on consecutive stages, as interleaved schedules have them.
+        stages[chunk % c.pipeline].update(kinds[start : start + count])
+        start += count
+    return stages
+
+
+def _ends(c: Configuration, kinds: tuple[str, ...], parameters: Mapping[str, float]) -> int:
+    """The number of layers for which embedding and head each count."""
+    if c.pipeline == 1 or c.habits.partition in ("even", "greedy"):
+        return 0
+    return (
+        1 if c.habits.partition == "items" else round(parameters["embed"] / parameters[kinds[-1]])
+    )
+
+
+def _counts(layers: int, chunks: int, partition: str, ends: int) -> list[int]:
+    """Return the number of layers of each chunk.
+
+    A remainder goes to the middle chunks, or (greedy) is missing at the end.
+    """
+    if partition == "greedy":
+        each = -(-layers // chunks)
+        return [max(min(each, layers - each * chunk), 0) for chunk in range(chunks)]
+    # Both ends count as `ends` layers each while the layers are dealt out.
+    each, over = divmod(layers + 2 * ends, chunks)
+    start = (chunks - over) // 2
+    counts = [each + (start <= chunk < start + over) for chunk in range(chunks)]
+    counts[0] -= ends
+    counts[-1] -= ends
+    return counts

@@ -1,0 +1,346 @@
+"""Seconds and stored elements of the parts of a known transformer, from its pins.
+
+The parts are the embedding, each kind of layer, and the head. The program of one layer of each kind
+with embedding and head is the ordinary one (`pinned_assignment`, `build_program`). Each step is
+priced for the part in its name, once for all configurations with equal local sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.device.elementwise import memory_seconds, with_launch
+from autopar.costmodel.step.estimate import step_seconds
+from autopar.costmodel.step.mesh_prices import MeshPrices
+from autopar.costmodel.step.pass_player import Seconds
+from autopar.ir import DTYPE_BYTES, Role
+from autopar.sharding.direct_assignment import pinned_assignment
+from autopar.sharding.layout import Kind, S
+from autopar.sharding.mesh import Axis, Mesh
+from autopar.sharding.program import (
+    Compute,
+    Program,
+    Redistribute,
+    build_program,
+    chain_collectives,
+    operator_collectives,
+)
+from autopar.sharding.redistribution import local_bytes
+from autopar.sharding.rules import RULES
+from autopar.sharding.rules.experts import EXPERTS
+
+from .analysed_graphs import analysed, own_kernels
+from .configuration import LOSSES, Configuration
+from .expert_calls import calls_of_experts
+from .hidden_communication import Covers, exposed, in_pieces
+from .part_figures import PartSeconds, Places, alone, of_kinds, places_of
+from .placements import WHOLE_EXPERTS
+from .shape import Shape
+from .state_part import SCAN
+
+
+def parts_of(
+    shape: Shape, c: Configuration, cluster: Cluster, places: Places | None = None
+) -> Mapping[str, PartSeconds]:
+    """Return the parts of a configuration on a cluster of as many devices.
+
+    `places`: the levels of its axes, if unusual.
+    """
+    return _parts_of(
+        of_kinds(shape),
+        tuple(shape.of_each_kind()),
+        alone(c),
+        cluster,
+        places or places_of(c, cluster),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts_of(
+    shape: Shape, kinds: tuple[str, ...], c: Configuration, cluster: Cluster, places: Places
+) -> Mapping[str, PartSeconds]:
+    return Parts(shape, c, cluster, places, kinds=kinds).parts()
+
+
+class Parts:
+    """The parts of one configuration: of a model with one layer of each of the `kinds`."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        c: Configuration,
+        cluster: Cluster,
+        places: Places,
+        *,
+        kinds: Sequence[str] = ("dense",),
+    ) -> None:
+        self.shape = shape
+        self.c = c
+        self.cluster = cluster
+        sizes = (c.data // c.expert_data, c.expert_data, c.context, c.tensor)
+        named = zip(("data", "expert", "context", "tensor"), sizes, places.axes, strict=True)
+        self.mesh = Mesh(
+            axes=tuple(Axis(name=n, size=s, level=level) for n, s, level in named if s > 1)
+        )
+        self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
+        self.loss = LOSSES[c.habits.loss]
+        summed = c.habits.gradient_bytes if c.habits.fused_accumulation and c.zero < 3 else 0
+        kernels = replace(own_kernels(shape, c), wide_loss=self.loss.wide, accumulates=summed)
+        analysed_model = analysed(shape, c.micro_batch * c.data, c.dtype, kernels, tuple(kinds))
+        self.model = analysed_model.model
+        self.analysis = analysed_model.analysis
+        self.seconds = analysed_model.seconds
+        self.inside = analysed_model.inside if c.habits.fused else frozenset()
+        # Over a network a row goes once to every node with experts of it, and on from there.
+        outer = places.axes[1].rpartition("+")[2].partition(":")[2]
+        self.domains = int(outer) if outer and "+" in places.axes[1] else c.expert_data
+        self.axis = {axis.name: index for index, axis in enumerate(self.mesh.axes)}
+
+    def program(self) -> Program:
+        """The program of one micro-batch through the layers, with embedding and head."""
+        c = self.c
+        kinds = {
+            "data": "data",
+            "expert": "expert",
+            "context": "context",
+            "tensor": "sequence" if c.sequence_parallel else "tensor",
+        }
+        names = [kinds[axis.name] for axis in self.mesh.axes]
+        wanted = {name: [w.on(kind) for kind in names] for name, w in self.model.wanted.items()}
+        if c.whole_experts:
+            layers = (name for name in wanted if name.endswith(".experts"))
+            wanted.update((name, [WHOLE_EXPERTS.on(kind) for kind in names]) for name in layers)
+        if c.context_by == "heads" and "context" in self.axis:
+            cores = (name for name in wanted if name.endswith(".core") and "layers." in name)
+            wanted.update(
+                (
+                    name,
+                    [
+                        S(1) if kind == "context" else self.model.wanted[name].on(kind)
+                        for kind in names
+                    ],
+                )
+                for name in cores
+            )
+        split = (
+            [self.axis[name] for name in ("data", "expert") if name in self.axis]
+            if c.zero == 3
+            else []
+        )
+        return build_program(
+            self.model.graph,
+            pinned_assignment(self.analysis, self.mesh, wanted, split_storage=split),
+        )
+
+    def parts(self) -> dict[str, PartSeconds]:
+        """Price the program step by step, each step for the part that its name begins with."""
+        program = self.program()
+        parts: dict[str, PartSeconds] = {
+            self.model.part(op.name): PartSeconds() for op in program.graph.operators
+        }
+        covers = Covers()
+        moves: list[Redistribute] = []
+        for step in program.steps:
+            if isinstance(step, Redistribute):
+                moves.append(step)
+            else:
+                self.count(step, parts[self.model.part(step.operator.name)], covers)
+        # Behind all operators, since a redistribution may hide under the products of its readers.
+        for step in moves:
+            # Integers are inputs, which arrive in the layout in which they are read.
+            if self.model.graph.tensors[step.tensor].is_float:
+                self.move(step, parts[self.model.part(step.tensor)], covers)
+        self.summed(program, parts)
+        self.stored(program, parts)
+        return parts
+
+    def summed(self, program: Program, parts: dict[str, PartSeconds]) -> None:
+        """Add autograd's work between operators.
+
+        Gradients of several readers are summed, those of several views are joined.
+        """
+        graph = program.graph
+        mesh = program.assignment.mesh.shape
+
+        def add(name: str, nbytes: float) -> None:
+            seconds = with_launch(
+                0.0, memory_seconds(nbytes, self.cluster.device), self.cluster.device
+            )
+            parts[self.model.part(name)].backward += float(seconds)
+
+        for step in program.steps:
+            if not isinstance(step, Compute):
+                continue
+            for name, layout in zip(step.operator.outputs, step.decision.outputs, strict=True):
+                readers = [index for index, _ in self.analysis.readers.get(name, ()) if index >= 0]
+                if len(readers) > 1 and name in self.analysis.gradients and name not in self.inside:
+                    size = local_bytes(layout, graph.tensors[name].bytes, mesh)
+                    # Each addition reads two gradients and writes one.
+                    add(graph.operators[readers[0]].name, 3 * (len(readers) - 1) * size)
+            # The kernel of a gate writes both halves of its gradient itself.
+            if len(step.operator.outputs) > 1 and not step.operator.name.endswith(".half"):
+                add(
+                    step.operator.name,
+                    2
+                    * local_bytes(
+                        step.decision.inputs[0], graph.tensors[step.operator.inputs[0]].bytes, mesh
+                    ),
+                )
+
+    def count(self, step: Compute, part: PartSeconds, covers: Covers) -> None:
+        """Add the seconds of an operator and of the collectives inside it."""
+        name = step.operator.name
+        seconds = self.operator(step)
+        if self.c.habits.filled:
+            seconds = self._filled(step, seconds)
+        part.forward += seconds.forward
+        part.backward += seconds.backward + (seconds.forward if SCAN in name else 0.0)
+        part.weight += seconds.weight
+        if RULES[step.operator.kind].products:
+            part.arithmetic += seconds.forward + seconds.backward
+        again = self.c.repeats(name)
+        part.again += seconds.forward if again else 0.0
+        # The graph has one operator for a layer of experts; frameworks run many.
+        launches = calls_of_experts(self.shape, self.c) if step.operator.kind == EXPERTS else 1
+        part.issued_forward += launches
+        part.issued_backward += launches * ((seconds.backward > 0) + (seconds.weight > 0))
+        covers.add(step, seconds)
+        if not any(option.communication for option in step.decision.options):
+            return
+        moved = {"forward": 0.0, "backward": 0.0}
+        for collective in operator_collectives(
+            self.model.graph, step, self.mesh.shape, self.analysis.gradients
+        ):
+            moved[collective.phase] += self.prices.seconds(
+                collective.kind, collective.axes, collective.nbytes
+            )
+        if self.c.habits.overlap_context and name.endswith(".core"):
+            moved = {
+                "forward": exposed(moved["forward"], seconds.forward),
+                "backward": exposed(moved["backward"], seconds.backward),
+            }
+        if self.c.habits.sent_once and step.operator.kind == EXPERTS:
+            share = self.shape.ranks_of_a_token(self.domains) / self.shape.top_k
+            moved = {phase: min(share, 1.0) * value for phase, value in moved.items()}
+        if self.c.habits.overlap_experts and name.endswith(".experts"):
+            # The other micro-batch's work covers all of it, and is slowed down meanwhile.
+            moved = {phase: exposed(value, value) for phase, value in moved.items()}
+        part.moved_forward += moved["forward"]
+        part.moved_backward += moved["backward"]
+        part.again += moved["forward"] if again else 0.0
+
+    def move(self, step: Redistribute, part: PartSeconds, covers: Covers) -> None:
+        """Add a redistribution.
+
+        Gathers of parameters are counted in bytes, others in the seconds that nothing hides.
+        """
+        graph = self.model.graph
+        habits = self.c.habits
+        forward, backward = chain_collectives(graph, step, self.mesh.shape)
+        if graph.tensors[step.tensor].role is Role.PARAMETER:
+            part.gathered += sum(c.nbytes for c in forward)
+            return
+        ahead = sum(self.prices.seconds(c.kind, c.axes, c.nbytes) for c in forward)
+        back = sum(self.prices.seconds(c.kind, c.axes, c.nbytes) for c in backward)
+        place = (step.tensor, step.chain[-1])
+        part.issued_forward += len(forward)
+        part.issued_backward += len(backward)
+        pieces = self.c.tensor
+        if habits.pipelined_tensor and pieces > 1:
+            made = covers.made.get(step.tensor, Seconds(0.0, 0.0))
+            reads = covers.ahead.get(place, 0.0)
+            part.moved_forward += in_pieces(ahead, reads or made.forward, pieces)
+            part.moved_backward += in_pieces(
+                back, covers.back.get(place, 0.0) or made.backward - made.weight, pieces
+            )
+        else:
+            cover = covers.weight.get(place, 0.0) if habits.overlap_tensor else 0.0
+            part.moved_forward += ahead
+            part.moved_backward += exposed(back, cover)
+        # Where a gather's result is not kept, the backward pass repeats the gather.
+        if habits.regather and back and ahead:
+            part.moved_backward += exposed(
+                ahead,
+                covers.back.get(place, 0.0)
+                if habits.overlap_tensor or habits.pipelined_tensor
+                else 0.0,
+            )
+
+    def operator(self, step: Compute) -> Seconds:
+        """Return an operator's seconds forward and backward, and of gradients of parameters."""
+        sizes = [1.0] * (len(step.decision.rule.factors) if step.decision.rule else 0)
+        for option, axis in zip(step.decision.options, self.mesh.axes, strict=True):
+            for factor in (option.factor, *option.partners):
+                if factor >= 0:
+                    sizes[factor] *= axis.size
+        if step.operator.kind == "aten.cross_entropy_loss.default":
+            return self._loss(step, sizes)
+        key = (
+            step.operator.name,
+            tuple(sizes),
+            step.decision.options,
+            self.cluster.device,
+            self.c.habits.fused,
+        )
+        if key not in self.seconds:
+            self.seconds[key] = step_seconds(step, self.analysis, self.prices, self.inside)
+        return self.seconds[key]
+
+    def _filled(self, step: Compute, seconds: Seconds) -> Seconds:
+        """An operator's seconds with an additional pass over every tensor that it makes."""
+        if RULES[step.operator.kind].view:
+            return seconds
+        tensors = self.model.graph.tensors
+        mesh = self.mesh.shape
+        device = self.cluster.device
+        made = sum(
+            local_bytes(p, tensors[n].bytes, mesh)
+            for n, p in zip(step.operator.outputs, step.decision.outputs, strict=True)
+        )
+        given = zip(step.operator.inputs, step.decision.inputs, strict=True)
+        back = sum(
+            local_bytes(layout, tensors[name].bytes, mesh)
+            for name, layout in given
+            if name in self.analysis.gradients
+        )
+        ahead, behind = (float(memory_seconds(nbytes, device)) for nbytes in (made, back))
+        return Seconds(seconds.forward + ahead, seconds.backward + behind, seconds.weight)
+
+    def _loss(self, step: Compute, degrees: Sequence[float]) -> Seconds:
+        """Seconds of the loss's kernels, without the cast, which is an operator of its own."""
+        logits = float(self.model.graph.tensors[step.operator.inputs[0]].size)
+        for degree in degrees:
+            logits /= degree
+        # The cast reads 2 bytes of a logit and writes 4.
+        cast = 6.0 if self.loss.wide else 0.0
+        passes = (self.loss.forward - cast, self.loss.backward - cast)
+        forward, backward = (
+            float(memory_seconds(max(nbytes, 0.0) * logits, self.cluster.device))
+            for nbytes in passes
+        )
+        return Seconds(forward, backward, 0.0)
+
+    def stored(self, program: Program, parts: dict[str, PartSeconds]) -> None:
+        """Add the elements of parameters that a device uses (ZeRO-3 stores a share of them)."""
+        expert = self.axis.get("expert", -1)
+        for tensor in program.graph.parameters:
+            layout = program.assignment.storage[tensor.name]
+            own = tensor.name.endswith((".experts.up.weight", ".experts.down.weight"))
+            apart = [
+                a
+                for name, a in self.axis.items()
+                if name == "data" or (name == "expert" and not own)
+            ]
+            used = tuple(p for a, p in enumerate(layout) if a not in apart)
+            sizes = [s for a, s in enumerate(self.mesh.shape) if a not in apart]
+            elements = local_bytes(used, tensor.bytes, sizes) / DTYPE_BYTES[tensor.dtype]
+            part = parts[self.model.part(tensor.name)]
+            part.parameters += elements
+            part.experts += elements if own and (expert >= 0 or self.c.whole_experts) else 0.0
+            if self.c.zero == 3 and not any(layout[a].kind is Kind.SPLIT for a in apart):
+                # No dim divides, so the program gathers nothing; the framework cuts the shards from
+                # the flat parameter.
+                part.gathered += elements * DTYPE_BYTES[tensor.dtype]

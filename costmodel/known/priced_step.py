@@ -1,0 +1,110 @@
+"""The price of a known configuration, from a transformer's shape and its parallel degrees.
+
+The scheme pins every operator of the graph of one layer, the embedding and the head
+(`part_seconds`); equal layers are priced once. A stage's micro-batch takes the sum of its parts.
+Pipeline, reduction of gradients and optimizer make up the step:
+
+    step = pipeline(forward + backward of every stage) + exposed reduction of gradients + update
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.memory.stage_occupancy import occupied
+from autopar.errors import UsageError
+from autopar.order.schedules import step_seconds
+from autopar.order.times import Times
+
+from .configuration import Configuration
+from .layer_distribution import dealt
+from .shape import Shape
+from .stage_memory import peak_bytes
+from .stage_passes import Passes, Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Predicted seconds of a step by part, and bytes of the fullest device.
+
+    `forward`, `backward`: seconds of a micro-batch by stage. `allocated`: bytes of tensors at the
+    peak, of a device of each stage. `memory`: the same with allocator, context and libraries.
+    `arithmetic`: seconds of products and attention on the busiest stage, without recompute and
+    bubble.
+    """
+
+    step: float
+    pipeline: float
+    reduction: float
+    update: float
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    arithmetic: float
+    allocated: tuple[float, ...]
+    memory: float
+    fits: bool
+
+
+def price(shape: Shape, configuration: Configuration, cluster: Cluster) -> Priced:
+    """Predict a step of `configuration` on the cluster, cut or grown to its devices.
+
+    Raises `UsageError` if degrees do not divide the shape (it names the operator), or if there are
+    more stages than layers.
+    """
+    chunks = configuration.pipeline * configuration.interleave
+    layers = len(shape.kinds())
+    if chunks > layers + 2 * (configuration.habits.partition == "items"):
+        raise UsageError(
+            f"{chunks} pipeline stages, with their chunks, are more than the {layers} layers of "
+            "the model"
+        )
+    passes = Passes(
+        shape, configuration, Site.of(configuration, cluster.sized(configuration.devices))
+    )
+    return _priced(passes, [_members(passes, i, layers) for i, layers in enumerate(_dealt(passes))])
+
+
+def _dealt(passes: Passes) -> list[Counter[str]]:
+    return dealt(
+        passes.shape, passes.c, {name: part.parameters for name, part in passes.parts.items()}
+    )
+
+
+def _members(passes: Passes, stage: int, layers: Mapping[str, float]) -> dict[str, float]:
+    """The number of each part on a stage, in the order of the model."""
+    last = stage == passes.c.pipeline - 1
+    members = {"embed": float(stage == 0), **layers, "mtp": float(last), "head": float(last)}
+    return {name: float(count) for name, count in members.items() if name in passes.parts}
+
+
+def _priced(passes: Passes, stages: Sequence[Mapping[str, float]]) -> Priced:
+    """The step of stages that have these parts."""
+    c = passes.c
+    device = passes.cluster.device
+    forward, backward, weight = zip(*map(passes.seconds, stages), strict=True)
+    times = Times.of(forward, backward, weight, passes.send(), overlap=c.habits.overlap_sends)
+    pipeline = step_seconds(c.pipeline_schedule, times, c.micro_batches, c.interleave)
+    stored = [passes.stored(members) for members in stages]
+    fullest = max(range(len(stored)), key=lambda i: stored[i][0])
+    reduction = passes.reduction(*stored[fullest], forward[fullest], backward[-1])
+    update = passes.update(*stored[fullest])
+    allocated = peak_bytes(passes.shape, c, passes.cluster, passes.parts, stages)
+    memory = (
+        max(occupied(m, device, expandable=c.habits.expandable) for m in allocated)
+        + c.habits.workspace
+    )
+    return Priced(
+        step=pipeline + reduction + update,
+        pipeline=pipeline,
+        reduction=reduction,
+        update=update,
+        forward=forward,
+        backward=backward,
+        arithmetic=c.micro_batches * max(map(passes.arithmetic, stages)),
+        allocated=tuple(m.total + c.habits.workspace for m in allocated),
+        memory=memory,
+        fits=memory <= device.memory_capacity,
+    )

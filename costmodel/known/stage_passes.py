@@ -1,0 +1,241 @@
+"""Seconds of a known configuration's passes, and of what comes once a step.
+
+Once a step come sends, reductions, gathers and the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.collectives import collective_time
+from autopar.costmodel.device.elementwise import memory_seconds
+from autopar.ir import DTYPE_BYTES
+
+from .configuration import Configuration
+from .hidden_communication import exposed
+from .part_figures import PartSeconds, Places, places_of
+from .part_seconds import parts_of
+from .shape import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The devices of a stage.
+
+    `cluster`, `places`: the cluster of these alone, and the levels of its axes. `sends`: the
+    cluster with the level to the next stage, in groups of `senders`. `reduces`: the cluster with
+    the level to its replicas.
+    """
+
+    cluster: Cluster
+    places: Places
+    sends: Cluster
+    reduces: Cluster
+    senders: int
+
+    @classmethod
+    def of(cls, c: Configuration, cluster: Cluster) -> Site:
+        """The site that all stages of a configuration share, on a cluster of as many devices."""
+        return cls(
+            cluster=cluster,
+            places=places_of(c, cluster),
+            sends=cluster,
+            reduces=cluster,
+            senders=c.pipeline,
+        )
+
+
+class Passes:
+    """A stage of one configuration; `members`: how often a device has each part."""
+
+    def __init__(self, shape: Shape, c: Configuration, site: Site) -> None:
+        self.shape = shape
+        self.c = c
+        self.site = site
+        self.cluster = site.cluster
+        self.places = site.places
+        self.parts = parts_of(shape, c, site.cluster, site.places)
+
+    def seconds(self, members: Mapping[str, float]) -> tuple[float, float, float]:
+        """Return the seconds of the forward pass, of the backward pass, and of weights in it."""
+        parts = self.parts
+        return (
+            sum(n * self.ahead(parts[name]) for name, n in members.items()),
+            sum(n * (self.back(parts[name]) + self.again(name)) for name, n in members.items()),
+            sum(n * parts[name].weight for name, n in members.items()),
+        )
+
+    def arithmetic(self, members: Mapping[str, float]) -> float:
+        """Seconds of products and attention of a micro-batch, without recompute."""
+        return sum(n * self.parts[name].arithmetic for name, n in members.items())
+
+    def stored(self, members: Mapping[str, float]) -> tuple[float, float]:
+        """Elements of parameters that a device uses, and of those the ones of experts."""
+        parts = self.parts
+        return sum(n * parts[name].parameters for name, n in members.items()), sum(
+            n * parts[name].experts for name, n in members.items()
+        )
+
+    def gather(self, part: PartSeconds) -> float:
+        """Seconds of gathering a part's parameters at once (ZeRO-3)."""
+        if not part.gathered:
+            return 0.0
+        nbytes = (
+            part.gathered
+            * (self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype])
+            / DTYPE_BYTES[self.c.dtype]
+        )
+        seconds = self.collective(
+            "all_gather", nbytes, self.c.replicas, self.places.replicas, self.site.reduces
+        )
+        return max(seconds, nbytes / self.c.habits.gather_rate)
+
+    def collective(
+        self, kind: str, nbytes: float, group: int, level: str, cluster: Cluster | None = None
+    ) -> float:
+        return float(
+            collective_time(kind, nbytes, group, level=level, cluster=cluster or self.cluster)
+        )
+
+    def ahead(self, part: PartSeconds) -> float:
+        busy = self.run(part.forward + part.moved_forward, part.issued_forward)
+        return busy + (
+            exposed(self.gather(part), busy) if self.c.habits.prefetch else self.gather(part)
+        )
+
+    def back(self, part: PartSeconds) -> float:
+        """Return the seconds of a part's backward pass.
+
+        Under ZeRO-3 the parameters are gathered again and their gradients scattered, under the
+        compute.
+        """
+        busy = self.run(
+            part.backward + part.moved_backward + self.accumulate(part), part.issued_backward
+        )
+        if not part.gathered:
+            return busy
+        size = part.gathered * self.c.habits.reduced_bytes / DTYPE_BYTES[self.c.dtype]
+        scattered = self.collective(
+            "reduce_scatter", size, self.c.replicas, self.places.replicas, self.site.reduces
+        )
+        moved = self.gather(part) + max(scattered, size / self.c.habits.gather_rate)
+        return busy + (exposed(moved, busy) if self.c.habits.prefetch else moved)
+
+    def run(self, seconds: float, issued: float) -> float:
+        """Return the seconds of kernels that a host issues.
+
+        The host runs ahead of the device, or else the device waits for it.
+        """
+        host = issued * self.cluster.device.dispatch
+        if self.c.habits.blocking:
+            return seconds + host
+        return seconds if self.c.habits.compiled else max(seconds, host)
+
+    def accumulate(self, part: PartSeconds) -> float:
+        """Return the seconds of adding a micro-batch's gradients to earlier ones.
+
+        They are added in the precision of the reduction.
+        """
+        if self.c.zero == 3 or self.c.habits.fused_accumulation:
+            return 0.0
+        habits = self.c.habits
+        # The new gradient and the sum are read, the sum is written.
+        traffic = (
+            DTYPE_BYTES[self.c.dtype] + 2 * habits.gradient_bytes
+            if habits.accumulation_bytes is None
+            else habits.accumulation_bytes
+        )
+        return float(memory_seconds(part.parameters * traffic, self.cluster.device))
+
+    def again(self, name: str) -> float:
+        """Seconds of a part's forward pass that the backward pass repeats."""
+        c = self.c
+        part = self.parts[name]
+        if c.recompute == "none" or (
+            name in ("embed", "head") and not (c.recompute == "full" and c.habits.recompute_ends)
+        ):
+            return 0.0
+        if c.recompute == "selective":
+            return part.again
+        return c.habits.recomputed * self.run(
+            part.forward + part.moved_forward, part.issued_forward
+        )
+
+    def send(self) -> float:
+        """Return the seconds of one message between stages.
+
+        Where the ranks send shares, the gather on arrival is included.
+        """
+        c = self.c
+        if c.pipeline == 1:
+            return 0.0
+        nbytes = (
+            c.micro_batch
+            * self.shape.sequence
+            // c.context
+            * self.shape.hidden
+            * DTYPE_BYTES[c.dtype]
+        )
+        share = c.tensor if c.habits.scatter_sends or c.sequence_parallel else 1
+        seconds = self.collective(
+            "send", nbytes / share, self.site.senders, self.places.stages, self.site.sends
+        )
+        # With sequence parallelism a rank works on its share of the rows, and gathers nothing.
+        if share > 1 and not c.sequence_parallel:
+            seconds += c.habits.send_gathers * self.collective(
+                "all_gather", nbytes, c.tensor, self.places.axes[-1]
+            )
+        return seconds
+
+    def reduction(
+        self, parameters: float, experts: float, forward: float, backward: float
+    ) -> float:
+        """Return the exposed seconds of reducing gradients once a step, and of gathering shards.
+
+        `forward`, `backward`: seconds of the micro-batch under which they run.
+        """
+        c = self.c
+        # ZeRO 3 reduces in every backward pass (`back`).
+        if c.replicas == 1 or c.zero == 3:
+            return 0.0
+        groups = [(parameters - experts, c.replicas, self.places.replicas)]
+        # The same experts are on ranks that differ in data or context parallelism alone.
+        if experts:
+            apart, _, context, _ = self.places.axes
+            groups += [(experts, c.data // c.expert_data, apart), (experts, c.context, context)]
+        reduce = sum(self.reduced(*group) for group in groups)
+        gather = sum(self.regathered(*group) for group in groups)
+        return (exposed(reduce, backward) if c.habits.overlap_gradients else reduce) + (
+            exposed(gather, forward) if c.habits.overlap_gather else gather
+        )
+
+    def reduced(self, parameters: float, group: int, level: str) -> float:
+        """Seconds of reducing the gradients of as many parameters in a group."""
+        c = self.c
+        whole = c.zero == 0 or c.habits.reduce_whole
+        kind = "all_reduce" if whole else "reduce_scatter"
+        return self.collective(
+            kind, parameters * c.habits.reduced_bytes, group, level, self.site.reduces
+        )
+
+    def regathered(self, parameters: float, group: int, level: str) -> float:
+        """Seconds of gathering as many parameters after the update of their shards."""
+        if self.c.zero == 0:
+            return 0.0
+        nbytes = parameters * (self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype])
+        return self.collective("all_gather", nbytes, group, level, self.site.reduces)
+
+    def update(self, parameters: float, experts: float) -> float:
+        """Return the seconds of the optimizer on a device's shards.
+
+        Experts are sharded over the ranks that have the same ones.
+        """
+        c = self.c
+        owned = (
+            parameters
+            if not c.zero
+            else (parameters - experts) / c.replicas + experts / max(c.replicas // c.expert_data, 1)
+        )
+        return float(memory_seconds(owned * c.habits.update_traffic, self.cluster.device))

@@ -1,0 +1,262 @@
+"""Prices of the collectives of a mesh and of parameter storage, as arrays over layouts.
+
+parameter   the optimizer's traffic over the stored shard
+collective  the line of its algorithm, on the levels that its mesh axes span together
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.costmodel.cluster.axis_binding import joint_span
+from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.cluster.measured_collectives import Line
+from autopar.costmodel.collectives import collective_time, lines
+from autopar.costmodel.device.elementwise import update_traffic_seconds, with_launch
+from autopar.errors import UsageError, unknown
+from autopar.ir import Tensor
+from autopar.sharding.communication import Move, operator_traffic
+from autopar.sharding.mesh import Axes, Mesh, degree_of
+from autopar.sharding.rules import Call
+from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
+from autopar.sharding.strategies import Strategies
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """The tensors that an optimizer keeps and moves.
+
+    `states`: tensors of the parameter's size that it keeps. `traffic`: such tensors that an update
+    reads and writes. Temporaries of its step: `alone` times the largest parameter if it takes them
+    one by one (torch's for-loop), `together` times all gradients if it takes them at once (torch's
+    foreach).
+    """
+
+    states: int
+    traffic: int
+    alone: int = 0
+    together: int = 0
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "adamw": Optimizer(states=2, traffic=21, alone=2, together=1),
+    "sgd": Optimizer(states=0, traffic=3),
+    "momentum": Optimizer(states=1, traffic=8),
+    "lamb": Optimizer(states=2, traffic=29, alone=2, together=1),
+    "none": Optimizer(states=0, traffic=0),
+}
+
+
+def optimizer_named(name: str) -> Optimizer:
+    """The optimizer called `name`; an unknown name is an error that lists the valid ones."""
+    if name not in OPTIMIZERS:
+        raise UsageError(unknown("optimizer", name, OPTIMIZERS))
+    return OPTIMIZERS[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshPrices:
+    """Prices of collectives over axes of a mesh on a cluster.
+
+    Parameters travel in units of about `unit_bytes`. A group over several axes is priced as one
+    axis of as many devices in the same places.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    unit_bytes: int = UNIT_BYTES
+    known: dict[tuple[str, Axes, float], tuple[Line, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @classmethod
+    def of(cls, cluster: Cluster, mesh: Mesh, parameters: float) -> MeshPrices:
+        """Prices for a model (or a stage of it) with `parameters` bytes of parameters."""
+        alone = cls(cluster=cluster, mesh=mesh)
+        return replace(alone, unit_bytes=unit_bytes(alone, parameters))
+
+    def place(self, axes: Axes) -> tuple[int, str]:
+        """The size of a group over `axes`, and the levels that it spans."""
+        spanned = [self.mesh.axes[axis] for axis in axes]
+        if len(spanned) == 1:
+            return spanned[0].size, spanned[0].level
+        return degree_of(axes, self.mesh.shape), joint_span(
+            self.cluster, tuple((axis.level, axis.size) for axis in spanned)
+        )
+
+    def link(self, axes: Axes) -> str:
+        """Return the link that a group over `axes` keeps busy.
+
+        Over several levels the outermost binds, and the others hardly are.
+        """
+        return self.place(axes)[1].rpartition("+")[2].partition(":")[0]
+
+    def lines(self, kind: str, axes: Axes) -> tuple[Line, ...]:
+        """The (seconds, seconds per byte) lines of a collective over `axes`."""
+        # Parts of units have a share above 0 in their key.
+        key = (kind, axes, 0.0)
+        if key not in self.known:
+            size, level = self.place(axes)
+            self.known[key] = lines(kind, size, level=level, cluster=self.cluster)
+        return self.known[key]
+
+    def unit_lines(self, kind: str, axes: Axes, whole: float = 0.0) -> tuple[Line, ...]:
+        """Return the line of a parameter's part of a unit's message.
+
+        Its share of latency is by bytes and by `SHARERS`. `whole`: bytes of the parameter; one of
+        more than a unit is a message of its own, with one latency.
+        """
+        share = min(self.unit_bytes / whole, 1.0) if whole else 1.0
+        key = (kind, axes, share)
+        if key not in self.known:
+            nbytes = self.unit_bytes
+            alpha, beta = min(self.lines(kind, axes), key=lambda line: line[0] + line[1] * nbytes)
+            self.known[key] = ((alpha / SHARERS, beta + share * alpha / nbytes),)
+        return self.known[key]
+
+    def unit_seconds(self, kind: str, axes: Axes, nbytes: int, whole: float = 0.0) -> float:
+        """Seconds of a part of `nbytes` of a unit's message, of a parameter of `whole` bytes."""
+        ((alpha, beta),) = self.unit_lines(kind, axes, whole)
+        return alpha + beta * nbytes
+
+    def unit_share(self, kind: str, axes: Axes, nbytes: int) -> float:
+        """Return the seconds by the bytes alone.
+
+        Parameters of all sizes then compare collectives in the same way.
+        """
+        ((_, beta),) = self.unit_lines(kind, axes)
+        return beta * nbytes
+
+    @property
+    def longest_unit(self) -> float:
+        """Seconds of reducing a full unit on the axis where that takes longest."""
+        axes = [(axis,) for axis, one in enumerate(self.mesh.axes) if one.size > 1]
+        return max(
+            (self.unit_share("reduce_scatter", axis, self.unit_bytes) for axis in axes), default=0.0
+        )
+
+    def seconds(self, kind: str, axes: Axes, nbytes: int) -> float:
+        """Seconds of one collective of `nbytes` over `axes`."""
+        size, level = self.place(axes)
+        return float(collective_time(kind, nbytes, size, level=level, cluster=self.cluster))
+
+
+LATENCY = 1 / 8
+"""Share of its transfer that the latency of a unit's message may be."""
+SHARERS = 128
+"""Parameters that share a message's latency, so that even a parameter of hardly any bytes has a
+price.
+"""
+LEAST_UNIT = 2**20
+LARGEST_UNIT = 2**29
+"""The least and the most bytes of a unit."""
+
+
+def unit_bytes(prices: MeshPrices, parameters: float) -> int:
+    """Return the bytes of the units in which `parameters` bytes travel.
+
+    They are a power of two, the largest over the axes of the mesh of
+
+        U = min(8 a / b, sqrt(P a / b))      a, b: latency and seconds per byte of an all-gather
+                                             P: `parameters`
+
+    Latency is then an eighth of the transfer, and the last unit, which nothing hides, takes no
+    longer than the latency of all.
+    """
+    wanted = [
+        _unit(prices.lines("all_gather", (number,)), parameters)
+        for number, axis in enumerate(prices.mesh.axes)
+        if axis.size > 1
+    ]
+    if not any(wanted):
+        return UNIT_BYTES
+    return int(2 ** round(math.log2(min(max(*wanted, LEAST_UNIT), LARGEST_UNIT))))
+
+
+def _unit(ways: Sequence[Line], parameters: float) -> float:
+    """Return the unit size on one axis.
+
+    It is that of the first algorithm that is still the fastest where its latency is that small.
+    """
+    for alpha, beta in sorted(ways, key=lambda line: line[0] / line[1]):
+        nbytes = alpha / beta / LATENCY
+        if all(alpha + beta * nbytes <= a + b * nbytes for a, b in ways):
+            return min(nbytes, math.sqrt(parameters * alpha / beta))
+    return 0.0
+
+
+def communication_seconds(
+    call: Call, strategies: Strategies, prices: MeshPrices, gradients: frozenset[str]
+) -> Floats:
+    """Return the seconds of the collectives that an operator issues inside itself.
+
+    They are of both passes, an array [strategies].
+    """
+    seconds = np.zeros(len(strategies.choices))
+    mesh = prices.mesh.shape
+    if any(option.communication is not None for option in strategies.options):
+        for rows, axes, traffic in operator_traffic(call, strategies, mesh, gradients):
+            size, level = prices.place(axes)
+            for kind, nbytes, count in _repeated(traffic):
+                seconds[rows] += count * collective_time(
+                    kind, nbytes, size, level=level, cluster=prices.cluster
+                )
+    return seconds
+
+
+def _repeated(traffic: Sequence[Move]) -> list[tuple[str, Floats, int]]:
+    """Collectives with the number of times that they are issued.
+
+    A ring sends the same bytes as often as its group has further ranks.
+    """
+    counted: list[tuple[str, Floats, int]] = []
+    for move in traffic:
+        for place, (kind, nbytes, count) in enumerate(counted):
+            # The rounds of a ring hold the same array, so no values are compared.
+            if kind == move.kind and nbytes is move.nbytes:
+                counted[place] = (kind, nbytes, count + 1)
+                break
+        else:
+            counted.append((move.kind, move.nbytes, 1))
+    return counted
+
+
+def update_seconds(
+    tensor: Tensor,
+    shards: NDArray[np.int64],
+    optimizer: str,
+    cluster: Cluster,
+    types: Types = PLAIN.types,
+) -> Floats:
+    """Return the seconds of the optimizer's step on a parameter in 1 of `shards` shards.
+
+    The result is an array [layouts].
+    """
+    traffic = optimizer_named(optimizer).traffic if tensor.trainable else 0
+    nbytes = types.stored_bytes(tensor) * traffic / shards
+    return with_launch(0.0, update_traffic_seconds(nbytes, cluster.device), cluster.device)
+
+
+def storage_bytes(
+    tensor: Tensor,
+    shards: NDArray[np.int64],
+    optimizer: str,
+    *,
+    train: bool,
+    types: Types = PLAIN.types,
+) -> Floats:
+    """Bytes of a stored parameter with its gradient and optimizer state: array [layouts]."""
+    if not train or not tensor.trainable:
+        return np.asarray(tensor.bytes / shards, dtype=np.float64)
+    stored = types.stored_bytes(tensor)
+    whole = (1 + optimizer_named(optimizer).states) * stored + max(
+        stored, types.reduced_bytes(tensor)
+    )
+    return np.asarray(whole / shards, dtype=np.float64)

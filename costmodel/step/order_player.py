@@ -1,0 +1,148 @@
+"""Plays the actions of a step's order on streams, as the runtime issues them.
+
+The computation is one stream, the collectives of each mesh axis, or of several, another (a process
+group has a stream). A task starts when its stream is free and the tasks that it waits for have
+ended; `pass_player.py` has operators and redistributions, `unit_player.py` units of parameters.
+Behind the backward pass of a segment the gradients that it completes are cast, and added to those
+of earlier micro-batches in three passes over them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+from autopar.order.actions import Action, Word
+from autopar.order.passes import phases
+from autopar.order.scheduled import Scheduled
+from autopar.sharding.program import Compute, Redistribute
+
+from .casts import adding_of_gradients, cast_of_gradients
+from .issuer import Issuer
+from .mesh_prices import MeshPrices
+from .pass_player import PassPlayer, Seconds
+from .streams import Clock
+from .unit_player import UnitPlayer
+
+
+class Player:
+    """Issues the tasks of a step on the streams of `clock`.
+
+    `hides`: gradients are reduced under the backward pass.
+    """
+
+    def __init__(
+        self,
+        plan: Scheduled,
+        prices: MeshPrices,
+        seconds: Callable[[Compute], Seconds],
+        clock: Clock,
+        *,
+        hides: bool,
+    ) -> None:
+        self.plan = plan
+        self.prices = prices
+        self.clock = clock
+        issuer = Issuer(prices, clock)
+        self.units = UnitPlayer(plan, issuer, hides=hides)
+        self.passes = PassPlayer(plan, issuer, seconds)
+        gradients = plan.program.assignment.gradients
+        cluster = prices.cluster
+        self.casts = self._by_segment(cast_of_gradients(plan, gradients, cluster))
+        self.sums = self._by_segment(adding_of_gradients(plan, gradients, cluster))
+
+    def _by_segment(self, seconds: Mapping[str, float]) -> list[float]:
+        """Add up seconds of parameters by the segment whose backward pass completes them.
+
+        Those of no segment count to the first.
+        """
+        plan = self.plan
+        sums = [0.0] * len(self.plan.segments)
+        complete = plan.reduced_at()
+        steps = plan.program.steps
+        of_tensor = {
+            step.tensor: complete[u.number]
+            for u in plan.units
+            for i in u.members
+            if isinstance(step := steps[i], Redistribute)
+        }
+        for name, taken in seconds.items():
+            sums[of_tensor.get(name, 0)] += taken
+        return sums
+
+    def play(self, count: int) -> None:
+        """Play a step of `count` micro-batches.
+
+        Those beyond the plan's schedule take as long as its last but one.
+        """
+        clock = self.clock
+        played = self.plan.schedule.micro_batches
+        for number, actions in enumerate(self._micro_batches()):
+            start = clock.now
+            spent = dict(clock.spent)
+            sent = len(clock.sent)
+            for action, clock.phase in actions:
+                self._do(action)
+            # All micro-batches that are not played take as long as this one.
+            if number == played - 2 and count > played:
+                more = clock.now - start
+                left = count - played
+                clock.skip(
+                    left * more,
+                    {p: left * (clock.spent[p] - spent[p]) for p in spent},
+                    left * math.fsum(clock.sent[sent:]),
+                )
+        self.units.settle()
+        clock.wait(max(clock.free.values(), default=0.0))
+
+    def _micro_batches(self) -> Iterator[list[tuple[Action, str]]]:
+        """The actions of each micro-batch, up to the first of the next one, with their phases."""
+        actions = self.plan.actions()
+        number = 0
+
+        def micro_batch(pair: tuple[Action, str]) -> int:
+            nonlocal number
+            number = (
+                max(number, pair[0].micro_batch or 0) if pair[0].word is Word.FORWARD else number
+            )
+            return number
+
+        return (
+            list(group)
+            for _, group in itertools.groupby(
+                zip(actions, phases(actions), strict=True), micro_batch
+            )
+        )
+
+    def _do(self, action: Action) -> None:
+        segments = self.plan.segments
+        units = self.plan.units
+        match action.word:
+            case Word.GATHER:
+                assert action.unit is not None
+                self.units.gather(units[action.unit])
+            case Word.RELEASE:
+                assert action.unit is not None
+                self.units.wait([action.unit])
+            case Word.FORWARD:
+                assert action.segment is not None
+                self.units.wait(segments[action.segment].units)
+                self.passes.ahead(segments[action.segment])
+            case Word.BACKWARD:
+                assert action.segment is not None
+                self.units.wait(segments[action.segment].wanted)
+                self.passes.back(segments[action.segment])
+                self.clock.compute("gradients", "cast", self.casts[action.segment])
+                self.clock.compute(
+                    "gradients",
+                    "accumulation",
+                    # The first micro-batch has nothing to add to.
+                    self.sums[action.segment] if action.micro_batch else 0.0,
+                )
+            case Word.REDUCE:
+                assert action.unit is not None
+                self.units.reduce(
+                    units[action.unit],
+                    last=action.micro_batch == self.plan.schedule.micro_batches - 1,
+                )

@@ -1,0 +1,35 @@
+"""Steps of ranks that share the cores of one host.
+
+Prices are measured while all n ranks of a host are at work. On c < n cores a rank that waits leaves
+its share of a core to the others, which are faster meanwhile, and a collective, whose bytes the
+cores copy, hides under nothing. The cores do all the work that there is, and no rank is faster than
+on a core of its own:
+
+    step = max(u T, W)        u = c / n
+                              T: the step at those prices
+                              W: mean over the ranks of the seconds they are busy
+
+(The two bounds of list scheduling; R. Graham, SIAM J. Appl. Math. 17, 1969.) With a core for every
+rank u is 1, and the step is T.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autopar.costmodel.cluster.cluster import Cluster
+
+
+def hides(cluster: Cluster) -> bool:
+    """Whether collectives can run under computation: not where both take turns on a core."""
+    return cluster.core_share == 1.0
+
+
+def shared_seconds(cluster: Cluster, seconds: float, busy: Sequence[float]) -> float:
+    """Return the step of ranks that are `busy` for so many seconds each.
+
+    It takes `seconds` at the prices of all ranks at work.
+    """
+    share = cluster.core_share
+    return seconds if share == 1.0 else max(share * seconds, math.fsum(busy) / len(busy))

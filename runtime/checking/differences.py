@@ -1,0 +1,255 @@
+"""Differences of a run from the reference, within tolerances.
+
+Elements that rounding noise makes incomparable are left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autopar.ir import Graph
+from autopar.sharding.rules import without_parameters
+
+TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-5,
+    torch.float16: 5e-3,
+    torch.bfloat16: 3e-2,
+}
+"""Largest error, as a fraction of the largest magnitude in the tensor."""
+
+NOISE = 64
+"""Rounding noise of a gradient in units of the machine precision, as a fraction of the largest
+magnitude.
+"""
+
+LEARNING_RATES: Mapping[str, float] = {"adamw": 1e-3, "sgd": 1e-2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Results of a run, whole and on the CPU: gradients of the first step, weights after the last.
+
+    `smallest`, `largest`: the least and the greatest magnitude of each element of each gradient in
+    any step.
+    """
+
+    outputs: Mapping[str, Tensor]
+    losses: tuple[float, ...]
+    gradients: Mapping[str, Tensor]
+    smallest: Mapping[str, Tensor]
+    largest: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One comparison.
+
+    `error`, `tolerance`: as fractions of the largest magnitude. `excluded`: uncounted elements.
+    """
+
+    what: str
+    tensor: str
+    error: float
+    tolerance: float
+    elements: int
+    excluded: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within the tolerance (a NaN is not)."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Every comparison of a check."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all comparisons are within their tolerances."""
+        return all(entry.passed for entry in self.entries)
+
+    @property
+    def worst(self) -> Entry | None:
+        """The comparison with the largest error in units of its tolerance."""
+        return max(
+            self.entries,
+            key=lambda e: e.error / e.tolerance if e.error == e.error else float("inf"),
+            default=None,
+        )
+
+    @property
+    def excluded(self) -> int:
+        """Elements of weights that were left out because their gradient is rounding noise."""
+        return sum(entry.excluded for entry in self.entries)
+
+    def __str__(self) -> str:
+        counts = Counter(entry.what for entry in self.entries)
+        verdict = "equal to" if self.passed else "DIFFERS from"
+        text = ", ".join(f"{n} {_plural(what, n)}" for what, n in counts.items())
+        worst = self.worst
+        where = ""
+        if worst:
+            where = (
+                f"; worst error {worst.error:.2e} "
+                f"({worst.what} {worst.tensor}, tolerance {worst.tolerance:.0e})"
+            )
+        noise = ""
+        if self.excluded:
+            noise = (
+                f"; {self.excluded} weight elements left out (their gradients are rounding noise)"
+            )
+        return f"{verdict} one device: {text}{where}{noise}"
+
+
+def _plural(what: str, count: int) -> str:
+    if count == 1:
+        return what
+    return f"{what}es" if what.endswith("s") else f"{what}s"
+
+
+def differences(
+    reference: Observation,
+    observed: Observation,
+    *,
+    graph: Graph | None = None,
+    optimizer: str = "adamw",
+) -> Report:
+    """Compare a run with the reference; gradients and weights on one side only are infinite errors.
+
+    The tolerance is that of the tensor's dtype, or of the coarsest float dtype in the `graph`
+    behind a parameter.
+    """
+    dtypes = _dtypes(graph) if graph else {v.dtype for v in reference.gradients.values()}
+    coarsest = max(
+        (d for d in dtypes if d in TOLERANCES), key=lambda d: TOLERANCES[d], default=torch.float64
+    )
+    floor = TOLERANCES[coarsest]
+    precision = torch.finfo(coarsest).eps
+    entries = [
+        _entry("output", name, (value, observed.outputs.get(name)), floor)
+        for name, value in reference.outputs.items()
+    ]
+    for number, (ours, theirs) in enumerate(zip(observed.losses, reference.losses, strict=True)):
+        error = abs(ours - theirs) / (abs(theirs) or 1.0)
+        entries.append(
+            Entry(
+                what="loss", tensor=f"step {number + 1}", error=error, tolerance=floor, elements=1
+            )
+        )
+    # Noise is measured by the largest gradient of all: gradients that are zero but for rounding,
+    # such as those of biases of keys, have no scale of their own.
+    scale = max((_largest(g) for g in reference.gradients.values()), default=0.0)
+    for name in sorted({*reference.gradients, *observed.gradients}):
+        gradient = reference.gradients.get(name)
+        noise = NOISE * precision * scale
+        entries.append(
+            _entry(
+                "gradient", name, (gradient, observed.gradients.get(name)), floor, absolute=noise
+            )
+        )
+    for name, weight in reference.weights.items():
+        keep = _kept(name, reference, observed, scale, optimizer, precision)
+        pair = (weight, observed.weights.get(name))
+        entries.append(_entry("weight", name, pair, floor, keep=keep))
+    return Report(entries=tuple(entries))
+
+
+def _dtypes(graph: Graph) -> set[torch.dtype]:
+    """Dtypes of the results of operators that depend on a parameter."""
+    free = {op.name for op in without_parameters(graph)}
+    names = {name for op in graph.operators if op.name not in free for name in op.outputs}
+    return {getattr(torch, graph.tensors[name].dtype) for name in names}
+
+
+def _largest(value: Tensor) -> float:
+    return float(value.abs().max()) if value.numel() else 0.0
+
+
+def _entry(
+    what: str,
+    name: str,
+    pair: tuple[Tensor | None, Tensor | None],
+    floor: float,
+    *,
+    absolute: float = 0.0,
+    keep: Tensor | None = None,
+) -> Entry:
+    """Largest difference over largest magnitude, with `absolute` allowed on top.
+
+    `pair`: of the reference and as observed. `keep`: the elements that count.
+    """
+    reference, observed = pair
+    given = reference if reference is not None else observed
+    assert given is not None
+    # Integers and booleans must be equal.
+    tolerance = max(TOLERANCES[given.dtype], floor) if given.dtype in TOLERANCES else 1e-300
+    if reference is None or observed is None or reference.shape != observed.shape:
+        return Entry(
+            what=what, tensor=name, error=float("inf"), tolerance=tolerance, elements=given.numel()
+        )
+    # In wide types, so that the comparison adds no rounding of its own.
+    wide = torch.float64 if reference.is_floating_point() else torch.int64
+    reference = reference.to(wide)
+    observed = observed.to(wide)
+    # Masks hold infinities: equal ones are no difference.
+    difference = torch.where(
+        reference == observed, torch.zeros((), dtype=wide), (reference - observed).abs()
+    )
+    finite = reference[torch.isfinite(reference)] if reference.is_floating_point() else reference
+    size = _largest(finite) + absolute / tolerance
+    if keep is not None:
+        difference = difference[keep]
+    largest = float(difference.max()) if difference.numel() else 0.0
+    # Beside a tensor of zeros every difference is infinitely large.
+    error = 0.0 if largest == 0 else float("inf")
+    if size:
+        error = largest / size
+    excluded = reference.numel() - difference.numel()
+    return Entry(
+        what=what,
+        tensor=name,
+        error=error,
+        tolerance=tolerance,
+        elements=reference.numel(),
+        excluded=excluded,
+    )
+
+
+def _kept(
+    name: str,
+    reference: Observation,
+    observed: Observation,
+    scale: float,
+    optimizer: str,
+    precision: float,
+) -> Tensor | None:
+    """Elements of a weight that a check can hold to the tolerance.
+
+    AdamW divides a gradient by its own magnitude: noise of size n moves an element by about rate *
+    n / |gradient|. Elements for which that exceeds the tolerance are excluded. An exactly zero
+    gradient moves nothing and is included.
+    """
+    if optimizer != "adamw" or name not in reference.smallest or name not in observed.smallest:
+        return None
+    smallest = reference.smallest[name]
+    weight = reference.weights[name]
+    precision = max(precision, torch.finfo(smallest.dtype).eps)
+    largest = _largest(reference.gradients[name])
+    zero = (reference.largest[name] == 0) & (observed.largest[name] == 0)
+    if largest <= NOISE * precision * scale:
+        return zero
+    allowed = max(TOLERANCES[d] for d in TOLERANCES if torch.finfo(d).eps <= precision) * max(
+        _largest(weight), 1e-30
+    )
+    threshold = LEARNING_RATES[optimizer] * NOISE * precision * largest / allowed
+    return zero | (smallest >= threshold)

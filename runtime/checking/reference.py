@@ -1,0 +1,93 @@
+"""The reference of a check: the same steps of the original model on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from autopar.model import LoadedModel
+from autopar.plan import Plan
+from autopar.runtime.local_forms.randomness import is_random
+from autopar.runtime.models.model_values import model_values
+from autopar.runtime.models.onnx_module import OnnxModule
+from autopar.runtime.module.parallel_module import ParallelModule
+from autopar.runtime.ranks.device_groups import DeviceGroups
+from autopar.sharding.analysis import analyse
+
+from .check import observe, observe_model, one_device
+from .differences import Observation
+from .masters import mastered
+
+
+def exact(model: LoadedModel, plan: Plan) -> bool:
+    """Whether a plan can draw like torch's own generator on one device.
+
+    It cannot if stages draw, each its own part.
+    """
+    return not plan.stages or not is_random(model.graph)
+
+
+def reference_observation(
+    model: LoadedModel, plan: Plan, inputs: Sequence[Tensor], *, steps: int, seed: int
+) -> Observation:
+    """Outputs, gradients and weights of the original module on one device.
+
+    An ONNX model is run as `OnnxModule`, the converted one.
+    Where the plan stores parameters in another type, they are in that type here, too, and cast for
+    every call.
+    """
+    if not exact(model, plan):
+        # Only a planned module draws by counter, as the plan does: one on a single device.
+        gradients = analyse(model.graph, train=plan.model.mode == "train").gradients
+        program = one_device(model.graph, gradients)
+        counting = ParallelModule(program, DeviceGroups.single(), model_values(model))
+        return observe(counting, inputs, optimizer=plan.model.optimizer, steps=steps, seed=seed)
+    if model.torch is not None:
+        alone: nn.Module = _Original(model)
+        names = dict(model.module.named_parameters())
+    else:
+        values = model_values(model)
+        pairs = ((n, v if isinstance(v, Tensor) else v()) for n, v in values.items())
+        alone = OnnxModule(model.source, pairs)
+        names = {
+            name: value
+            for name, value in alone.named_tensors().items()
+            if isinstance(value, nn.Parameter)
+        }
+    types = plan.schedule.types
+    stored = model_values(model, types) if types.master else {}
+    cast = [tensor.name for tensor in model.graph.parameters if types.casts(tensor)]
+    masters: dict[str, Tensor] = {}
+    for name in cast:
+        value = stored[name]
+        masters[name] = value if isinstance(value, Tensor) else value()
+    alone, names = mastered(alone, names, masters)
+    return observe_model(
+        alone,
+        model.graph,
+        inputs,
+        parameters=names,
+        optimizer=plan.model.optimizer,
+        steps=steps,
+        seed=seed,
+    )
+
+
+class _Original(nn.Module):
+    """The original module called as in its example, its loss behind its outputs."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__()
+        self.module: nn.Module = model.module
+        self._call = model.call
+        self._loss = model.loss
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The outputs; with a loss function, (outputs, loss)."""
+        args, kwargs = self._call if self._call is not None else (inputs, {})
+        outputs = self.module(*args, **kwargs)
+        if self._loss is None:
+            return outputs
+        return outputs, self._loss(outputs, *args, **kwargs)

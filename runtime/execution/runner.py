@@ -1,0 +1,175 @@
+"""The runner, which executes the order of a step on this rank's stages, action by action.
+
+One micro-batch without stages is the smallest case. There the forward pass runs when the module is
+called, and the rest of the order in the loss's backward pass. Otherwise passes of micro-batches
+alternate, so the whole order runs at the call, and the gradients wait until the loss's backward
+pass asks for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from autopar.order.actions import Action, Word
+from autopar.order.scheduled import Mode
+from autopar.runtime.random_numbers.draw_state import Draws
+from autopar.runtime.ranks.current_action import PRESENT, at, named
+
+from .stage import Passing, Stage
+from .tied_parameters import TiedSums
+from .transfers import Edge
+
+BACKWARD = (Word.BACKWARD, Word.BACKWARD_INPUT, Word.BACKWARD_WEIGHT)
+COMPUTING = (Word.FORWARD, *BACKWARD)
+OF_UNITS = (Word.GATHER, Word.RELEASE, Word.REDUCE)
+MESSAGES = (Word.SEND_FORWARD, Word.RECEIVE_FORWARD, Word.SEND_BACKWARD, Word.RECEIVE_BACKWARD)
+
+
+class Call:
+    """One call of the module on this rank's stages."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        edges: Mapping[tuple[int, int], Edge],
+        tied: TiedSums,
+        whole: Mapping[str, Tensor],
+        *,
+        keep: bool,
+        draws: Draws,
+    ) -> None:
+        self.stages = stages
+        self.edges = edges
+        self._tied = tied
+        self.passings: dict[int, Passing] = {
+            number: stage.begin(whole, keep=keep, draws=draws) for number, stage in stages.items()
+        }
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+
+    def run(self, actions: Iterable[Action], *, keep: bool = False, summed: bool = True) -> None:
+        """Execute actions in order.
+
+        `keep`: the backward pass may run once more. `summed`: gradients are reduced; otherwise they
+        wait as shares.
+        """
+        try:
+            for action in actions:
+                if PRESENT.log is not None:
+                    PRESENT.log.append(action)
+                with at(action), named(action):
+                    self._do(action, keep=keep, summed=summed)
+            self._settle()
+        except BaseException:
+            # The next call must not meet gathers and reductions of this one.
+            for stage in self.stages.values():
+                stage.units.forget()
+            raise
+
+    def _settle(self) -> None:
+        """Wait for everything under way except gathers."""
+        for stage in self.stages.values():
+            stage.units.settle()
+        while self._sent:
+            # The memory of a message is free for others only once the message has gone.
+            self._sent.popleft()[0].wait()
+
+    def _do(self, action: Action, *, keep: bool, summed: bool) -> None:
+        if action.word is Word.SUM_TIED:
+            if summed:
+                # What is summed over the stages are this stage's sums, which must have come.
+                self._settle()
+                self._tied.sum({n: passing.gradients for n, passing in self.passings.items()})
+        elif action.word in COMPUTING:
+            self._compute(action, keep=keep)
+        elif action.word in OF_UNITS:
+            self._unit(action, summed=summed)
+        elif action.word in MESSAGES:
+            self._message(action, self.passings[action.chunk], action.micro_batch or 0)
+        else:
+            raise AssertionError(action)
+
+    def _compute(self, action: Action, *, keep: bool) -> None:
+        stage = self.stages[action.chunk]
+        passing = self.passings[action.chunk]
+        index = action.micro_batch or 0
+        segment = action.segment or 0
+        match action.word:
+            case Word.FORWARD:
+                stage.forward(passing, index, segment)
+                if segment == len(stage.plan.segments) - 1:
+                    self._hand_on(action.chunk, index)
+            case Word.BACKWARD | Word.BACKWARD_INPUT:
+                later = action.word is Word.BACKWARD_INPUT
+                stage.backward(passing, index, segment, keep=keep, later=later)
+                if segment == 0:
+                    self._hand_back(action.chunk, index)
+            case _:
+                stage.weights(passing, index, segment)
+
+    def _unit(self, action: Action, *, summed: bool) -> None:
+        assert action.unit is not None
+        stage = self.stages[action.chunk]
+        if action.word is Word.GATHER:
+            stage.units.gather(action.unit)
+            return
+        if action.word is Word.RELEASE:
+            stage.units.release(action.unit)
+            return
+        # Gradients add up over the micro-batches on this rank; the last one's action sums them
+        # over the ranks. Units in mode once have nothing to do before.
+        last = summed and (action.micro_batch or 0) == stage.count - 1
+        if last or stage.units.units[action.unit].mode is not Mode.ONCE:
+            gradients = self.passings[action.chunk].gradients
+            stage.units.reduce(action.unit, gradients, last=last)
+
+    # --- between stages ---
+
+    def _message(self, action: Action, passing: Passing, index: int) -> None:
+        assert action.peer is not None
+        edge = self.edges[min(action.chunk, action.peer), max(action.chunk, action.peer)]
+        # Messages that have gone free their memory; nobody waits for the others here.
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+        match action.word:
+            case Word.SEND_FORWARD:
+                assert edge.out is not None
+                values = [passing.values[index][place] for place in edge.out.places]
+                # Sends do not wait: two neighbours that send to each other first would hang.
+                edge.send(values, forward=True, under_way=self._sent)
+            case Word.RECEIVE_FORWARD:
+                assert edge.into is not None
+                arrived = zip(edge.into.places, edge.receive(forward=True), strict=True)
+                passing.values.setdefault(index, {}).update(arrived)
+            case Word.SEND_BACKWARD:
+                gradients = edge.gradients_of(passing.behind.setdefault(index, {}))
+                edge.send(gradients, forward=False, under_way=self._sent)
+            case _:
+                passing.returned(index, edge.gradient_places(), edge.receive(forward=False))
+
+    def _hand_on(self, chunk: int, index: int) -> None:
+        """Give values to chunks of the same stage, which get no message."""
+        for (source, target), edge in self.edges.items():
+            if source == chunk and edge.near:
+                assert edge.out is not None and edge.into is not None
+                values = self.passings[chunk].values[index]
+                arrived = self.passings[target].values.setdefault(index, {})
+                for here, there in zip(edge.out.places, edge.into.places, strict=True):
+                    arrived[there] = values[here]
+
+    def _hand_back(self, chunk: int, index: int) -> None:
+        """Give gradients to chunks of the same stage."""
+        for (source, target), edge in self.edges.items():
+            if target == chunk and edge.near:
+                gradients = edge.gradients_of(self.passings[chunk].behind.setdefault(index, {}))
+                self.passings[source].returned(index, edge.gradient_places(), gradients)
+
+
+def before_backward(actions: Sequence[Action]) -> int:
+    """The index in the order at which the backward pass begins."""
+    return next(
+        (number for number, action in enumerate(actions) if action.word in BACKWARD), len(actions)
+    )

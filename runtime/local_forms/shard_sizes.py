@@ -1,0 +1,203 @@
+"""Attributes that differ on a shard: sizes and counts that shrink with the split of a dim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.errors import PlanError
+from autopar.ir import Value
+from autopar.runtime.operators.local_call import LocalCall
+from autopar.runtime.operators.registry import Changes, register
+
+
+def shape_as(name: str) -> Changes:
+    """The change that makes the attribute `name` the output's shape on a shard."""
+    return lambda call: {name: call.local_output()}
+
+
+def _sizes(call: LocalCall) -> Mapping[str, Value]:
+    """`unflatten`: the sizes of the dims that take the place of one."""
+    dim = call.operator.attributes["dim"]
+    sizes = call.operator.attributes["sizes"]
+    assert isinstance(dim, int) and isinstance(sizes, tuple)
+    first = dim % len(call.inputs[0].shape)
+    return {"sizes": call.local_output()[first : first + len(sizes)]}
+
+
+def _split_dim(call: LocalCall) -> int:
+    """The dim that an operator cuts or joins."""
+    dim = call.operator.attributes.get("dim", call.operator.attributes.get("axis", 0))
+    assert isinstance(dim, int)
+    return dim % len(call.inputs[0].shape)
+
+
+def _split_size(call: LocalCall) -> Mapping[str, Value]:
+    return {"split_size": call.local_output()[_split_dim(call)]}
+
+
+def _split_sizes(name: str) -> Changes:
+    def rewrite(call: LocalCall) -> Mapping[str, Value]:
+        if name not in call.operator.attributes:
+            return {}
+        return {
+            name: tuple(call.local_output(i)[_split_dim(call)] for i in range(len(call.outputs)))
+        }
+
+    return rewrite
+
+
+def _slice(call: LocalCall) -> Mapping[str, Value]:
+    """The whole length: a slice of a split dim takes all of it."""
+    dim = _split_dim(call)
+    return {"start": 0, "end": call.local_output()[dim]} if call.split(0, dim) > 1 else {}
+
+
+def _narrow(call: LocalCall) -> Mapping[str, Value]:
+    """The whole length: a narrowing of a split dim takes all of it."""
+    dim = _split_dim(call)
+    return {"start": 0, "length": call.local_output()[dim]} if call.split(0, dim) > 1 else {}
+
+
+def _repeated(call: LocalCall) -> Mapping[str, Value]:
+    """The size of the repeated dim, if it is given along with the count."""
+    given = isinstance(call.operator.attributes.get("output_size"), int)
+    return {"output_size": call.local_output()[_split_dim(call)]} if given else {}
+
+
+def _resampled(call: LocalCall) -> Mapping[str, Value]:
+    """The size of the space, where it is given."""
+    # Without a size the operator has factors, which are the same on a shard.
+    if call.operator.attributes.get("output_size") is None:
+        return {}
+    return {"output_size": call.local_output()[2:]}
+
+
+def _flat_group_norm(call: LocalCall) -> Mapping[str, Value]:
+    """The sizes that `native_group_norm` takes as arguments: images, channels and groups."""
+    images, channels, *_ = call.local_input(0)
+    return {"N": images, "C": channels, "group": call.local_output(1)[1]}
+
+
+def _onnx_slice(call: LocalCall) -> Mapping[str, Value]:
+    """The whole lengths of split dims, as in `_slice`, for several axes at once."""
+    starts, ends, axes = (call.operator.attributes.get(name) for name in ("starts", "ends", "axes"))
+    if not isinstance(starts, tuple) or not isinstance(ends, tuple):
+        return {}
+    dims = axes if isinstance(axes, tuple) else tuple(range(len(starts)))
+    rank = len(call.inputs[0].shape)
+    low = list(starts)
+    high = list(ends)
+    for i, dim in enumerate(dims):
+        assert isinstance(dim, int)
+        if call.split(0, dim % rank) > 1:
+            low[i] = 0
+            high[i] = call.local_output()[dim % rank]
+    return {"starts": tuple(low), "ends": tuple(high)}
+
+
+def _count(name: str, index: int, dim: int) -> Changes:
+    """A count (of groups, heads) that shrinks with the split of dim `dim` of input `index`."""
+
+    def rewrite(call: LocalCall) -> Mapping[str, Value]:
+        value = call.operator.attributes.get(name)
+        if not isinstance(value, int) or value <= 1 or index >= len(call.inputs):
+            return {}
+        degree = call.split(index, dim % len(call.inputs[index].shape))
+        # A group that two ranks share would be computed on parts of its channels.
+        if value % degree:
+            raise PlanError(
+                f"operator {call.operator.name!r}: {name} = {value} cannot be split {degree} times"
+            )
+        return {name: value // degree}
+
+    return rewrite
+
+
+def _all(*rewrites: Changes) -> Changes:
+    """Several changes as one."""
+    return lambda call: {
+        name: value for rewrite in rewrites for name, value in rewrite(call).items()
+    }
+
+
+def _three_dims(rewrite: Changes) -> Changes:
+    """A change of head counts, given where heads and width share the last of three dims."""
+    return lambda call: rewrite(call) if len(call.inputs[0].shape) == 3 else {}
+
+
+def _grid(call: LocalCall) -> Mapping[str, Value]:
+    """`AffineGrid`: the size of the images, of which only the number is split."""
+    size = call.operator.attributes["size"]
+    assert isinstance(size, tuple)
+    return {"size": (call.local_output()[0], *size[1:])}
+
+
+def _cropped(call: LocalCall) -> Mapping[str, Value]:
+    """`CenterCropPad`: the sizes of the dims named by `axes`, or of all."""
+    shape = call.local_output()
+    axes = call.operator.attributes.get("axes")
+    if isinstance(axes, tuple):
+        shape = tuple(shape[axis] for axis in axes if isinstance(axis, int))
+    return {"shape": shape}
+
+
+def _blocks(call: LocalCall) -> Mapping[str, Value]:
+    """An adaptive pool: the output sizes of the spatial dims."""
+    space = next(d for d in (1, 2, 3) if f"{d}d" in call.operator.kind)
+    return {"output_size": call.local_output()[-space:]}
+
+
+for _kinds, _sizes_of in (
+    ("aten.expand.default aten.broadcast_to.default", shape_as("size")),
+    ("aten.reshape.default onnx.Reshape onnx.Expand", shape_as("shape")),
+    ("aten.zeros.default aten.ones.default aten.full.default", shape_as("size")),
+    (
+        "aten.new_zeros.default aten.new_ones.default aten.new_full.default aten.new_empty.default",
+        shape_as("size"),
+    ),
+    ("onnx.Resize", shape_as("sizes")),
+    (" ".join(f"aten.adaptive_avg_pool{d}d.default" for d in (1, 2, 3)), _blocks),
+    ("aten.unflatten.int", _sizes),
+    ("aten.split.Tensor aten.unsafe_split.Tensor", _split_size),
+    (
+        "aten.split_with_sizes.default aten.unsafe_split_with_sizes.default",
+        _split_sizes("split_sizes"),
+    ),
+    ("aten.repeat_interleave.self_int", _repeated),
+    ("aten.affine_grid_generator.default", _grid),
+    (
+        " ".join(
+            f"aten.{name}{d}d.{form}"
+            for name in ("upsample_nearest", "_upsample_nearest_exact")
+            for d in (1, 2, 3)
+            for form in ("vec", "default")
+        ),
+        _resampled,
+    ),
+    ("aten.native_group_norm.default", _flat_group_norm),
+    ("aten.split.sizes", _split_sizes("split_size")),
+    ("onnx.Split", _split_sizes("split")),
+    ("aten.slice.Tensor", _slice),
+    ("aten.narrow.default", _narrow),
+    ("onnx.Slice", _onnx_slice),
+    ("aten.group_norm.default onnx.GroupNormalization", _count("num_groups", 0, 1)),
+    ("aten.conv1d.default aten.conv2d.default aten.conv3d.default", _count("groups", 1, 0)),
+    ("aten.conv1d.padding aten.conv2d.padding", _count("groups", 1, 0)),
+    (
+        "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input",
+        _count("groups", 1, 0),
+    ),
+    ("aten.convolution.default aten._convolution.default", _count("groups", 1, 0)),
+    ("onnx.Conv onnx.ConvTranspose", _count("group", 1, 0)),
+    ("onnx.ConvInteger", _count("group", 1, 0)),
+    ("onnx.QLinearConv", _count("group", 3, 0)),
+    ("onnx.AffineGrid", _grid),
+    ("onnx.CenterCropPad", _cropped),
+    ("onnx.RotaryEmbedding", _three_dims(_count("num_heads", 0, -1))),
+    ("onnx.LinearAttention", _all(_count("q_num_heads", 0, -1), _count("kv_num_heads", 1, -1))),
+    (
+        "onnx.Attention",
+        _three_dims(_all(_count("q_num_heads", 0, -1), _count("kv_num_heads", 1, -1))),
+    ),
+):
+    register(_kinds, sizes=_sizes_of)

@@ -1,0 +1,78 @@
+"""Gradients of other stages, as far as a rank must know them: their norm, and whether they are all
+finite.
+
+A rank holds the parameters of its own stage. Code that looks at all gradients at once, to clip them
+by their norm or to skip a step that overflowed, would see only one stage. So `parameters()` of a
+module with stages ends with one more parameter. Its gradient has the Euclidean norm, and the
+largest element, of all gradients of the other stages. If some of these are not finite, neither is
+it, nor one of this rank's own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.execution.engine import Engine
+from autopar.runtime.parameters.storage import local_of
+
+from .clipping import Parameters, counted_gradients
+
+PLACES = 1 << 16
+"""Elements of the parameter.
+
+Its gradient has the largest of the others' elements and their Euclidean norm. That norm is right as
+long as the largest element is at least the norm divided by the square root of this number.
+"""
+
+
+class OtherStages:
+    """The parameter that represents those of other stages."""
+
+    def __init__(self, engine: Engine, parameters: Parameters) -> None:
+        like = next(iter(parameters.values()), torch.zeros(1))
+        value: Tensor = torch.zeros(PLACES, dtype=like.dtype, device=engine.device)
+        # torch's functions over lists of gradients want DTensors or plain tensors, not both.
+        if isinstance(like, DTensor):
+            value = engine.replicated(value)
+        self.parameter = nn.Parameter(value)
+
+    def look(self, engine: Engine, parameters: Parameters) -> None:
+        """Set the gradient, once all gradients of a backward pass are reduced.
+
+        Collective: every rank calls it.
+        """
+        squares, largest = _others(engine, counted_gradients(engine, parameters))
+        rest = ((squares - largest**2).clamp(min=0.0) / (PLACES - 1)).sqrt()
+        gradient = torch.cat([largest.reshape(1), rest.expand(PLACES - 1)]).to(self.parameter.dtype)
+        if isinstance(self.parameter, DTensor):
+            gradient = engine.replicated(gradient)
+        self.parameter.grad = gradient
+        mine = next((p.grad for p in parameters.values() if p.grad is not None), None)
+        # A gradient scaler may look at this rank's own parameters alone, and all ranks must skip
+        # the same steps.
+        if mine is not None and not bool(torch.isfinite(squares.sqrt())):
+            local_of(mine).view(-1)[:1] = float("nan")
+
+
+def _others(engine: Engine, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The sum of squares, and the largest element, of the gradients that other stages count."""
+    world = engine.world
+    stages = len(world.firsts)
+    # Idle ranks have a row of their own behind those of the stages.
+    here = stages if world.stage is None else world.stage
+    # Squares and largest elements travel in one sum: every rank writes places of its own.
+    each = torch.zeros(2, stages + 1, world.size, dtype=torch.double, device=engine.device)
+    if gradients:
+        each[0, here, world.rank] = torch.stack(
+            [g.double().square().sum() for g in gradients]
+        ).sum()
+    each[1, here, world.rank] = max(
+        (float(g.abs().max()) for g in gradients if g.numel()), default=0.0
+    )
+    # One message for both figures, in double precision: squares of small gradients underflow.
+    dist.all_reduce(each)
+    each[:, here] = 0.0
+    return each[0].sum(), each[1].max()

@@ -1,0 +1,229 @@
+"""A rank's shards of a planned model's parameters, buffers and constants, under original names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import PlanError
+from autopar.ir import Graph
+from autopar.model import LoadedModel
+from autopar.runtime.execution.engine import Engine
+from autopar.runtime.files.module_weights import saved_buffers
+from autopar.runtime.files.weight_files import FileTensor
+from autopar.runtime.parameters.storage import local_of
+from autopar.runtime.ranks.agreement import DIGEST, update_digest
+
+from .gradients_elsewhere import OtherStages
+from .original_modules import Recalling, attach
+
+Values = Mapping[str, Tensor | Callable[[], Tensor]]
+
+
+class HeldShards(Recalling):
+    """The parameters and buffers of a planned module, and its state dict."""
+
+    _device: torch.device
+    _engine: Engine
+    _graph: Graph
+    other_stages: OtherStages | None
+
+    def _hold(
+        self, values: Values, model: LoadedModel | None, aliases: Mapping[str, str] | None
+    ) -> None:
+        """Take this rank's part of every value; `weights_digest` covers all values."""
+        checksum = hashlib.sha256()
+        names = [*(tensor.name for tensor in self._graph.parameters), *self._engine.constants]
+        missing = [name for name in names if name not in values]
+        if missing:
+            more = " and more" if len(missing) > 10 else ""
+            raise PlanError(f"no values are given for {', '.join(missing[:10])}{more}")
+        record = model.torch if model is not None else None
+        if not aliases:
+            aliases = record.aliases if record is not None else {}
+        self._hold_parameters(values, aliases, checksum)
+        self._hold_constants(values, checksum)
+        if model is not None and record is not None:
+            for paths, buffer in saved_buffers(model.module):
+                value = values.get(paths[0], buffer)
+                self.attach_buffer(paths, value if isinstance(value, Tensor) else value())
+        self.weights_digest = checksum.digest()[:DIGEST]
+
+    def _hold_parameters(
+        self, values: Values, aliases: Mapping[str, str], checksum: hashlib._Hash
+    ) -> None:
+        engine = self._engine
+        own: dict[str, nn.Parameter] = {}
+        # Weights of other stages are looked at, too: all ranks must have equal ones.
+        for tensor in self._graph.parameters:
+            # Parameters that each rank has of its own may differ, and are not part of the digest.
+            alone = tensor.name in engine.execution.schedule.reductions.local
+            value = self._given(tensor.name, values, hashlib.sha256() if alone else checksum)
+            if engine.holds(tensor.name):
+                own[tensor.name] = self._parameter(tensor.name, value)
+        self._places: dict[str, tuple[nn.Module, str]] = {
+            name: attach(self, name, parameter) for name, parameter in own.items()
+        }
+        for alias, name in aliases.items():
+            if name in own:
+                attach(self, alias, own[name])
+        # Paths in a whole state dict whose parameters other stages hold, with the graph's names.
+        names = [tensor.name for tensor in self._graph.parameters if tensor.name not in own]
+        self._elsewhere = dict(zip(names, names, strict=True))
+        self._elsewhere |= {alias: n for alias, n in aliases.items() if n in self._elsewhere}
+
+    def _hold_constants(self, values: Values, checksum: hashlib._Hash) -> None:
+        self._constants: dict[str, Tensor] = {}
+        self._buffer_places: dict[str, tuple[nn.Module, str]] = {}
+        for name in self._engine.constants:
+            value = self._given(name, values, checksum)
+            whole = (value() if isinstance(value, FileTensor) else value).to(self._device)
+            # Calls write new values into constants that change: these are the module's own.
+            self._constants[name] = whole.clone() if name in self._graph.updates else whole
+
+    def attach_buffer(self, paths: Sequence[str], value: Tensor) -> None:
+        """Register a buffer under its names.
+
+        A constant of the program is read from there from now on.
+        """
+        # A copy, since the original module keeps its buffers.
+        own = value.detach().to(self._device, copy=True)
+        for path in paths:
+            place = attach(self, path, own)
+            if path in self._constants:
+                self._buffer_places[path] = place
+
+    def _given(self, name: str, values: Values, checksum: hashlib._Hash) -> Tensor | FileTensor:
+        """A value, checked against the graph; a value in a file is not read yet."""
+        value = values[name]
+        if not isinstance(value, FileTensor):
+            value = (value if isinstance(value, Tensor) else value()).detach()
+        wanted = self._graph.tensors[name]
+        master = self._engine.master(name)
+        planned = getattr(torch, wanted.dtype)
+        if tuple(value.shape) != wanted.shape or value.dtype not in (planned, master):
+            raise PlanError(
+                f"{name!r} is {value.dtype} {list(value.shape)}, the plan's model has "
+                f"{wanted.dtype} {list(wanted.shape)}"
+            )
+        if isinstance(value, FileTensor):
+            # The file's own digest stands for its contents, of which ranks read different parts.
+            checksum.update(value.fact)
+            return value
+        value = value.to(master)
+        update_digest(checksum, value)
+        return value
+
+    def _parameter(self, name: str, value: Tensor | FileTensor) -> nn.Parameter:
+        """This rank's shard of a value."""
+        storage, layout = self._engine.storage_of(name)
+        trainable = self._graph.tensors[name].trainable
+        return nn.Parameter(storage.placed(value, layout), requires_grad=trainable)
+
+    def _stored(self, name: str) -> Tensor:
+        """This rank's shard of a parameter, wherever the user's changes have put it."""
+        module, leaf = self._places[name]
+        return local_of(getattr(module, leaf))
+
+    def _constant(self, name: str) -> Tensor:
+        if name in self._buffer_places:
+            module, leaf = self._buffer_places[name]
+            buffer: Tensor = getattr(module, leaf)
+            return buffer
+        return self._constants[name]
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As torch's; whole tensors are cut into this rank's shards.
+
+        So are DTensors that lie in another way than this module's.
+        """
+        names = {id(parameter): name for name, parameter in self.graph_parameters().items()}
+        own: dict[str, Any] = dict(self.named_parameters(remove_duplicate=False))
+        values = {path: value for path, value in state_dict.items() if path not in self._elsewhere}
+        for path, value in values.items():
+            parameter = own.get(path)
+            name = names.get(id(parameter))
+            if name is not None and isinstance(value, Tensor):
+                values[path] = self._as_shard(value, own[path], name)
+        missing = self._missing_elsewhere(state_dict)
+        if missing and strict:
+            listed = ", ".join(map(repr, missing[:5]))
+            raise RuntimeError(f"the state dict has no {listed}, which other stages hold")
+        keys = super().load_state_dict(values, strict=strict, assign=assign)
+        keys.missing_keys.extend(missing)
+        return keys
+
+    def _as_shard(self, value: Tensor, parameter: nn.Parameter, name: str) -> Tensor:
+        """A value for a parameter, cut as that is; unchanged where torch itself has to judge it."""
+        if value.shape != parameter.shape:
+            return value
+        whole = value
+        if isinstance(value, DTensor):
+            if isinstance(parameter, DTensor) and value._spec == parameter._spec:
+                return value
+            # Gathering is a collective, so every rank must load the same state dict.
+            whole = value.full_tensor()
+        if type(whole) not in (Tensor, nn.Parameter):
+            return value
+        storage, layout = self._engine.storage_of(name)
+        return storage.placed(whole.detach().to(self._device, parameter.dtype), layout)
+
+    def _missing_elsewhere(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """Parameters of other stages that a whole state dict lacks.
+
+        A rank's own state dict has none of them, and lacks nothing.
+        """
+        there = [path for path in self._elsewhere if path in state_dict]
+        for path in there:
+            name = self._elsewhere[path]
+            if tuple(state_dict[path].shape) != self._graph.tensors[name].shape:
+                raise RuntimeError(
+                    f"size mismatch for {path}: {list(state_dict[path].shape)} for "
+                    f"{list(self._graph.tensors[name].shape)}"
+                )
+        return [path for path in self._elsewhere if path not in state_dict] if there else []
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """This rank's parameters; with stages, one more represents the others' (`other_stages`)."""
+        yield from super().parameters(recurse)
+        if self.other_stages is not None:
+            yield self.other_stages.parameter
+
+    def graph_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters by their names in the graph, in its order."""
+        return {name: getattr(module, leaf) for name, (module, leaf) in self._places.items()}
+
+    def host_parameters(self) -> list[nn.Parameter]:
+        """The parameters whose optimizer state the plan has in host memory (see `host_states`)."""
+        held = self._engine.host
+        return [value for name, value in self.graph_parameters().items() if name in held]
+
+    def full_value(self, name: str, local: Tensor) -> Tensor:
+        """The whole tensor on every rank from our shard of a parameter (or of its gradient)."""
+        return self._engine.whole_parameter(name, local_of(local).detach())
+
+    def full_values(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors on every rank, from each rank's shards of parameters (or gradients).
+
+        Collective: every rank calls it, also one that holds none of them.
+        """
+        names = [tensor.name for tensor in self._graph.parameters]
+        present = torch.tensor([float(name in values) for name in names], device=self._device)
+        # Ranks of one stage do not know which gradients another has.
+        if self._engine.world.staged:
+            dist.all_reduce(present)
+        whole = {}
+        for name, holders in zip(names, present.tolist(), strict=True):
+            if holders:
+                shard = local_of(values[name]).detach() if name in values else None
+                # A collective for each name: all ranks have the same list in the same order.
+                whole[name] = self._engine.whole_parameter(name, shard)
+        return whole

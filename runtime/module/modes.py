@@ -1,0 +1,61 @@
+"""Training and evaluation of one module: two programs on one storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autopar.errors import PlanError
+from autopar.order.execution import Execution
+from autopar.runtime.execution.compiling import compile_engine
+from autopar.runtime.execution.engine import Engine
+
+
+class Modes:
+    """The engine of each mode; the evaluation engine is made when first needed, from `evaluation`.
+
+    `planned`: whether the model was planned in training. `only`: why it has no other mode, if so.
+    """
+
+    def __init__(self, engine: Engine, evaluation: Callable[[], Execution] | None) -> None:
+        self.main = engine
+        self.evaluation = evaluation
+        self.planned = True
+        self.only = ""
+        self._evaluating: Engine | None = None
+        self.compiled: Mapping[str, Any] | None = None
+
+    def engine(self, *, training: bool) -> Engine:
+        """The engine of a mode."""
+        if training == self.planned:
+            return self.main
+        if training:
+            if self.only:
+                raise PlanError(self.only)
+            return self.main
+        if self.evaluation is None:
+            return self.main
+        if self._evaluating is None:
+            # On the same groups and storage: no collective is needed to make it.
+            main = self.main
+            self._evaluating = Engine(
+                self.evaluation(), main.world, main.device, main.stored, exact=main.exact
+            )
+            if self.compiled is not None:
+                compile_engine(self._evaluating, self.compiled)
+        return self._evaluating
+
+    def compile(self, options: Mapping[str, Any]) -> None:
+        """Compile the engines' programs; the evaluation engine's when it is made."""
+        self.compiled = dict(options)
+        compile_engine(self.main, self.compiled)
+        if self._evaluating is not None:
+            compile_engine(self._evaluating, self.compiled)
+
+    def on(self, engine: Engine) -> Modes:
+        """The modes of another module's engine."""
+        other = Modes(engine, self.evaluation)
+        other.planned = self.planned
+        other.only = self.only
+        other.compiled = self.compiled
+        return other

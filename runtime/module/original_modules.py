@@ -1,0 +1,253 @@
+"""The original module's tree of submodules and their plain attributes, without tensors or code.
+
+`module.config` is the original's; `module.layers[0]` and `len(module.layers)` work as before. A
+submodule here holds parameters and buffers of the plan. It has no forward pass apart from the whole
+model's, and says so when called.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from autopar.errors import PlanError
+
+_OWN = frozenset(vars(nn.Module()))
+"""Attributes that every module has of its own."""
+_KEPT_WHOLE = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+)
+LARGEST = 10_000
+"""Objects behind an attribute that are looked at; one with more is not kept."""
+
+
+class Original:
+    """The plain attributes of a module, and its class; copies share it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.kind = type(module)
+        self.attributes: dict[str, Any] = {}
+        # A bias that is None is read as an attribute, too.
+        for registered in (module._parameters, module._buffers):
+            self.attributes.update((name, None) for name, v in registered.items() if v is None)
+        for name, value in vars(module).items():
+            if name not in _OWN and not name.startswith("_") and _is_plain(value):
+                self.attributes[name] = value
+
+    def __deepcopy__(self, memo: object) -> Original:
+        return self
+
+    def read(self, name: str, owner: nn.Module) -> Any:
+        """An attribute of the original: its own, its class's, or a property of the `owner`."""
+        if name in self.attributes:
+            return self.attributes[name]
+        value = inspect.getattr_static(self.kind, name, None)
+        if isinstance(value, property) and value.fget is not None:
+            return value.fget(owner)
+        if callable(value) or isinstance(value, (classmethod, staticmethod)):
+            raise AttributeError(
+                f"{name!r} is a method of {self.kind.__name__}, of which a planned module has "
+                "only the call and the state"
+            )
+        if name not in dir(self.kind) or not _is_plain(value):
+            raise AttributeError(f"a planned {self.kind.__name__} has no attribute {name!r}")
+        return value
+
+    def names(self) -> list[str]:
+        """The names that can be read."""
+        names = list(self.attributes)
+        for name in dir(self.kind):
+            if name.startswith("_"):
+                continue
+            value = inspect.getattr_static(self.kind, name)
+            if isinstance(value, property) or (not callable(value) and _is_plain(value)):
+                names.append(name)
+        return names
+
+
+class Recalling(nn.Module):
+    """A module that answers for plain attributes of an original, where there is one."""
+
+    _original: Original | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if self._original is None or name.startswith("_"):
+                raise
+        return self._original.read(name, self)
+
+    def __dir__(self) -> list[str]:
+        names = set(super().__dir__())  # type: ignore[no-untyped-call]
+        if self._original is not None:
+            names.update(self._original.names())
+        return sorted(names)
+
+
+class OriginalModule(Recalling):
+    """A submodule of the original."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: the plan is of the whole model."""
+        name = self._original.kind.__name__ if self._original is not None else "submodule"
+        raise PlanError(
+            f"this {name} is part of a planned model and has no forward pass of its own: call the "
+            "whole planned module"
+        )
+
+    def _no_hooks(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: nothing would call them."""
+        raise PlanError(
+            "parts of a planned model are not called one by one, and hooks on them would never "
+            "run: put them on the whole"
+        )
+
+    register_forward_hook = register_forward_pre_hook = _no_hooks
+    register_full_backward_hook = register_full_backward_pre_hook = _no_hooks
+
+    def _get_name(self) -> str:
+        kind = type(self) if self._original is None else self._original.kind
+        return kind.__name__
+
+
+class OriginalList(OriginalModule, nn.ModuleList):
+    """A list of submodules."""
+
+
+class OriginalSequence(OriginalModule, nn.Sequential):
+    """A sequence of submodules."""
+
+
+class OriginalDict(OriginalModule, nn.ModuleDict):
+    """A dict of submodules."""
+
+
+class OriginalParameters(OriginalModule, nn.ParameterList):
+    """A list of parameters."""
+
+
+class OriginalNamedParameters(OriginalModule, nn.ParameterDict):
+    """A dict of parameters."""
+
+
+_KINDS: Mapping[type[nn.Module], type[OriginalModule]] = {
+    nn.ModuleList: OriginalList,
+    nn.Sequential: OriginalSequence,
+    nn.ModuleDict: OriginalDict,
+    nn.ParameterList: OriginalParameters,
+    nn.ParameterDict: OriginalNamedParameters,
+}
+
+
+def recall(root: Recalling, module: nn.Module) -> None:
+    """Give `root` the submodules of `module`, still without parameters, and plain attributes."""
+    root._original = Original(module)
+    for name, child in module._modules.items():
+        if child is None:
+            root._modules[name] = None
+        elif is_free(root, name):
+            part = _part(child)
+            root._modules[name] = part
+            recall(part, child)
+
+
+def _part(module: nn.Module) -> OriginalModule:
+    """An empty submodule of the kind that stands for a module's."""
+    kinds = (ours for torchs, ours in _KINDS.items() if isinstance(module, torchs))
+    part = next(kinds, OriginalModule)()
+    # torch's containers of parameters count and name their members themselves.
+    if isinstance(module, nn.ParameterList):
+        vars(part)["_size"] = len(module)
+    if isinstance(module, nn.ParameterDict):
+        vars(part)["_keys"] = dict.fromkeys(module.keys())
+    return part
+
+
+def is_free(module: nn.Module, name: str) -> bool:
+    """Whether a name is free in a module; its original's attributes do not count."""
+    taken = (vars(module), module._parameters, module._buffers, module._modules)
+    return (
+        bool(name) and not any(name in held for held in taken) and not hasattr(type(module), name)
+    )
+
+
+def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
+    """Register a parameter or a buffer under its module path.
+
+    If the path is taken, by an attribute say, underscores take the place of dots.
+    """
+    *parents, leaf = path.split(".")
+    module = root
+    for part in parents:
+        child = module._modules.get(part)
+        if child is None:
+            if not is_free(module, part):
+                return attach(root, path.replace(".", "_"), value)
+            child = nn.Module()
+            module.add_module(part, child)
+        module = child
+    if not is_free(module, leaf):
+        return attach(root, (path.replace(".", "_") if parents else path) + "_", value)
+    if isinstance(value, nn.Parameter):
+        module.register_parameter(leaf, value)
+    else:
+        module.register_buffer(leaf, value)
+    return module, leaf
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value leads to no tensor and no module, so that it keeps no weights alive."""
+    # By identity, since values may not be hashable; all are alive until this returns.
+    seen: set[int] = set()
+    alive: list[Any] = []
+    waiting = [value]
+    while waiting:
+        present = waiting.pop()
+        if isinstance(present, (Tensor, nn.Module)) or len(seen) > LARGEST:
+            return False
+        if isinstance(present, _KEPT_WHOLE) or id(present) in seen:
+            continue
+        seen.add(id(present))
+        alive.append(present)
+        waiting.extend(_behind(present))
+    return True
+
+
+def _behind(value: Any) -> Iterable[Any]:
+    """The values that a value holds."""
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        return list(value)
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, types.FunctionType):
+        return [
+            *inspect.getclosurevars(value).nonlocals.values(),
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+        ]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    values = list(getattr(value, "__dict__", {}).values())
+    for kind in type(value).__mro__:
+        for name in getattr(kind, "__slots__", ()):
+            if isinstance(name, str) and not name.startswith("__"):
+                values.append(getattr(value, name, None))
+    return values

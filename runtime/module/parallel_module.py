@@ -1,0 +1,364 @@
+"""`ParallelModule`: a planned model as an ordinary `nn.Module`.
+
+Its parameters are DTensors, its arithmetic is this rank's local program.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from autopar.errors import PlanError
+from autopar.model import LoadedModel
+from autopar.order.execution import Execution
+from autopar.runtime.execution.autograd_node import differentiable_call
+from autopar.runtime.execution.engine import Engine
+from autopar.runtime.execution.gradient_state import GradientState
+from autopar.runtime.parameters.storage import placements_of
+from autopar.runtime.ranks.device_groups import DeviceGroups
+from autopar.runtime.ranks.uncompiled import runs_as_it_is
+from autopar.runtime.ranks.world import World
+from autopar.runtime.redistribution.steps import apply_chain, gather_full, whole_chain
+from autopar.sharding.layout import Layout, R
+from autopar.sharding.program import Program
+
+from .batch_parts import BatchParts
+from .call_inputs import CallInputs
+from .clipping import clip_grad_norm
+from .gradients_elsewhere import OtherStages
+from .held_shards import HeldShards, Values
+from .modes import Modes
+from .original_modules import recall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleOptions:
+    """The choices of a caller that no plan makes.
+
+    `device`: where the module computes. `whole`: outputs are whole on every rank, else DTensors.
+    `exact_random`: random numbers are those of torch's generator on one device. `debug`: batches
+    are compared in every call. `parts`: a call gets this rank's part of the batch. `evaluation`
+    makes the execution of a module in evaluation, if it is another.
+    """
+
+    device: torch.device | str = "cpu"
+    whole: bool = True
+    exact_random: bool = False
+    debug: bool = False
+    parts: bool = False
+    evaluation: Callable[[], Execution] | None = None
+
+
+_DEFAULTS = ModuleOptions()
+
+# Parts that copies of a module share; all others are copied with it.
+_SHARED = (
+    "_engine",
+    "_modes",
+    "_inputs",
+    "other_stages",
+    "gradient_state",
+    "_graph",
+    "_record",
+    "_places",
+    "_buffer_places",
+    "_parts",
+)
+
+
+class ParallelModule(HeldShards):
+    """A model under a plan, whose parameters keep the original names.
+
+    `values`: every parameter and constant whole, as a tensor or as a function that makes it (called
+    one at a time). `aliases`: second names of tied parameters.
+
+    With a `model`, calls, outputs and state dict are those of the original. With `whole`, outputs
+    are plain tensors, whole on every rank; split outputs are gathered, which the plan does not
+    price. Without `whole`, split outputs are DTensors. Either way a loss made of the outputs, the
+    same on every rank, gives the gradients of one device. Without a `model`, `forward` takes the
+    inputs of the graph and returns this rank's outputs in their planned layouts, the loss last if
+    it is none of them.
+
+    `loss(...)` gives the planned loss (the model's own scalar, the given function's, or the mean
+    square of the outputs), whole on every rank, and gathers nothing. With several micro-batches or
+    stages, gradients flow from the loss only. With `parts` a call gets this rank's part of the
+    batch.
+    """
+
+    def __init__(
+        self,
+        execution: Program | Execution,
+        groups: DeviceGroups | World,
+        values: Values,
+        *,
+        model: LoadedModel | None = None,
+        aliases: Mapping[str, str] | None = None,
+        options: ModuleOptions = _DEFAULTS,
+    ) -> None:
+        super().__init__()
+        self._device = torch.device(options.device)
+        engine = Engine(execution, groups, self._device, self._stored, exact=options.exact_random)
+        self._engine = engine
+        self._modes = Modes(engine, options.evaluation)
+        self._graph = engine.graph
+        self._parts = BatchParts(engine.graph, engine.world) if options.parts else None
+        self._inputs = CallInputs(
+            engine.graph, model, parts=self._parts, device=self._device, debug=options.debug
+        )
+        self._record = model.torch if model is not None else None
+        self._whole_outputs = options.whole
+        self._structured = model is not None
+        self._has_loss_function = model is not None and model.loss is not None
+        self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
+        if model is not None and model.torch is not None:
+            recall(self, model.module)
+        self._hold(values, model, aliases)
+        self.gradient_state = GradientState()
+        self.other_stages = self._others(engine)
+
+    def planned_in(self, original: nn.Module) -> None:
+        """Be in the mode in which the original was planned, and know whether there is another."""
+        self.train(original.training)
+        self._modes.planned = original.training
+        changing = [name for name, part in original.named_modules() if _has_modes(part)]
+        if not original.training and changing:
+            self._modes.only = (
+                f"the model was in evaluation when it was planned, and its {changing[0]!r} does "
+                "something else in training: call train() before autopar.plan"
+            )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; shares that wait to be summed are dropped too."""
+        super().zero_grad(set_to_none)
+        self.gradient_state.pending.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
+        """A module with parameters and buffers of its own, on the same process groups."""
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        # Copies of parameters are leaves of autograd, with shards of their own.
+        for parameter in self.parameters():
+            memo[id(parameter)] = nn.Parameter(
+                parameter.detach().clone(), requires_grad=parameter.requires_grad
+            )
+        own = {name: value for name, value in self.__dict__.items() if name not in _SHARED}
+        other.__dict__.update({name: getattr(self, name) for name in _SHARED})
+        other.__dict__.update(copy.deepcopy(own, memo))
+        other._places = {
+            name: (memo[id(module)], leaf) for name, (module, leaf) in self._places.items()
+        }
+        other._buffer_places = {
+            name: (memo[id(module)], leaf) for name, (module, leaf) in self._buffer_places.items()
+        }
+        other.gradient_state = GradientState()
+        other._engine = self._engine.copied(other._stored)
+        other._modes = self._modes.on(other._engine)
+        other.other_stages = other._others(other._engine)
+        return other
+
+    def _others(self, engine: Engine) -> OtherStages | None:
+        return OtherStages(engine, self.graph_parameters()) if engine.world.staged else None
+
+    def gradients_are_reduced(self) -> None:
+        """Tell this rank about the gradients of other stages (collective: every rank calls it)."""
+        if self.other_stages is not None:
+            self.other_stages.look(self._engine, self.graph_parameters())
+
+    # --- calls ---
+
+    def compile(self, **options: Any) -> None:
+        """`torch.compile(..., **options)` of the work between gathers of units.
+
+        That is a layer or more at a time.
+        """
+        self._modes.compile(options)
+
+    @runs_as_it_is
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs in their original structure."""
+        if not self._structured:
+            return self.local_outputs(*args, **kwargs)
+        self._require_no_gradient_from_outputs()
+        local = self.local_outputs(*args, **kwargs)
+        values = dict(zip((name for name, _ in self._engine.outputs), local, strict=True))
+        record = self._record
+        if record is None:
+            outputs = tuple(self._global(values[name], name) for name in self._graph.outputs)
+            return outputs[0] if len(outputs) == 1 else outputs
+        # Outputs that are no tensors were fixed when the model was planned.
+        leaves = list(record.output_values or (None,) * len(record.output_names))
+        for place, name in enumerate(record.output_names):
+            if name is not None:
+                leaves[place] = self._global(values[name], name)
+        structured = pytree.tree_unflatten(leaves, record.out_spec)
+        # The loss function's value stands behind the model's own outputs.
+        return structured[0] if self._has_loss_function else structured
+
+    def _require_no_gradient_from_outputs(self) -> None:
+        """Refuse a call whose outputs would be thought to lead back to the parameters."""
+        if not self._engine.gives_gradients_at_once or not torch.is_grad_enabled():
+            return
+        if self.loss_index is not None and not self._loss_is_output:
+            raise PlanError(
+                f"the plan runs {self._engine.in_words}, each with its backward pass, so that no "
+                "gradient leads from the outputs back: call loss(...) for the planned loss, run "
+                "under torch.no_grad() for the outputs alone, or plan with one micro-batch"
+            )
+
+    @runs_as_it_is
+    def local_outputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """This rank's outputs in their planned layouts, the loss last if it is none of them."""
+        places = range(len(self._engine.outputs))
+        outputs = self._run(self._inputs.agreed(args, kwargs), places)
+        return tuple(outputs[place] for place in places)
+
+    @runs_as_it_is
+    def loss(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The planned loss, whole on every rank.
+
+        `loss(...).backward()` gives every parameter its gradient.
+        """
+        if self.loss_index is None:
+            raise PlanError("the plan is for inference and has no loss; plan with mode='train'")
+        return self._run(self._inputs.agreed(args, kwargs), [self.loss_index])[self.loss_index]
+
+    def train_step(self, batch: Any, optimizer: torch.optim.Optimizer) -> Tensor:
+        """One step: loss, gradients, update; returns the loss.
+
+        `batch`: a tensor, or arguments as a tuple or dict.
+        """
+        args: tuple[Any, ...] = ()
+        kwargs: Mapping[str, Any] = {}
+        if isinstance(batch, Mapping):
+            kwargs = batch
+        elif isinstance(batch, tuple | list):
+            args = tuple(batch)
+        else:
+            args = (batch,)
+        optimizer.zero_grad()
+        loss = self.loss(*args, **kwargs)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` over all stages.
+
+        Returns the norm before, whole on every rank.
+        """
+        return clip_grad_norm(self._engine, self.graph_parameters(), max_norm, norm_type)
+
+    def _run(self, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
+        """The outputs at the places `wanted`, from the inputs of the graph by name."""
+        self._require_as_planned()
+        whole = dict(inputs)
+        for name in self._engine.constants:
+            # Autograd may keep a constant's old value: changing constants are copied.
+            value = self._constant(name)
+            whole[name] = value.clone() if name in self._graph.updates else value
+        engine = self._modes.engine(training=self.training)
+        if self._parts is not None:
+            whole = self._parts.joined(whole, engine)
+        outputs, fresh = differentiable_call(self, engine, whole, wanted)
+        with torch.no_grad():
+            for name, value in fresh.items():
+                # Written in place, since the caller and copies of the module hold this tensor.
+                self._constant(name).copy_(value)
+        return outputs
+
+    def _require_as_planned(self) -> None:
+        """Refuse parameters of another type or on another device than planned."""
+        for name, parameter in self.graph_parameters().items():
+            planned = self._engine.master(name)
+            if parameter.dtype != planned:
+                raise PlanError(
+                    f"parameters have become {parameter.dtype}, which the plan has as {planned}: "
+                    "plan again with the dtype that you want (or master, the type of stored "
+                    "parameters)"
+                )
+            if parameter.device.type != self._device.type:
+                raise PlanError(
+                    f"parameters have been moved to {parameter.device.type}, "
+                    f"the ranks work on {self._device.type}"
+                )
+
+    # --- its parts ---
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs the plan."""
+        return self._engine
+
+    @property
+    def batch_parts(self) -> BatchParts | None:
+        """The assembly of batches from parts, if calls get this rank's part."""
+        return self._parts
+
+    @property
+    def outputs(self) -> tuple[tuple[str, Layout], ...]:
+        """Every output with its layout, the loss last where it is not among them."""
+        return self._engine.outputs
+
+    @property
+    def loss_index(self) -> int | None:
+        """The index of the loss among the outputs."""
+        return self._engine.loss
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside keep this rank's shares of gradients.
+
+        The first one after it sums them over the ranks, into `.grad`.
+        """
+        before = self.gradient_state.synchronize
+        self.gradient_state.synchronize = False
+        try:
+            yield
+        finally:
+            self.gradient_state.synchronize = before
+
+    def full_outputs(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The whole outputs on every rank, from the result of `local_outputs`.
+
+        The collectives are no part of the planned program.
+        """
+        whole = []
+        for value, (_, layout) in zip(outputs, self._engine.outputs, strict=True):
+            # With stages outputs have no layout: they are whole already.
+            whole.append(gather_full(value, layout, self._engine.groups) if layout else value)
+        return tuple(whole)
+
+    def _global(self, value: Tensor, name: str) -> Tensor:
+        """An output as the caller sees it: whole, or a DTensor of which this rank holds a part."""
+        layout = dict(self._engine.outputs)[name]
+        if all(placement == R for placement in layout):
+            return value
+        groups = self._engine.groups
+        if self._whole_outputs:
+            return apply_chain(value, whole_chain(layout), groups, gradient=True)
+        tensor = self._graph.tensors[name]
+        # That of the whole; torch would derive the stride from this rank's part.
+        stride = torch.empty(tensor.shape, device="meta").stride()
+        places = placements_of(layout, groups.mesh.shape)
+        return DTensor.from_local(
+            value,
+            self._engine.device_mesh(),
+            places,
+            run_check=False,
+            shape=torch.Size(tensor.shape),
+            stride=stride,
+        )
+
+
+def _has_modes(part: nn.Module) -> bool:
+    """Whether a module behaves differently in training and in evaluation."""
+    drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
+    return drops or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)

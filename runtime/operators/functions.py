@@ -1,0 +1,132 @@
+"""From an operator's kind to its function, and from its attributes to that function's arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from autopar.errors import UnsupportedOperators
+from autopar.ir import Operator, Ref, Value
+
+from .local_call import Function
+from .registry import form_of, standing_in
+
+_DTYPES = ("ScalarType", "Optional[ScalarType]")
+
+
+@contextlib.contextmanager
+def known_as(kind: str, function: Function) -> Iterator[None]:
+    """Inside, `function` computes the operator kind `kind`."""
+    with standing_in(kind, replace(form_of(kind), function=function)):
+        yield
+
+
+def is_onnx(kind: str) -> bool:
+    """Whether an operator kind is one of ONNX, of the default domain or of another.
+
+    >>> is_onnx("onnx.Add"), is_onnx("ai.onnx.ml.Binarizer"), is_onnx("aten.add.Tensor")
+    (True, True, False)
+    """
+    return kind.startswith(("onnx.", "ai.onnx."))
+
+
+def function_of(kind: str) -> Function:
+    """The function of an operator kind, called with keyword arguments.
+
+    >>> function_of("aten.linear.default")
+    <OpOverload(op='aten.linear', overload='default')>
+    """
+    own = form_of(kind).function
+    if own is not None:
+        return own
+    if is_onnx(kind):
+        # The table is large, and models of torch need none of it.
+        table: Mapping[str, Function] = import_module("autopar.runtime.onnx_ops").ONNX_FUNCTIONS
+        if kind not in table:
+            raise UnsupportedOperators({kind: 1}, known=table)
+        return table[kind]
+    namespace, _, rest = kind.partition(".")
+    name, _, overload = rest.rpartition(".")
+    try:
+        function: Function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except AttributeError as error:
+        raise UnsupportedOperators({kind: 1}) from error
+    return function
+
+
+def on_device(function: Function, device: torch.device) -> Function:
+    """A function that makes tensors from nothing, bound to a device."""
+
+    @functools.wraps(function)
+    def make(**arguments: Any) -> Any:
+        with device:
+            return function(**arguments)
+
+    return make
+
+
+def named(function: Function) -> Function:
+    """A function with a name, which a `torch.fx` graph needs; a partial one has none."""
+    if not isinstance(function, functools.partial):
+        return function
+
+    @functools.wraps(function.func)
+    def call(**arguments: Any) -> Any:
+        return function(**arguments)
+
+    return call
+
+
+def arguments_of(
+    function: Function, attributes: Mapping[str, Value], inputs: Sequence[Any], device: torch.device
+) -> dict[str, Any]:
+    """Keyword arguments of a call: every `Ref` becomes its input, dtypes become torch's.
+
+    Functions that make tensors from nothing get the device.
+
+    >>> attributes = {"self": Ref(0), "dtype": "float64"}
+    >>> arguments_of(function_of("aten.sum.default"), attributes, ["x"], torch.device("cpu"))
+    {'self': 'x', 'dtype': torch.float64}
+    """
+    arguments = {name: _resolve(value, inputs) for name, value in attributes.items()}
+    if not isinstance(function, torch._ops.OpOverload):
+        # A function of our own takes the device if its attributes name one, which is then None.
+        if "device" in arguments and arguments["device"] is None:
+            arguments["device"] = device
+        return arguments
+    for argument in function._schema.arguments:
+        name = argument.name
+        kind = str(argument.real_type)
+        if kind in _DTYPES and isinstance(arguments.get(name), str):
+            arguments[name] = getattr(torch, arguments[name])
+        elif kind == "Device" or (kind == "Optional[Device]" and not inputs):
+            arguments[name] = device
+    return arguments
+
+
+def _resolve(value: Value, inputs: Sequence[Any]) -> Any:
+    if isinstance(value, Ref):
+        return inputs[value.index]
+    # Named tuples are values of their own, such as cuts, and hold no references.
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_resolve(item, inputs) for item in value)
+    return value
+
+
+def returns_sequence(function: Function, operator: Operator) -> bool:
+    """Whether the function gives a tuple or list of tensors rather than one tensor."""
+    if isinstance(function, torch._ops.OpOverload):
+        returned = function._schema.returns
+        return len(returned) > 1 or str(returned[0].type) == "List[Tensor]"
+    return len(operator.outputs) > 1
+
+
+def only(value: Any) -> Any:
+    """The single result of a function that may have wrapped it in a tuple."""
+    return value[0] if isinstance(value, tuple | list) else value

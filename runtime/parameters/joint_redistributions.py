@@ -1,0 +1,45 @@
+"""Redistributions of a unit's parameters that travel together, in one message for each step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from autopar.order.scheduled import Scheduled
+from autopar.order.value_flow import PlacedValue, moves_value, only_casts
+from autopar.runtime.ranks.device_groups import AxisGroup, DeviceGroups
+from autopar.runtime.redistribution.steps import Move, step_actions
+from autopar.sharding.layout import local_shape
+from autopar.sharding.program import Redistribute
+from autopar.sharding.redistribution import changed_axes
+
+
+class JointRedistribution:
+    """Redistributions that travel together: where they start and end, and the steps between.
+
+    `flows`: their gradients travel back. `moves`: the value itself changes. `leads`: there is more
+    to do than a cast.
+    """
+
+    def __init__(self, plan: Scheduled, members: Sequence[int], groups: DeviceGroups) -> None:
+        steps = [plan.program.steps[index] for index in members]
+        redistributions = [step for step in steps if isinstance(step, Redistribute)]
+        tensors = plan.program.graph.tensors
+        mesh = groups.mesh.shape
+        first = redistributions[0]
+        self.starts: list[PlacedValue] = [(step.tensor, step.chain[0]) for step in redistributions]
+        self.ends: list[PlacedValue] = [(step.tensor, step.chain[-1]) for step in redistributions]
+        self.flows = first.gradient
+        self.moves = moves_value(first)
+        self.leads = not only_casts(first)
+        self.differentiable = first.differentiable
+        self.shapes = [local_shape(layout, tensors[name].shape, mesh) for name, layout in self.ends]
+        self.ahead: list[tuple[list[Move], AxisGroup]] = []
+        self.back: list[tuple[list[Move], AxisGroup]] = []
+        # All members go the same way, step by step; what their buckets sum is not part of it.
+        chains = [list(itertools.pairwise(step.chain[step.bucketed :])) for step in redistributions]
+        for pairs in zip(*chains, strict=True):
+            over = groups.over(changed_axes(*pairs[0]))
+            actions = [step_actions(before, after, mesh) for before, after in pairs]
+            self.ahead.append(([ahead for ahead, _ in actions], over))
+            self.back.insert(0, ([back for _, back in actions], over))

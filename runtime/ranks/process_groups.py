@@ -1,0 +1,66 @@
+"""Process groups: each is made once per process, by its members alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+Key = tuple[tuple[int, ...], bool]
+
+
+@dataclass(slots=True)
+class _Groups:
+    """The process groups made so far, inside the present process group of all ranks."""
+
+    world: Any = None
+    made: dict[Key, dist.ProcessGroup] = field(default_factory=dict)
+
+
+_GROUPS = _Groups()
+
+
+def group_of(ranks: Sequence[int], *, messages: bool = False) -> dist.ProcessGroup:
+    """The group of these ranks, which include this one.
+
+    `messages`: a separate group for messages between two ranks. Collectives of a group are counted,
+    and ranks send unequal numbers of messages.
+    """
+    # A program may end its process group and start another: groups of the old one are of no use.
+    if _GROUPS.world is not dist.group.WORLD:
+        _GROUPS.world = dist.group.WORLD
+        _GROUPS.made = {}
+    key = tuple(ranks), messages
+    if key not in _GROUPS.made:
+        world = dist.group.WORLD if key == (tuple(range(dist.get_world_size())), False) else None
+        _GROUPS.made[key] = world if world is not None else _new_group(key)
+    return _GROUPS.made[key]
+
+
+def _new_group(key: Key) -> dist.ProcessGroup:
+    """A group with a name made of its ranks.
+
+    Torch numbers the groups that members make alone by the groups of the process. Members may have
+    made unequal numbers of groups, and would then wait for one another under different names for
+    ever.
+    """
+    ranks, messages = key
+    purpose = "messages" if messages else "collectives"
+    text = f"autopar {purpose} {ranks}"
+
+    def name(ranks: list[int]) -> str:
+        return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    # torch has no argument for the name, which is replaced for the time of the call.
+    torchs_name = distributed_c10d._hash_ranks_to_str
+    distributed_c10d._hash_ranks_to_str = name
+    try:
+        # Members alone synchronise: ranks of other stages make other groups and would not come.
+        group: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True)
+    finally:
+        distributed_c10d._hash_ranks_to_str = torchs_name
+    return group

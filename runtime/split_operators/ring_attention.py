@@ -1,0 +1,247 @@
+"""Ring attention: queries and keys are split alike, and blocks of keys travel once around the axis.
+
+    o   = sum_j w_j o_j,   w_j = exp(l_j - l)
+    l   = log sum_j exp(l_j)
+    l_j = log sum_k exp(s_k)                     over the keys k of block j
+
+with o_j the attention to block j alone (Liu et al. 2023, arXiv:2310.01889). The next block travels
+during the attention to the present one. Backward, scores are computed again from l, and each
+block's gradients travel around behind it. A block that the queries cannot see costs only its
+travel; under a causal mask the last rank sees all blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autopar.ir import Value
+from autopar.runtime.operators.local_call import LocalCall
+from autopar.runtime.operators.registry import register
+from autopar.runtime.ranks.collectives import arrived, set_off
+from autopar.runtime.ranks.device_groups import AxisGroup
+
+from .attention_blocks import (
+    Ahead,
+    Attended,
+    Corner,
+    Seen,
+    attend,
+    finite,
+    gradients,
+    merge,
+    nothing,
+)
+
+
+class Round(NamedTuple):
+    """The ring, the scale of the scores, and the keys seen by place, common to all rounds."""
+
+    group: AxisGroup
+    scale: float
+    seen: Seen
+
+    def block(self, number: int, queries: int, keys: int) -> Corner | None:
+        """The place of this round's block and our queries; None if they see nothing of it."""
+        source = (self.group.coordinate - number) % self.group.size
+        place = Corner(self.group.coordinate * queries, source * keys)
+        return None if self.seen.nothing(place, queries, keys) else place
+
+
+def _joined(key: Tensor, value: Tensor) -> Tensor:
+    """Keys and values as one vector, which travels in one message."""
+    return torch.cat((key.reshape(-1), value.reshape(-1)))
+
+
+def _apart(both: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys and values of a joined vector."""
+    return both[: key.numel()].view(key.shape), both[key.numel() :].view(value.shape)
+
+
+class _Ring(torch.autograd.Function):
+    """Attention of local queries to all keys, and the logs of the sums of exponentials.
+
+    It saves local tensors alone: blocks of other ranks travel again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round
+    ) -> tuple[Tensor, Tensor]:
+        # The block at hand; the first one is this rank's own.
+        k = key
+        v = value
+        result = nothing(query, key, value)
+        for number in range(spec.group.size):
+            last = number == spec.group.size - 1
+            # Sent before the attention to the present block, which hides the travel.
+            coming = None if last else set_off(_joined(k, v), spec.group)
+            place = spec.block(number, query.shape[-2], key.shape[-2])
+            if place is not None:
+                result = merge(result, attend(query, k, v, mask, spec.seen, place, spec.scale))
+            if coming is not None:
+                k, v = _apart(arrived(coming), key, value)
+        out = result[0].to(query.dtype)
+        ctx.save_for_backward(query, key, value, mask, out, result[1])
+        ctx.spec = spec
+        # torch's own kernels have no gradient for the logs either.
+        ctx.mark_non_differentiable(result[1])
+        return out, result[1]
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
+        query, key, value, mask, out, normal = ctx.saved_tensors
+        spec: Round = ctx.spec
+        wide = normal.dtype
+        ahead = Ahead(upstream[0], out, normal)
+        d_query = torch.zeros_like(query, dtype=wide)
+        d_mask = None
+        if mask is not None and ctx.needs_input_grad[3]:
+            d_mask = torch.zeros_like(mask, dtype=wide)
+        k = key
+        v = value
+        travelling = None
+        for number in range(spec.group.size):
+            last = number == spec.group.size - 1
+            coming = None if last else set_off(_joined(k, v), spec.group)
+            place = spec.block(number, query.shape[-2], key.shape[-2])
+            own = torch.zeros_like(_joined(k, v), dtype=wide)
+            if place is not None:
+                inputs = (query, k, v, mask)
+                into = (d_query, *_apart(own, key, value), d_mask)
+                gradients(inputs, ahead, into, spec.seen, place, spec.scale)
+            # A block's gradients follow it, so they arrive at its rank after the last round.
+            if travelling is not None:
+                own = own + arrived(travelling)
+            travelling = set_off(own, spec.group)
+            if coming is not None:
+                k, v = _apart(arrived(coming), key, value)
+        assert travelling is not None
+        d_key, d_value = _apart(arrived(travelling), key, value)
+        if d_mask is not None:
+            d_mask = d_mask.to(mask.dtype)
+        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_mask, None
+
+
+def ring(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round) -> Attended:
+    """Attention of [..., heads, local queries, width] to all ranks' keys.
+
+    mask: [..., local queries, all keys].
+    """
+    out: Attended = _Ring.apply(query, key, value, mask, spec)  # type: ignore[no-untyped-call]
+    return out
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: AxisGroup,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As `torch.nn.functional.scaled_dot_product_attention` on this rank's shards.
+
+    attn_mask: for this rank's queries and all keys.
+    """
+    assert not dropout_p
+    spec = _round(query, group, scale, causal=is_causal)
+    if query.dim() == 2:
+        heads = [x.unsqueeze(0) for x in (query, key, value)]
+        return ring(heads[0], heads[1], heads[2], attn_mask, spec)[0].squeeze(0)
+    return ring(query, key, value, attn_mask, spec)[0]
+
+
+def _round(query: Tensor, group: AxisGroup, scale: float | None, *, causal: bool) -> Round:
+    """The rounds of an attention, with torch's default scale if none is given."""
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return Round(group, scale, Seen(0 if causal else None, None))
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: AxisGroup,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Attended:
+    """As `aten._scaled_dot_product_flash_attention_for_cpu` on this rank's shards.
+
+    A query that sees nothing has 0 as its second result.
+    """
+    assert not dropout_p
+    spec = _round(query, group, scale, causal=is_causal)
+    out, normal = ring(query, key, value, attn_mask, spec)
+    return out, finite(normal).squeeze(-1)
+
+
+def onnx_attention(
+    *,
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    group: AxisGroup,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    is_causal: int = 0,
+    q_num_heads: int = 0,
+    kv_num_heads: int = 0,
+    left_window_size: int = -1,
+    right_window_size: int = -1,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    """ONNX `Attention` without a cache on this rank's shards.
+
+    Other attributes must have their defaults. Also returns the local keys and values.
+    """
+    query = _heads(Q, q_num_heads)
+    key = _heads(K, kv_num_heads)
+    value = _heads(V, kv_num_heads)
+    low: int | None = None
+    if is_causal:
+        low = 0
+    elif right_window_size >= 0:
+        low = -right_window_size
+    seen = Seen(low, left_window_size if left_window_size >= 0 else None)
+    if attn_mask is not None:
+        # A short mask says nothing of the last keys: ONNX hides them.
+        missing = key.shape[-2] * group.size - attn_mask.shape[-1]
+        hidden = False if attn_mask.dtype == torch.bool else -math.inf
+        attn_mask = F.pad(attn_mask, [0, missing], value=hidden)
+        attn_mask = attn_mask.unsqueeze(0) if attn_mask.dim() == 1 else attn_mask
+    spec = _round(query, group, scale, causal=False)._replace(seen=seen)
+    y = ring(query, key, value, attn_mask, spec)[0]
+    return (y if Q.dim() == 4 else y.transpose(1, 2).flatten(2)), key, value
+
+
+def _heads(x: Tensor, count: int) -> Tensor:
+    """Put the heads in a dim of their own: (batch, heads, length, width)."""
+    if x.dim() == 4:
+        return x
+    return x.reshape(*x.shape[:2], count, x.shape[2] // count).transpose(1, 2)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "aten.scaled_dot_product_attention.default": attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
+    "onnx.Attention": onnx_attention,
+}
+
+
+def split_keys(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Value]]:
+    """The local form of an attention whose queries and keys are split."""
+    return _FUNCTIONS[call.operator.kind], {"group": group}
+
+
+register("ring", talks=split_keys)

@@ -1,0 +1,107 @@
+"""Cross entropy with split classes: each rank has some columns of the scores, and the whole loss.
+
+    loss_i = -w[y_i] log p_i[y_i]
+    log p_i[c] = s_ic - m_i - log sum_c exp(s_ic - m_i),   m_i = max_c s_ic
+
+The maximum and the sums over the classes are all-reduced, as in Megatron-LM's parallel cross
+entropy (arXiv:1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir import Value
+from autopar.runtime.operators.local_call import LocalCall
+from autopar.runtime.operators.registry import register
+from autopar.runtime.ranks.collectives import all_reduce
+from autopar.runtime.ranks.device_groups import AxisGroup
+from autopar.runtime.redistribution.steps import Move, step
+
+# ATen's numbers for a loss's reduction; 0 is none.
+MEAN = 1
+SUM = 2
+
+
+def sum_over(value: Tensor, group: AxisGroup) -> Tensor:
+    """The sum over the group; its gradient is the same on every rank and passes unchanged."""
+    return step(value, Move("all_reduce"), Move("nothing"), group)
+
+
+def _pick(scores: Tensor, column: Tensor) -> Tensor:
+    """Take `scores[..., column]` for every row.
+
+    Unlike `gather`, indexing saves nothing of the scores for its gradient.
+    """
+    rank = column.dim()
+    rows = [
+        torch.arange(size, device=column.device).view(-1, *(1,) * (rank - 1 - i))
+        for i, size in enumerate(column.shape)
+    ]
+    return scores[(*rows, column)]
+
+
+def split_classes(
+    call: LocalCall, group: AxisGroup
+) -> tuple[Callable[..., Any], Mapping[str, Value]]:
+    """The local form of a cross entropy with class indices."""
+    return cross_entropy, {"group": group}
+
+
+def cross_entropy(
+    self: Tensor,
+    target: Tensor,
+    group: AxisGroup,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """As `torch.nn.functional.cross_entropy` on this rank's classes, dim 1 (or 0 of one dim)."""
+    place = 1 if self.dim() > 1 else 0
+    scores = self.movedim(place, -1).to(torch.promote_types(self.dtype, torch.float32))
+    counted = target != ignore_index
+    own = scores.shape[-1]
+    column = target - group.coordinate * own
+    # One rank has the target's score; the others add zero.
+    inside = (column >= 0) & (column < own) & counted
+    column = torch.where(inside, column, 0)
+    # Large scores would overflow in the exponentials. The maximum cancels out of the loss, so it
+    # has no gradient.
+    shifted = scores - all_reduce(scores.detach().amax(-1), group, "max").unsqueeze(-1)
+    score = torch.where(inside, _pick(shifted, column), 0)
+    # All that is summed over the classes goes into one collective: the sum of exponentials, the
+    # target's score, its weight, and with smoothing the weighted scores and the weights.
+    parts = [shifted.exp().sum(-1), score]
+    columns = None if weight is None else weight.to(scores.dtype)
+    if columns is not None:
+        parts.append(torch.where(inside, columns[column], 0))
+    if label_smoothing:
+        parts.append((shifted if columns is None else shifted * columns).sum(-1))
+        if columns is not None:
+            parts.append(columns.sum().expand(target.shape))
+    sums = list(sum_over(torch.stack(parts), group).unbind())
+    normal = sums[0].log()
+    score = sums[1]
+    share = torch.ones_like(score) if columns is None else sums[2]
+    loss = (normal - score) * share
+    if label_smoothing:
+        if columns is None:
+            total = torch.full_like(score, float(own * group.size))
+            smooth = total * normal - sums[-1]
+        else:
+            smooth = sums[-1] * normal - sums[-2]
+        loss = (1 - label_smoothing) * loss + label_smoothing / (own * group.size) * smooth
+    loss = torch.where(counted, loss, 0)
+    if reduction == MEAN:
+        loss = loss.sum() / torch.where(counted, share, 0).sum()
+    elif reduction == SUM:
+        loss = loss.sum()
+    return loss.to(self.dtype)
+
+
+register("vocabulary", talks=split_classes)

@@ -1,0 +1,1 @@
+"""Elimination of variables: orders, joins of tables, pruning before, and min-marginals after."""

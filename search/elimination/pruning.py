@@ -1,0 +1,230 @@
+"""The reduction before any search: equal tables shared, useless choices dropped, variables folded.
+
+Dead-end elimination (Desmet et al. 1992; the criterion of Goldstein 1994): choice c of v goes when
+another choice d is never worse,
+
+    unary[c] - unary[d]
+      + sum over neighbours u of  min over x_u of (edge[c, x_u] - edge[d, x_u])   >=  0
+    memory[d] <= memory[c]
+
+because d can then replace c in any assignment. The sum is too expensive for all pairs. An upper
+bound of it, from two x_u (where c is best, where d is worst), leaves few rivals d, and each c tries
+the most promising of them. Variables with equal surroundings are judged once, and in one pass: a
+second pass drops next to nothing. Variables of one choice are folded into their neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..costgraph import CostGraph, Edge, NoAssignment
+from ..tables import Indices, Interner, Table
+
+RIVALS = 2
+"""Rivals tried for each choice; on tables of redistributions, further ones cost more time than they
+save.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reduction:
+    """A smaller graph with the same optimum.
+
+    `kept[v]`: the original choices of the reduced variable. `substitutes[v]`: for each original
+    choice itself, its replacement, or -1 if it is forbidden; None if all were kept.
+    """
+
+    graph: CostGraph
+    kept: tuple[Indices, ...]
+    substitutes: tuple[Indices | None, ...]
+
+    def restore(self, choices: Sequence[int]) -> list[int]:
+        """The original graph's choice indices."""
+        return [int(kept[choice]) for kept, choice in zip(self.kept, choices, strict=True)]
+
+
+def reduce(graph: CostGraph, *, prune: bool = True, memory: bool = True) -> Reduction:
+    """Share equal tables of `graph`, prune choices (with `prune`) and fold settled variables.
+
+    Without `memory` the result has no memory tables. Raises `NoAssignment` if a variable has no
+    choice left.
+    """
+    return _Reducer(graph, graph.memory if memory else None).run(prune)
+
+
+class _Reducer:
+    """The kept choices (as interned index arrays) while they shrink."""
+
+    def __init__(self, graph: CostGraph, memory: Sequence[Table] | None) -> None:
+        self.tables = Interner()
+        self.keeps = Interner()
+        self.unary = [self.tables.number(table) for table in graph.unary]
+        self.memory = None if memory is None else [self.tables.number(table) for table in memory]
+        self.edges = {edge: self.tables.number(table) for edge, table in graph.edges.items()}
+        full = {size: np.arange(size) for size in set(graph.sizes)}
+        self.keep = [self.keeps.number(full[size]) for size in graph.sizes]
+        self.incident: list[list[tuple[int, int, int]]] = [[] for _ in graph.sizes]
+        for (u, v), table in self.edges.items():
+            self.incident[u].append((table, 0, v))
+            self.incident[v].append((table, 1, u))
+        self.slices: dict[tuple[int, int, int], Table] = {}
+        self.substitutes: list[Indices | None] = [None] * len(graph.sizes)
+
+    def run(self, prune: bool) -> Reduction:
+        judged: dict[object, tuple[int, Indices | None]] = {}
+        for v in range(len(self.keep) if prune else 0):
+            # Equal signatures, as of equal layers, have equal results.
+            around = tuple(
+                sorted((table, side, self.keep[u]) for table, side, u in self.incident[v])
+            )
+            signature = (self.unary[v], self.memory[v] if self.memory else -1, self.keep[v], around)
+            if signature not in judged:
+                judged[signature] = self._judge(v, around)
+            self.keep[v], self.substitutes[v] = judged[signature]
+        return self._fold()
+
+    def _kept(self, v: int) -> Indices:
+        return np.asarray(self.keeps.arrays[self.keep[v]], dtype=np.int64)
+
+    def _judge(self, v: int, around: Sequence[tuple[int, int, int]]) -> tuple[int, Indices | None]:
+        mine = self.keep[v]
+        rows = [
+            self._slice(table, mine, other) if side == 0 else self._slice(table, other, mine).T
+            for table, side, other in around
+        ]
+        kept = self._kept(v)
+        unary = self._row(self.unary[v], v)
+        memory = self._row(self.memory[v], v) if self.memory else np.zeros(len(kept))
+        instead = substitutes(unary, memory, rows)
+        alive = np.flatnonzero(instead == np.arange(len(kept)))
+        return (
+            (mine, None) if len(alive) == len(kept) else (self.keeps.number(kept[alive]), instead)
+        )
+
+    def _row(self, table: int, v: int) -> Table:
+        return np.asarray(self.tables.arrays[table][self._kept(v)])
+
+    def _slice(self, table: int, keep_u: int, keep_v: int) -> Table:
+        key = (table, keep_u, keep_v)
+        if key not in self.slices:
+            array = self.tables.arrays[table]
+            rows = self.keeps.arrays[keep_u]
+            columns = self.keeps.arrays[keep_v]
+            whole = array.shape == (len(rows), len(columns))
+            self.slices[key] = np.asarray(
+                array if whole else array[np.ix_(rows, columns)], dtype=np.float64
+            )
+        return self.slices[key]
+
+    def _fold(self) -> Reduction:
+        """Return the reduced graph; an edge with a settled end joins the other end's costs."""
+        sizes = tuple(len(self._kept(v)) for v in range(len(self.keep)))
+        edges: dict[Edge, Table] = {}
+        extra: list[list[tuple[int, int, int]]] = [[] for _ in sizes]
+        for (u, v), table in self.edges.items():
+            key = (table, self.keep[u], self.keep[v])
+            if sizes[u] > 1 and sizes[v] > 1:
+                edges[u, v] = self._slice(*key)
+            else:
+                extra[u if sizes[v] == 1 else v].append(key)
+        rows: dict[object, Table] = {}
+        unary = []
+        # Equal sums become one array, so that the search recognises equal layers.
+        for v in range(len(sizes)):
+            signature = (self.unary[v], self.keep[v], tuple(sorted(extra[v])))
+            if signature not in rows:
+                rows[signature] = sum(
+                    (self._slice(*key).reshape(-1) for key in sorted(extra[v])),
+                    self._row(self.unary[v], v),
+                )
+            unary.append(rows[signature])
+        memory = (
+            None
+            if self.memory is None
+            else tuple(self._memory_row(v, table, rows) for v, table in enumerate(self.memory))
+        )
+        small = CostGraph(sizes=sizes, unary=tuple(unary), edges=edges, memory=memory)
+        return Reduction(
+            graph=small,
+            kept=tuple(self._kept(v) for v in range(len(sizes))),
+            substitutes=tuple(self.substitutes),
+        )
+
+    def _memory_row(self, v: int, table: int, rows: dict[object, Table]) -> Table:
+        signature = ("memory", table, self.keep[v])
+        if signature not in rows:
+            rows[signature] = self._row(table, v)
+        return rows[signature]
+
+
+def substitutes(unary: Table, memory: Table, rows: Sequence[Table]) -> Indices:
+    """Return for each choice itself, its replacement, or -1 if it is forbidden.
+
+    `rows`: the edges' tables, with these choices on the first axis.
+    """
+    possible = np.isfinite(unary)
+    for table in rows:
+        possible &= np.isfinite(table.min(axis=1))
+    alive = np.flatnonzero(possible)
+    if not len(alive):
+        raise NoAssignment
+    unary = unary[alive]
+    memory = memory[alive]
+    rows = [table[alive] for table in rows]
+    rivals, advantage = _rivals(unary, memory, rows)
+    for table in rows:
+        advantage += _least_differences(table, rivals)
+    lost, winner = np.nonzero(advantage >= 0.0)
+    instead = np.full(len(possible), -1)
+    instead[alive] = alive
+    # Of two choices that may replace each other only one goes, and a replacement itself always
+    # stays.
+    for c, d in zip(alive[lost[::-1]], alive[rivals[lost, winner][::-1]], strict=True):
+        if instead[d] == d and instead[c] == c:
+            instead[c] = d
+    return instead
+
+
+def _rivals(unary: Table, memory: Table, rows: Sequence[Table]) -> tuple[Indices, Table]:
+    """Return the most promising rivals of each choice, and what each saves in the unary table.
+
+    A saving of minus infinity means that there is no rival.
+    """
+    size = len(unary)
+    every = np.arange(len(unary))
+    saving = unary[:, None] - unary
+    promise = saving.copy()
+    for table in rows:
+        at_best = _difference(table.min(axis=1)[:, None], table[:, table.argmin(axis=1)].T)
+        at_worst = _difference(table[:, table.argmax(axis=1)], table.max(axis=1))
+        promise += np.minimum(at_best, at_worst)
+    # A replacement of more bytes could exceed the limit.
+    promise[memory[:, None] < memory] = -np.inf
+    np.fill_diagonal(promise, -np.inf)
+    rivals = np.empty((size, min(RIVALS, size)), dtype=np.int64)
+    advantage = np.empty(rivals.shape)
+    # The bound is from above: a rival that is not promising surely fails, and a promising one is
+    # compared in full by the caller.
+    for k in range(rivals.shape[1]):
+        best = promise.argmax(axis=1)
+        rivals[:, k] = best
+        advantage[:, k] = np.where(promise[every, best] >= 0.0, saving[every, best], -np.inf)
+        promise[every, best] = -np.inf
+    return rivals, advantage
+
+
+def _least_differences(table: Table, rivals: Indices) -> Table:
+    least = np.full(rivals.shape, np.inf)
+    for k in range(rivals.shape[1]):
+        least[:, k] = _difference(table, table[rivals[:, k]]).min(axis=1)
+    return least
+
+
+def _difference(ours: Table, theirs: Table) -> Table:
+    """`ours - theirs`, infinite where `ours` is forbidden."""
+    # The plain difference would be NaN where both are forbidden.
+    if ours.max() < np.inf:
+        return np.asarray(ours - theirs)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isinf(ours), np.inf, ours - theirs)

@@ -1,0 +1,62 @@
+"""`autopar doctor`: what it tells of a machine, and how it ends where plans do not run as on one
+device.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from autopar.analysis.measurements import doctor, machine
+from autopar.analysis.measurements.doctor import PLANS
+from autopar.cli import run
+from autopar.errors import RunError, UsageError
+
+
+def test_a_machine_is_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "PLANS", PLANS[:2])
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    assert run(["doctor", "--quick", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] and (told["ranks"], told["backend"]) == (2, "gloo")
+    assert [(one["plan"], one["ok"]) for one in told["parity"]] == [
+        ("one device", True),
+        ("data", True),
+    ]
+    assert told["versions"]["torch"] == torch.__version__ and told["devices"][0]["memory"] > 2**28
+    assert told["environment"]["NCCL_DEBUG"] == "WARN"
+    assert told["bandwidth_missing"] or {row["collective"] for row in told["bandwidth"]} == {
+        "all_reduce"
+    }
+
+
+def test_a_plan_that_differs_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise RunError("rank 1 failed:\nTraceback\nOSError: no route")
+
+    monkeypatch.setattr("autopar.runtime.run.run_plan", broken)
+    assert run(["doctor", "--nproc", "1", "--quick"]) == RunError.exit_code
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "one device NO" in said
+        and "OSError: no route" in said
+        and "send back the output of autopar doctor --json" in said
+    )
+    assert "one rank has nobody to talk to" in said
+
+
+def test_ranks_are_counted() -> None:
+    with pytest.raises(UsageError, match="--nproc is 0"):
+        run(["doctor", "--nproc", "0"])
+
+
+def test_a_tool_that_is_missing_or_fails_tells_nothing() -> None:
+    assert machine.told_by("no-such-tool-anywhere") == "" == machine.told_by("false")
+    assert machine.told_by("echo", "one") == "one"

@@ -1,0 +1,138 @@
+"""Layers of experts on real ranks: training equals one device under every way to split them, and
+rows travel twice each way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar.ir import DTYPE_BYTES
+from autopar.plan import Plan
+from autopar.planning.model.pins import Pins
+from autopar.planning.planner import search_plan
+from tests.end_to_end.models import BATCH, SEQUENCE, WIDTH
+from tests.end_to_end.parity import Subject, failures, subject
+from tests.end_to_end.plans import request
+
+LAYERS = 2
+CHOSEN = 2
+EXPERTS = 4
+
+
+@functools.cache
+def _subject(folder: Path, train: bool) -> Subject:
+    return subject("mixtral", folder, train=train, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where ONNX files would lie."""
+    return tmp_path_factory.mktemp("models")
+
+
+def _pinned(model: Subject, sizes: tuple[int, ...], *options: str) -> Plan:
+    """The plan in which every layer of experts takes these options on the axes, read back from its
+    file.
+    """
+    wanted = request(sizes, train=model.train)
+    assert wanted.mesh is not None
+    layers = [op.name for op in model.model.graph.operators if op.kind == "autopar.experts"]
+    assert len(layers) == LAYERS
+    axes: Mapping[str, str] = {
+        axis.name: option for axis, option in zip(wanted.mesh.axes, options, strict=True)
+    }
+    wanted = replace(wanted, limits=Pins(operators=dict.fromkeys(layers, axes)))
+    plan = Plan.model_validate_json(search_plan(model.model.graph, wanted).to_json())
+    assert all(plan.operators[name].strategy == options for name in layers)
+    return plan
+
+
+def _inside(plan: Plan) -> Counter[tuple[str, str, int]]:
+    """The collectives inside layers of experts."""
+    return Counter(
+        (c.phase, c.kind, c.nbytes)
+        for c in plan.collectives
+        if c.tensor.endswith("experts/experts:0")
+    )
+
+
+def _travel(
+    itemsize: int, ranks: int, others: int, *, train: bool
+) -> Counter[tuple[str, str, int]]:
+    """Two all-to-alls each way of tokens x k x hidden / p, and before them the numbers of rows."""
+    rows = BATCH * SEQUENCE * CHOSEN * WIDTH["hidden_size"] * itemsize // (ranks * others)
+    phases = ("forward", "backward") if train else ("forward",)
+    counts = {("forward", "all_gather", ranks * EXPERTS * 8): LAYERS}
+    return Counter(counts | {(phase, "all_to_all", rows): 2 * LAYERS for phase in phases})
+
+
+# e: experts, t: tokens (t/8: of each of the eight sequences a part), f: the inner dim; e+t: rows
+# travel to their experts.
+CASES = {
+    (2,): ("e+t", "e+t/8", "t"),
+    (4,): ("e+t",),
+    (2, 2): ("t e+t", "e+t t", "e+t f", "t f", "e t", "e f", "t e+t/8"),
+}
+
+
+def _checked(folder: Path, sizes: tuple[int, ...], *, train: bool) -> list[str]:
+    """The errors of the plans of a mesh, each with the collectives that it should have inside the
+    layers.
+    """
+    model = _subject(folder, train)
+    itemsize = DTYPE_BYTES[model.model.graph.tensors[model.model.graph.outputs[0]].dtype]
+    named = []
+    for text in CASES[sizes]:
+        options = tuple(text.split())
+        plan = _pinned(model, sizes, *options)
+        ranks = next(
+            (size for size, option in zip(sizes, options, strict=True) if option.startswith("e+t")),
+            0,
+        )
+        others = 2 if "t" in options else 1
+        assert _inside(plan) == (
+            _travel(itemsize, ranks, others, train=train) if ranks else Counter()
+        ), text
+        named.append((text, plan))
+    return failures(model, request(sizes, train=train), named)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2,), (4,), pytest.param((2, 2), marks=[pytest.mark.slow, pytest.mark.ci])], ids=str
+)
+def test_training(sizes: tuple[int, ...], folder: Path) -> None:
+    """Outputs, gradients and updated weights, and the collectives that are issued are those that
+    are priced.
+    """
+    assert not _checked(folder, sizes, train=True)
+
+
+@pytest.mark.slow
+def test_schedules(folder: Path) -> None:
+    """Tokens are sorted within their micro-batch, and a layer that is made again sends its rows
+    again.
+    """
+    model = _subject(folder, True)
+    plan = _pinned(model, (2,), "e+t")
+    layer = tuple(name for name in plan.operators if "layers.1.mlp" in name)
+    schedules = [
+        {"micro_batches": 2},
+        {"micro_batches": 4, "gathered": "per_pass", "accumulated": "shards"},
+        {"recompute": (layer,)},
+    ]
+    named = [
+        (str(s), plan.model_copy(update={"schedule": plan.schedule.model_copy(update=s)}))
+        for s in schedules
+    ]
+    assert not failures(model, request((2,), train=True), named)
+
+
+@pytest.mark.slow
+def test_inference(folder: Path) -> None:
+    assert not _checked(folder, (4,), train=False)

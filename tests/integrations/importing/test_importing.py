@@ -1,0 +1,240 @@
+"""Configurations of other projects: what they say, what is refused by name, and the command that
+plans them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.cli import run
+from autopar.cli import shared_options as options
+from autopar.errors import UsageError
+from autopar.integrations.importing import FORMATS, Configuration, read_configuration
+from autopar.integrations.importing.configuration import left_out
+from autopar.integrations.importing.configuration_plan import scheme_text
+from autopar.schemes import scheme_named
+
+TITAN = """
+[training]
+local_batch_size = 8
+seq_len = 4096
+mixed_precision_param = "bfloat16"
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = 4
+tensor_parallel_degree = 2
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+pipeline_parallel_microbatch_size = 2
+[activation_checkpoint]
+mode = "full"
+[metrics]
+log_freq = 10
+"""
+MEGATRON = """#!/bin/bash
+torchrun --nproc_per_node 8 pretrain_gpt.py \\
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size=4 \\
+    --num-layers 32 --num-layers-per-virtual-pipeline-stage 4 --sequence-parallel \\
+    --micro-batch-size 1 --global-batch-size 64 \\
+    --recompute-activations --bf16 --use-distributed-optimizer --lr 0.1  # why not
+"""
+DEEPSPEED = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    "optimizer": {"type": "AdamW"},
+    "aio": {},
+}
+ROWS: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        "t.toml",
+        TITAN,
+        {
+            "source": "torchtitan",
+            "data": 8,
+            "shards": 4,
+            "zero": 2,
+            "tensor": 2,
+            "sequence_parallel": True,
+            "stages": 2,
+            "schedule": "interleaved",
+            "interleave": 2,
+            "micro_batch": 2,
+            "local_batch": 8,
+            "sequence": 4096,
+            "recompute": "full",
+            "dtype": "bfloat16",
+        },
+    ),
+    (
+        "m.sh",
+        MEGATRON,
+        {
+            "source": "megatron",
+            "data": None,
+            "zero": 1,
+            "tensor": 2,
+            "stages": 4,
+            "schedule": "interleaved",
+            "interleave": 2,
+            "batch": 64,
+            "micro_batch": 1,
+            "recompute": "selective",
+            "dtype": "bfloat16",
+            "sequence_parallel": True,
+        },
+    ),
+    (
+        "d.json",
+        json.dumps(DEEPSPEED),
+        {
+            "source": "deepspeed",
+            "data": 8,
+            "zero": 2,
+            "batch": 64,
+            "micro_batches": 2,
+            "offload": "optimizer",
+            "dtype": "bfloat16",
+        },
+    ),
+    (
+        "h.json",
+        '{"layers.*.q": "colwise", "layers.*.o": "rowwise", "norm": "replicate"}',
+        {"source": "hf-tp-plan"},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    ROWS,
+    ids=lambda value: value if isinstance(value, str) and "." in value[:8] else "",
+)
+def test_configurations_are_read(
+    name: str, text: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    configuration = read_configuration(tmp_path / name)
+    assert asdict(configuration) | said == asdict(configuration)
+    assert read_configuration(tmp_path / name, configuration.source) == configuration
+
+
+def test_what_is_left_out_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.sh").write_text(MEGATRON)
+    assert read_configuration(tmp_path / "m.sh").lost == ("not taken over: --lr",)
+    (tmp_path / "d.json").write_text(json.dumps(DEEPSPEED))
+    assert read_configuration(tmp_path / "d.json").lost == ("not taken over: aio",)
+    assert left_out([f"key{i:02}" for i in range(20)])[0].endswith("key11 and 8 more")
+
+
+@pytest.mark.parametrize(
+    ("given", "data", "text"),
+    [
+        ({"zero": 0}, 1, ""),
+        ({"zero": 3}, 8, "data 8 (zero3)"),
+        ({"zero": 3, "shards": 4}, 8, "data 2 x data 4 (zero3)"),
+        ({"zero": 0, "expert": 4}, 8, "data 2 x expert 4"),
+        (
+            {"tensor": 2, "context": 2, "stages": 2, "schedule": "gpipe"},
+            1,
+            "pipeline-gpipe 2 x context 2 x megatron 2",
+        ),
+    ],
+)
+def test_degrees_are_a_product_of_schemes(given: dict[str, Any], data: int, text: str) -> None:
+    actual = scheme_text(Configuration(source="x", **given), data)
+    assert actual == text
+    if text:
+        assert scheme_named(text).axes
+
+
+BAD = [
+    ("t.toml", "[parallelism]\ntensor_parallel_degree = 'two'", "tensor_parallel_degree is 'two'"),
+    (
+        "t.toml",
+        "[parallelism]\ntensor_parallel_degree = 0",
+        "tensor is 0; it must be a whole number from 1 on",
+    ),
+    ("t.toml", "[parallelism]\ntensor_parallel_degree = 99999999999", "tensor is 99999999999"),
+    ("t.toml", "parallelism = 3", r"\[parallelism\] is no table"),
+    ("t.toml", "[parallelism", "not TOML"),
+    (
+        "t.toml",
+        "[parallelism]\npipeline_parallel_degree=2\npipeline_parallel_schedule='ZBV'",
+        "unknown pipeline schedule 'ZBV'",
+    ),
+    ("t.toml", "[activation_checkpoint]\nmode='some'", "unknown activation_checkpoint mode 'some'"),
+    (
+        "t.toml",
+        "[training]\nlocal_batch_size=3\n[parallelism]\npipeline_parallel_degree=2\npipeline_parallel_microbatch_size=2",
+        "local batch of 3",
+    ),
+    ("d.json", '{"zero_optimization": {"stage": 7}}', "ZeRO stage 7"),
+    (
+        "d.json",
+        '{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, '
+        '"gradient_accumulation_steps": 1}',
+        "train_batch_size 7",
+    ),
+    ("d.json", '{"zero_optimization": 3}', "zero_optimization is no object"),
+    ("d.json", "{", "not JSON"),
+    ("d.json", "{" + '"a":[' * 50_000, "not JSON"),
+    ("m.sh", "--recompute-granularity most", "neither full nor selective"),
+    ("m.sh", "--tensor-model-parallel-size 'two", "cannot be read"),
+    ("m.sh", "nothing at all", "give --from torchtitan"),
+    ("gone.toml", None, "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "why"), BAD)
+def test_what_is_wrong_is_said(name: str, text: str | None, why: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=why):
+        read_configuration(tmp_path / name)
+
+
+def test_formats_are_those_of_the_parser() -> None:
+    assert options.FORMATS == FORMATS
+
+
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "convert"))
+    config = tmp_path / "t.toml"
+    saved = tmp_path / "plan.json"
+    config.write_text(
+        "[training]\nlocal_batch_size = 4\n[parallelism]\ntensor_parallel_degree = "
+        "2\ndata_parallel_shard_degree = 2\n"
+    )
+    model = ["--model", "convert_models:build", "--cluster", "dgx-h100"]
+    assert run(["import", str(config), *model, "-o", str(saved)]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "torchtitan as data 2 (zero3) x megatron-sp 2" in shown
+        and "configuration" in shown
+        and "plan found" in shown
+    )
+    assert saved.exists()
+    run(["import", str(config), *model, "--json", "--no-compare"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["fits"] and printed["scheme"].startswith("data 2") and printed["best"] is None
+    run(["import", str(config), *model, "--json", "--no-compare", "--memory", "100KiB"])
+    assert not json.loads(capsys.readouterr().out)["fits"]
+    with pytest.raises(UsageError, match="torchtitan is for 4 devices, not 8"):
+        run(["import", str(config), *model, "--devices", "8"])
+    styles = tmp_path / "styles.json"
+    styles.write_text('{"layers.*.mlp": "colwise"}')
+    with pytest.raises(
+        UsageError,
+        match=r"no weight of the model is meant by layers\.\*\.mlp; its modules are such as",
+    ):
+        run(["import", str(styles), *model, "--devices", "2"])

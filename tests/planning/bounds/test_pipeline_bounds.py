@@ -1,0 +1,303 @@
+"""Bounds of pipelines against what schedules take of unequal stages, and against cuts of solved
+candidates, within memory and without.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from autopar.costmodel import load_cluster
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.order.schedules import step_seconds
+from autopar.order.times import Times
+from autopar.planning.bounds import proof
+from autopar.planning.bounds.least_passes import ALL, NOTHING, UPDATES, least_passes
+from autopar.planning.bounds.proof import Proof
+from autopar.planning.bounds.stages_within_memory import Leaf, StagesWithinMemory
+from autopar.planning.bounds.with_stages import PipelineBounds
+from autopar.planning.model.effort import EFFORT
+from autopar.planning.model.folded_model import FoldedModel
+from autopar.planning.model.request import Request
+from autopar.planning.outer_search.best_first import BestFirst
+from autopar.planning.outer_search.book import Book
+from autopar.planning.outer_search.candidate_solver import CandidateSolver
+from autopar.planning.outer_search.evaluator import Evaluator
+from autopar.planning.outer_search.whole_programs import WholePrograms
+from autopar.planning.solve.within_limits import solve_within
+from autopar.planning.space.candidates import Candidate
+from autopar.planning.space.groups import CandidateGroups
+from autopar.planning.space.modes import Mode
+from autopar.planning.stages.estimate import Pipe
+from autopar.planning.stages.parts import cutter_of, part_of
+from autopar.planning.tables.parameters.traffic import Once, once_seconds
+from autopar.search import Infeasible, NoAssignment
+
+Floats = NDArray[np.float64]
+WEIGHT = 1 / 3
+SCHEDULES = [
+    (stages, count, name, chunks)
+    for stages, count in (
+        (2, 2),
+        (4, 4),
+        (8, 8),
+        (4, 16),
+        (8, 16),
+        (8, 4),
+        (3, 5),
+        (16, 32),
+        (2, 1),
+        (4, 1),
+        (4, 5),
+    )
+    for name, chunks in (
+        ("1f1b", 1),
+        ("gpipe", 1),
+        ("zero_bubble", 1),
+        ("interleaved", 2),
+        ("interleaved", 8),
+    )
+    if chunks == 1 or count % stages == 0
+]
+
+
+def seconds(name: str, x: Floats, count: int, chunks: int) -> float:
+    return step_seconds(name, Times.of(x / 3, 2 * x / 3, WEIGHT * x), count, chunks)
+
+
+def falling(
+    first: Floats, name: str, count: int, chunks: int, rng: np.random.Generator
+) -> Iterator[Floats]:
+    """Stages of one sum, each time moved where the step gets shorter."""
+    best = first
+    least = seconds(name, first, count, chunks)
+    for _ in range(60):
+        other = np.maximum(best + rng.normal(0.0, 0.02 * best.mean(), len(best)), 0.0)
+        other *= first.sum() / other.sum()
+        if (taken := seconds(name, other, count, chunks)) < least:
+            best = other
+            least = taken
+        yield other
+
+
+@pytest.mark.parametrize(("stages", "count", "name", "chunks"), SCHEDULES)
+def test_no_unequal_stages_take_fewer_passes(
+    stages: int, count: int, name: str, chunks: int
+) -> None:
+    rng = np.random.default_rng(stages + count)
+    pipe = Pipe(stages=stages, micro_batches=count, weight=WEIGHT)
+    alone, updates, beside = (
+        least_passes(pipe, name, chunks, sight) for sight in (NOTHING, UPDATES, ALL)
+    )
+    equal = seconds(name, np.ones(stages), count, chunks)
+    assert 0.9 * equal <= alone <= equal * (1 + 1e-9)
+    for first in (np.ones(stages), rng.dirichlet(np.ones(stages))):
+        for x in falling(first, name, count, chunks, rng):
+            taken = seconds(name, x, count, chunks)
+            assert stages * taken >= alone * float(x.sum()) * (1 - 1e-9)
+            for tilt in (0.5, 3.0):
+                passes = least_passes(pipe, name, chunks, NOTHING, tilt) + tilt * np.linspace(
+                    -0.5, 0.5, stages
+                )
+                assert (
+                    stages * taken >= float(np.maximum(passes, 0.0) @ x) * (1 - 1e-9)
+                    or passes.min() < 0
+                )
+            gather, reduce, update = (
+                rng.dirichlet(np.ones(3 * stages)).reshape(3, -1)
+                * rng.choice([0.1, 3.0, 30.0])
+                * x.sum()
+            )
+            devices = [
+                Once(
+                    forward=f / 3,
+                    backward=2 * f / 3,
+                    gather=g,
+                    reduce=r,
+                    update=u,
+                    units=int(rng.integers(1, 9)),
+                )
+                for f, g, r, u in zip(x, gather, reduce, update, strict=True)
+            ]
+            step = taken + once_seconds(devices, "nccl", chunks)
+            sent = float((gather + reduce).sum())
+            updated = float(update.sum())
+            assert (
+                stages * step >= (beside * float(x.sum()) + sent + updated) * (1 - 1e-9)
+                or beside <= 0
+            )
+            seen = (1 - UPDATES.hidden("nccl")) * sent
+            assert (
+                stages * step >= (updates * float(x.sum()) + seen + updated) * (1 - 1e-9)
+                or updates <= 0
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("stages", "count", "name", "chunks"), [row for row in SCHEDULES if row[0] <= 8]
+)
+@pytest.mark.parametrize("waited", [0.0, 1.0])
+def test_linear_programs_find_no_fewer_passes(
+    stages: int, count: int, name: str, chunks: int, waited: float
+) -> None:
+    """The least over all unequal stages, by planes that touch the closed form from below where it
+    was looked at.
+    """
+    optimize = pytest.importorskip("scipy.optimize")
+    rng = np.random.default_rng(0)
+    behind = waited * np.arange(stages)[::-1] / (stages * chunks)
+
+    def value(x: Floats) -> float:
+        return seconds(name, x, count, chunks) - float(behind @ x)
+
+    pipe = Pipe(stages=stages, micro_batches=count, weight=WEIGHT)
+    known = least_passes(pipe, name, chunks, UPDATES if waited else NOTHING)
+    planes = []
+    x = np.full(stages, 1 / stages)
+    best = math.inf
+    for _ in range(60):
+        near = np.maximum(x, 1e-3 / stages) * (1 + 1e-4 * rng.random(stages))
+        slopes = np.array(
+            [(value(near + 1e-9 * row) - value(near)) / 1e-9 for row in np.eye(stages)]
+        )
+        planes.append(slopes * value(near) / float(slopes @ near))
+        best = min(best, value(x))
+        table = np.hstack([np.array(planes), -np.ones((len(planes), 1))])
+        bounds = [(0, None)] * stages + [(None, None)]
+        sums = {"A_eq": [np.r_[np.ones(stages), 0.0]], "b_eq": [1.0]}
+        solution = optimize.linprog(
+            np.r_[np.zeros(stages), 1.0],
+            A_ub=table,
+            b_ub=np.zeros(len(planes)),
+            bounds=bounds,
+            **sums,
+        )
+        x = 0.7 * solution.x[:stages] + 0.3 * x
+    assert known <= stages * min(best, value(x)) * (1 + 1e-4) or known <= 0
+
+
+def shape(**more: int) -> Shape:
+    sizes = {
+        "layers": 6,
+        "hidden": 512,
+        "heads": 8,
+        "kv_heads": 8,
+        "ffn": 2048,
+        "vocab": 8192,
+        "sequence": 256,
+    }
+    return Shape(**{**sizes, **more}, dropout=False)
+
+
+def limited(
+    solver: CandidateSolver, bounds: StagesWithinMemory, candidate: Candidate
+) -> Iterator[Leaf]:
+    """Every mode and schedule of a candidate, with all that can be proven of it."""
+    room = solver.room(candidate)
+    waiting = list(bounds.leaves(candidate, solver.modes(candidate.micro_batches)))
+    while waiting:
+        leaf = waiting.pop()
+        if leaf.looks and not leaf.alone:
+            waiting += leaf.parts()
+            continue
+        closer = bounds.closer(candidate, [leaf], room, math.inf)
+        if closer is None:
+            yield leaf
+        else:
+            waiting += closer
+
+
+def cuts(solver: CandidateSolver, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], float]:
+    """The least step that some solutions in a mode come to under every schedule."""
+    costs = dict[tuple[str, int], float]()
+    programs = WholePrograms(Evaluator(solver))
+    for hidden, share in itertools.product(
+        (solver.hides(candidate, mode), 0.0), (math.inf, 1.5, 1.0, 0.7)
+    ):
+        try:
+            tables = programs.tables(candidate, mode, hidden)
+            solution = solve_within(tables, "dynamic_programming", share * solver.room(candidate))
+        except (Infeasible, NoAssignment):
+            continue
+        schedule = solver.schedule(mode, candidate.micro_batches, [tables.prices], short=False)
+        part = part_of(solver.group(candidate), tables, solution, schedule)
+        cutter, pairs = cutter_of(
+            [part], [solver.memory_limit(candidate) - solver.always], schedule, solver.request
+        )
+        for pair in pairs:
+            if (pipeline := cutter.cut(*pair)) is not None:
+                costs[pair] = min(costs.get(pair, math.inf), pipeline.step)
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("layers", "devices", "memory"),
+    [
+        (4, 4, 2e8),
+        pytest.param(6, 8, 1.2e8, marks=pytest.mark.slow),
+        pytest.param(12, 16, 9e7, marks=pytest.mark.slow),
+    ],
+)
+def test_no_cut_undercuts_what_is_proven(layers: int, devices: int, memory: float) -> None:
+    request = Request(cluster=load_cluster("dgx-h100").sized(devices), memory=memory)
+    folded = FoldedModel(transformer(shape(layers=layers), batch=16).graph, train=True)
+    solver = CandidateSolver(folded, request)
+    bounds = StagesWithinMemory(PipelineBounds(solver.bounds))
+    compared = 0
+    groups = [
+        few
+        for few, _ in CandidateGroups(folded, request).groups(devices)
+        if few and few[0].stages > 1
+    ]
+    for candidate in [few[len(few) // 2] for few in groups][:: 3 if layers == 4 else 1]:
+        leaves = list(limited(solver, bounds, candidate))
+        for mode in {Mode(zero=leaf.zeros[0], recompute=leaf.recompute) for leaf in leaves}:
+            taken = cuts(solver, candidate, mode)
+            for leaf in leaves:
+                if (leaf.zeros[0], leaf.recompute) == (
+                    mode.zero,
+                    mode.recompute,
+                ) and leaf.schedules[0] in taken:
+                    assert leaf.bound <= taken[leaf.schedules[0]] * (1 + 1e-9), (candidate, leaf)
+                    compared += 1
+    assert compared > 5
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_what_is_proven_raises_the_bound_and_stays_below_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = Request(cluster=load_cluster("dgx-h100").sized(4), memory=5e7)
+    folded = FoldedModel(transformer(shape(layers=2), batch=8).graph, train=True)
+    search = BestFirst(folded, request)
+    search.run()
+    best = search.best
+    book = Book(search.solver)
+    for few, every in CandidateGroups(folded, request).groups(4):
+        book.enter(few or every)
+        book.bound_mesh(few or every)
+    before = dict(book.sure)
+    sure = dict(before)
+    solver = search.solver
+    looking = Proof(sure, solver.bounds, solver.room, solver.modes)
+    looking.raise_least(0.995 * best)
+    assert min(before.values()) < min(sure.values()) <= best
+    assert all(sure[candidate] >= bound for candidate, bound in before.items())
+    for played in search.incumbents:
+        if played.solved.candidate in sure:
+            assert sure[played.solved.candidate] <= played.seconds * (1 + 1e-9)
+    # No look within the memory is begun once enough was looked at.
+    monkeypatch.setattr(proof, "EFFORT", replace(EFFORT, looked=-1))
+    other = Proof(dict(before), solver.bounds, solver.room, solver.modes)
+    other.raise_least(0.995 * best)
+    assert looking.limited.looked > 0 == other.limited.looked

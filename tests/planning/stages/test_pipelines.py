@@ -1,0 +1,133 @@
+"""The cuts of a pipeline against all cuts there are, under limits of memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from autopar.costmodel import load_cluster
+from autopar.order.schedules import in_flight
+from autopar.planning.space.schedules import schedules_for
+from autopar.planning.stages.cutter import Cutter
+from autopar.planning.stages.operator_costs import OperatorCosts
+from autopar.planning.stages.pieces import pieces_of
+from autopar.planning.stages.stage import Place, Slower
+
+MICRO_BATCHES = 8
+
+
+def figures(rng: np.random.Generator, count: int) -> OperatorCosts:
+    """Random figures of `count` operators, between any two of which the model may be cut."""
+    drawn = {
+        f.name: rng.integers(1, 10, count).astype(float)
+        for f in fields(OperatorCosts)
+        if f.name != "handed"
+    }
+    drawn["weight"] = drawn["backward"] / 2
+    # What is handed on falls and rises again, so that every second place is a cut.
+    handed = np.where(np.arange(count + 1) % 2 == 1, 1.0, 2.0)
+    return OperatorCosts(**drawn, handed=handed)
+
+
+def cutter(f: OperatorCosts, stages: int, limit: float) -> Cutter:
+    cluster = load_cluster("dgx-h100").sized(stages)
+    places = [Place(cluster=cluster, start=s, count=1) for s in range(stages)]
+    return Cutter([f] * stages, places, [limit] * stages, MICRO_BATCHES, [math.inf] * stages)
+
+
+def slowest(f: OperatorCosts, cuts: tuple[int, ...], limit: float) -> float:
+    """Seconds of the slowest stage, infinite where one does not fit."""
+    stages = len(cuts) - 1
+    worst = 0.0
+    for stage, (i, j) in enumerate(itertools.pairwise(cuts)):
+        saved = np.concatenate(([0.0], np.cumsum(f.saved)))
+        peak = max(saved[k + 1] + f.excess[k] for k in range(i, j)) - saved[i]
+        last = (
+            max(saved[k + 1] + f.excess[k] + f.flat[k + 1 : j].sum() for k in range(i, j))
+            - saved[i]
+        )
+        flying = in_flight("1f1b", stage, stages, MICRO_BATCHES)
+        if f.stored[i:j].sum() + max((flying - 1) * (saved[j] - saved[i]) + peak, last) > limit:
+            return math.inf
+        seconds = (
+            MICRO_BATCHES * (f.forward[i:j].sum() + f.backward[i:j].sum())
+            + f.once[i:j].sum()
+            + f.update[i:j].sum()
+        )
+        worst = max(worst, float(seconds))
+    return worst
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("limit", [math.inf, 150.0, 90.0, 60.0])
+def test_the_slowest_stage_is_as_fast_as_it_can_be(stages: int, limit: float) -> None:
+    rng = np.random.default_rng(stages)
+    for _ in range(20):
+        f = figures(rng, 15)
+        # One operator far dearer than the rest: the stages that hold it take several times the
+        # mean.
+        f.forward[rng.integers(15)] *= rng.integers(1, 40)
+        made = cutter(f, stages, limit)
+        inner = made.pieces[1:-1].tolist()
+        every = [(0, *chosen, 15) for chosen in itertools.combinations(inner, stages - 1)]
+        best = min((slowest(f, cuts, limit) for cuts in every), default=math.inf)
+        actual = made.cut("1f1b", 1)
+        assert (actual is None) == (best == math.inf)
+        if actual is not None:
+            assert slowest(
+                f, (0, *(stage.stop for stage in actual.stages)), limit
+            ) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("handed", "stages", "cuts"),
+    [
+        ([0, 2, 1, 2, 1, 1, 2, 2, 1, 2, 0], 1, [2, 4, 5, 8]),
+        ([0, 5, 5, 5, 5, 5, 0], 2, [2, 3, 4]),
+        ([0, 9, 3, 3, 3, 3, 9, 0], 1, [2, 3, 4, 5]),
+        ([0, 9, 3, 3, 3, 9, 2, 9, 2, 9, 0], 1, [2, 4, 6, 8]),
+    ],
+)
+def test_a_model_is_cut_where_bytes_are_least_and_between_equal_ones_where_these_are_few(
+    handed: list[float], stages: int, cuts: list[int]
+) -> None:
+    count = len(handed) - 1
+    drawn = {f.name: np.ones(count) for f in fields(OperatorCosts) if f.name != "handed"}
+    assert pieces_of(
+        [OperatorCosts(**drawn, handed=np.array(handed, dtype=float))], stages
+    ).tolist() == [0, *cuts, count]
+
+
+@pytest.mark.parametrize(("pieces", "most"), [(4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (16, 4)])
+def test_every_chunk_of_a_stage_is_a_piece_of_the_model(pieces: int, most: int) -> None:
+    actual = dict(sorted(schedules_for(4, 8, pieces=pieces)))
+    assert actual["1f1b"] == 1 and actual.get("interleaved", 1) == most
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_too_slow_is_not_cut(seed: int) -> None:
+    made = cutter(figures(np.random.default_rng(seed), 15), 3, math.inf)
+    pairs = [("1f1b", 1), ("gpipe", 1), ("zero_bubble", 1)]
+    best = made.best(pairs)
+    assert best is not None
+    beaten = made.best(pairs, best.step * 1.01)
+    assert beaten is not None and beaten.step == best.step
+    with pytest.raises(Slower) as slower:
+        made.best(pairs, 0.1 * best.step)
+    assert 0.1 * best.step <= slower.value.seconds <= best.step
+
+
+def test_what_does_not_fit_is_told_from_what_is_too_slow() -> None:
+    rng = np.random.default_rng(7)
+    pairs = [("zero_bubble", 1), ("1f1b", 1)]
+    seen = 0
+    for _ in range(40):
+        made = cutter(figures(rng, 15), 3, 75.0)
+        if made.best(pairs) is None:
+            seen += 1
+            assert made.best(pairs, made.ideal("1f1b", 1)) is None
+    assert seen

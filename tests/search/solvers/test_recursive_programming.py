@@ -1,0 +1,71 @@
+"""The recursion over axes: exact where the axes do not interact, close to the optimum where they do
+a little.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from search_graphs import layered_graph
+
+from autopar.search import CostGraph, recursive_programming, solve
+
+
+def on_axes(*, axes: int, count: int, seed: int, interaction: float) -> CostGraph:
+    """A cycle of variables with three options on each axis: tables are sums over the axes, and a
+    random part.
+    """
+    draw = np.random.default_rng(seed)
+    digits = np.array(list(itertools.product(range(3), repeat=axes)))
+    size = len(digits)
+    edges = {}
+    unary = []
+    for v in range(count):
+        parts = draw.random((axes, 3))
+        unary.append(
+            sum(parts[a][digits[:, a]] for a in range(axes)) + interaction * draw.random(size)
+        )
+        parts = draw.random((axes, 3, 3))
+        table = sum(
+            parts[a][digits[:, a][:, None], digits[:, a]] for a in range(axes)
+        ) + interaction * draw.random((size, size))
+        edges[min(v, (v + 1) % count), max(v, (v + 1) % count)] = table
+    memory = tuple(1.0 + (digits == 0).sum(axis=1).astype(float) for _ in range(count))
+    return CostGraph(
+        sizes=(size,) * count,
+        unary=tuple(unary),
+        edges=edges,
+        memory=memory,
+        digits=(digits,) * count,
+    )
+
+
+@pytest.mark.parametrize("axes", [1, 2, 4])
+def test_axes_that_do_not_interact_are_solved_exactly(axes: int) -> None:
+    for seed in range(3):
+        graph = on_axes(axes=axes, count=6, seed=seed, interaction=0.0)
+        assert recursive_programming(graph).cost == pytest.approx(solve(graph).cost, rel=1e-12)
+
+
+def test_a_little_interaction_costs_little() -> None:
+    for seed in range(3):
+        graph = on_axes(axes=3, count=6, seed=seed, interaction=0.3)
+        exact = solve(graph)
+        fast = recursive_programming(graph)
+        assert fast.lower_bound <= exact.cost <= fast.cost <= 1.1 * exact.cost
+
+
+def test_five_axes_within_a_memory_limit() -> None:
+    graph = on_axes(axes=5, count=5, seed=0, interaction=0.1)
+    free = recursive_programming(graph)
+    limit = 0.8 * free.memory
+    solution = recursive_programming(graph, memory_limit=limit)
+    assert solution.memory <= limit and solution.cost >= free.lower_bound
+
+
+def test_the_bound_is_kept() -> None:
+    for seed in range(5):
+        graph = layered_graph(layers=8, operators=5, size=6, seed=seed)
+        exact = solve(graph)
+        fast = recursive_programming(graph)
+        assert fast.lower_bound <= exact.cost <= fast.cost
