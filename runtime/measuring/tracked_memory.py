@@ -56,13 +56,21 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        into_given = func is torch.ops._c10d_functional.all_gather_into_tensor_out.default
+        run = _into_given if into_given else func
         # A fake collective returns at once, and would let its input go before the real one does.
-        out = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        out = super().__torch_dispatch__(run, types, args, kwargs)  # type: ignore[no-untyped-call]
         if func is torch.ops._c10d_functional.wait_tensor.default:
             self.held.pop(args[0].untyped_storage()._cdata, None)
         elif func.namespace == "_c10d_functional":
             self.held[out.untyped_storage()._cdata] = args[0]
         return out
+
+
+def _into_given(*args: Any, out: Tensor) -> Tensor:
+    """Gather into `out`, and return it, where the fake kernel returns another tensor."""
+    torch.ops._c10d_functional.all_gather_into_tensor_out(*args, out=out)
+    return out
 
 
 def _total(tracker: MemTracker, kind: str) -> int:

@@ -81,7 +81,11 @@ def test_the_command_line(
     (case,) = written["cases"]
     (number,) = written["numbers"]
     assert case["case"] == "tiny" and case["step_s"] > 0.0 and case["gap"] >= 0.0
-    assert (number["number"], number["value"], number["weaker"]) == ("patience", 48, 12)
+    assert (number["number"], number["value"], number["weaker"]) == (
+        "patience",
+        EFFORT.patience,
+        WEAKER["patience"],
+    )
     assert number["read"] == 1 and number["cases"]["tiny"]["step_s"] > 0.0
     ablation.show_case(TINY, FULL)
     ablation.show_rows([row(FULL)])
