@@ -377,7 +377,7 @@ def test_a_plan_in_python(place: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_a_known_configuration(place: Path) -> None:
     scope: dict[str, Any] = {}
     exec(_indented("docs/cost-model.md", "from autopar.costmodel import load_cluster"), scope)
-    assert scope["found"].step > 0 and scope["found"].memory > 0
+    assert scope["priced"].step > 0 and scope["priced"].memory > 0
 
 
 def _run_blocks() -> list[float]:
@@ -417,7 +417,7 @@ def _profiled() -> list[str]:
     scope: dict[str, Any] = {}
     exec(_script(), scope)
     exec(_block("docs/training.md", "python", 1), scope)
-    return [row.part for row in scope["found"].rows]
+    return [row.part for row in scope["priced"].rows]
 
 
 @pytest.mark.slow

@@ -30,14 +30,6 @@ COMMENTED = {
 OPENINGS = re.compile(r"(What|Those|Of) ")
 _SWITCH = re.compile(r"# fmt: (off|on|skip)")
 
-# Places that are known and to be mended, by room; the numbers only shrink.
-KNOWN: dict[str, dict[str, int]] = {
-    "chained conditions": {"autopar/planning": 2, "tests": 8},
-    "packed assignments": {"autopar/planning": 2, "tests": 11},
-    "openings": {"autopar/planning": 8},
-    "vague names": {"autopar/planning": 32},
-}
-
 Finder = Callable[[ast.Module], Iterator[ast.AST]]
 
 
@@ -110,9 +102,7 @@ def test_statements_read_at_once(kind: str) -> None:
         for node in FINDERS[kind](tree(path)):
             line = getattr(node, "lineno", 1)
             places[_room(path)].append(f"{path.relative_to(ROOT)}:{line}")
-    known = KNOWN[kind]
-    wrong = {room: lines for room, lines in places.items() if len(lines) > known.get(room, 0)}
-    assert wrong == {}
+    assert places == {}
 
 
 def test_the_formatter_is_switched_off_in_tables_of_rules_only() -> None:

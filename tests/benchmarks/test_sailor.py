@@ -92,7 +92,8 @@ def test_tensor_units_read_float32_where_there_are_some() -> None:
 
 
 def test_layers_are_scored_whole_and_split() -> None:
-    (whole, one), (split, two) = layer_sample(LAYER), layer_sample(LAYER | {"tp": "4"})
+    whole, one = layer_sample(LAYER)
+    split, two = layer_sample(LAYER | {"tp": "4"})
     assert (whole, split) == ("sailor_layers whole", "sailor_layers split")
     assert (
         one.measured == pytest.approx(0.012)

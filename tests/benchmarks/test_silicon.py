@@ -193,7 +193,8 @@ def test_every_fold_is_judged_by_fits_that_leave_it_out() -> None:
 def test_a_score_counts_what_lies_inside_and_what_has_no_price() -> None:
     seconds = np.array([1.0, 1.0, 1.0, 1.0])
     predicted = np.array([1.05, 0.8, 1.3, np.nan])
-    low, high = np.full(4, 0.9), np.full(4, 1.2)
+    low = np.full(4, 0.9)
+    high = np.full(4, 1.2)
     prices = Prices(predicted=predicted, planned=predicted, low=low, high=high)
     one = scored("d", "k", seconds, prices)
     assert (one.n, one.not_priced, one.within_10) == (3, 1, pytest.approx(1 / 3))

@@ -159,13 +159,9 @@ def test_modes_follow_the_schedule_and_what_gathers() -> None:
     for gathered, accumulated in MODES:
         for name in MESHES:
             plan = _of(name, Schedule(gathered=gathered, accumulated=accumulated))  # type: ignore[arg-type]
-            wanted = (
-                Mode.PER_PASS
-                if gathered == "per_pass"
-                else Mode.SHARDS
-                if accumulated == "shards"
-                else Mode.ONCE
-            )
+            wanted = Mode.SHARDS if accumulated == "shards" else Mode.ONCE
+            if gathered == "per_pass":
+                wanted = Mode.PER_PASS
             for index, mode in plan.modes.items():
                 (step,) = _steps(plan, [index])
                 assert mode is (

@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,12 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where something lies in a file."""
     if path:
         yield path
-    for key, inner in (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    ):
+    inside: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inside = value.items()
+    elif isinstance(value, list):
+        inside = enumerate(value)
+    for key, inner in inside:
         yield from places(inner, (*path, key))
 
 

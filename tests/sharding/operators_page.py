@@ -91,7 +91,8 @@ def _cell(text: str) -> str:
 def _row(kind: str, entry: Entry, row: Mapping[str, Any] | None) -> str:
     fixed = isinstance(entry.rule, str)
     text = entry.rule if isinstance(entry.rule, str) else (row or {}).get("rule", "")
-    rule = f"`{text}`" if fixed else f"e.g. `{text}`" if text else "depends on the call"
+    example = f"e.g. `{text}`" if text else "depends on the call"
+    rule = f"`{text}`" if fixed else example
     partial = ", ".join("+".join(map(str, group)) for group in entry.linear) or "-"
     proof = f"{row['samples']} / {row['strategies']} ({row['split']})" if row else "-"
     splits, inside = (_splits(text), _inside(text)) if text else ("-", "-")

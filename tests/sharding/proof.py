@@ -201,7 +201,9 @@ def _class_of(call: Captured) -> str:
         return "float64, even" if even else "float64"
     if any(dtype.is_complex for dtype in types):
         return "complex"
-    return "float32" if torch.float32 in types else "bool" if types == {torch.bool} else "integer"
+    if torch.float32 in types:
+        return "float32"
+    return "bool" if types == {torch.bool} else "integer"
 
 
 def chosen(

@@ -107,7 +107,8 @@ def shortest(
         changed = False
         for before, after, cost in steps:
             if best[before] + cost < best[after]:
-                best[after], changed = best[before] + cost, True
+                best[after] = best[before] + cost
+                changed = True
     return best[target]
 
 

@@ -15,8 +15,8 @@ from autopar.units import bytes_text, seconds_text
 from .equal_layers import number_text
 
 Treated = Mapping[tuple[int, str], str]
-"""Of a layer: by the place of an operator and what is said of it (how it is split, what is stored,
-whether it runs again) the word.
+"""The words for a layer: for the place of each operator, and for what is said of it (how it is
+split, what is stored, whether it runs again).
 """
 WHY = {
     "mesh": "on stages of other meshes",

@@ -76,7 +76,7 @@ class MemoryBound:
                 return self.solver.promised(case, tables, solution)
         # The last of a front needs least memory. Its bytes may fit where only the host lacks room,
         # but the error has to name more than the room.
-        raise Infeasible(max(front.found[-1].memory, math.nextafter(room, math.inf)), room)
+        raise Infeasible(max(front.taken[-1].memory, math.nextafter(room, math.inf)), room)
 
     def _closing_in(self, case: Case, tables: Tables, beyond: float) -> Solved:
         """The best of a few solutions, each within the room that the one before it leaves."""
@@ -120,6 +120,6 @@ def _next_limit(allowed: float, room: float, memory: float, beyond: float) -> fl
     following = room - beyond
     if abs(following - allowed) >= (1 - EFFORT.full) * room:
         return following
-    # The same solution would be found again within nearly the same limit.
+    # The same solution would come again within nearly the same limit.
     over = memory + beyond - room
     return min(allowed, memory) - over if over > 0 else allowed

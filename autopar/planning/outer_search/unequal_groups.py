@@ -82,20 +82,15 @@ class UnequalGroups:
         Each combination is cut on the folded graph, in the first mode of the outer search that
         fits. The best one is solved again on the whole graph.
         """
-        found: list[tuple[float, Combination, Mode]] = []
+        cut: list[tuple[float, Combination, Mode]] = []
         for combination in self._promising():
             for mode in solver.modes(combination.micro_batches):
                 with contextlib.suppress(Infeasible, NoAssignment):
-                    found.append(
-                        (
-                            self._cut(combination, mode, solver, short=True).pipeline.step,
-                            combination,
-                            mode,
-                        )
-                    )
+                    staged = self._cut(combination, mode, solver, short=True)
+                    cut.append((staged.pipeline.step, combination, mode))
                     break
         # The folded graph decides the order; on the whole one the first that fits is taken.
-        for _, combination, mode in sorted(found, key=lambda entry: entry[0]):
+        for _, combination, mode in sorted(cut, key=lambda entry: entry[0]):
             with contextlib.suppress(Infeasible, NoAssignment):
                 return self._cut(combination, mode, solver, short=False)
         return None
@@ -109,13 +104,13 @@ class UnequalGroups:
         combinations = sorted(self.combinations(), key=lambda c: c.seconds)
         self.bound = min((c.least for c in combinations), default=math.inf)
         taken: Counter[tuple[int, int]] = Counter()
-        found = []
+        promising = []
         for combination in combinations:
             kind = sum(group.stages for group in combination.groups), combination.micro_batches
             taken[kind] += 1
             if taken[kind] <= ALIKE:
-                found.append(combination)
-        return found[:EXACT]
+                promising.append(combination)
+        return promising[:EXACT]
 
     def pools(self) -> Iterator[tuple[tuple[Cluster, int], ...]]:
         """The groups of devices, each with the number of its first device, in every order of stages

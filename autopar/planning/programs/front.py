@@ -85,25 +85,25 @@ class Front:
         self.price = price
         self.memory_limit = memory_limit
         self.fillings = fillings
-        self.found: list[Solution] = [first] if first is not None else []
+        self.taken: list[Solution] = [first] if first is not None else []
         # The front begins with the very solution that may be given as the first, so that one is
         # skipped.
         self.left: Iterator[Solution] = itertools.islice(
-            frontier(tables.graph), len(self.found), None
+            frontier(tables.graph), len(self.taken), None
         )
         self.priced: dict[int, Priced] = {}
         self.needed = math.inf
         """The least bytes of the fullest device that any priced program needed."""
 
     def solutions(self) -> Iterator[Solution]:
-        """Yield all solutions, each found only when it is asked for."""
+        """Yield all solutions, each made only when it is asked for."""
         for number in itertools.count():
-            if number == len(self.found):
+            if number == len(self.taken):
                 following = next(self.left, None)
                 if following is None:
                     return
-                self.found.append(following)
-            yield self.found[number]
+                self.taken.append(following)
+            yield self.taken[number]
 
     def near(self, most: float = math.inf, ceiling: float = math.inf) -> Iterator[Priced]:
         """Yield the programs that fit, the first one and those whose tables promise little more.
@@ -191,7 +191,7 @@ class Front:
             ):
                 break
             try:
-                found = self.price(
+                tried = self.price(
                     self.tables,
                     solve_within(
                         self.tables, QUICK_METHOD, math.sqrt(over * within.solution.memory)
@@ -200,14 +200,14 @@ class Front:
                 )
             except Infeasible:
                 break
-            if found.seconds < math.inf:
-                within = found
-                best = min(best, found, key=lambda one: one.seconds)
+            if tried.seconds < math.inf:
+                within = tried
+                best = min(best, tried, key=lambda one: one.seconds)
             # It does not fit, with no more bytes in the tables than one that does: here the tables
             # no longer tell which program needs less.
-            if found.solution.memory <= within.solution.memory and found is not within:
+            if tried.solution.memory <= within.solution.memory and tried is not within:
                 break
-            over = over if found is within else found.solution.memory
+            over = over if tried is within else tried.solution.memory
         return best
 
 

@@ -23,7 +23,7 @@ from autopar.sharding.program import build_program
 from autopar.sharding.schedule import Schedule
 
 Row = tuple[int, bool]
-"""Of an operator or parameter: its row, and whether it leaves state on the host."""
+"""The row of an operator or parameter, and whether it leaves state on the host."""
 
 
 def whole_seconds(

@@ -39,7 +39,7 @@ def solve_within_hosts(tables: Tables, solve: Solve, limit: float) -> Solution:
     """The solution that `solve` finds within `limit` bytes of device memory and the room of the
     hosts.
 
-    Raises `Infeasible` if no solution found fits both.
+    Raises `Infeasible` if no solution that was tried fits both.
     """
     _require_room(tables, limit)
     try:
@@ -63,14 +63,14 @@ def _at_best_price(tables: Tables, solve: Solve, limit: float, first: Solution) 
     high = math.inf
     over = first
     bound = first.lower_bound
-    found: list[Solution] = []
+    fitting: list[Solution] = []
     for number in range(RUNGS + BISECTIONS):
         tried = solve(replace(tables.graph, unary=_dearer(tables, price)))
         used = tables.host_of(tried.choices)
         # Every price gives a bound, by the formula above; the highest one counts.
         bound = max(bound, tried.lower_bound - price * tables.host_room)
         if used <= tables.host_room:
-            found.append(_of(tables, tried))
+            fitting.append(_of(tables, tried))
             high = price
         else:
             over = tried
@@ -82,10 +82,9 @@ def _at_best_price(tables: Tables, solve: Solve, limit: float, first: Solution) 
         # fits.
         price = STRIDE * price if math.isinf(high) else math.sqrt(max(low, high / STRIDE**2) * high)
     with contextlib.suppress(Infeasible, NoAssignment):
-        found.append(
-            _of(tables, solve(replace(tables.graph, unary=_without(tables, over.choices))))
-        )
-    fitting = [s for s in found if tables.host_of(s.choices) <= tables.host_room]
+        last = solve(replace(tables.graph, unary=_without(tables, over.choices)))
+        if tables.host_of(last.choices) <= tables.host_room:
+            fitting.append(_of(tables, last))
     if not fitting:
         raise Infeasible(limit + tables.host_of(over.choices) - tables.host_room, limit)
     best = min(fitting, key=lambda s: s.cost)

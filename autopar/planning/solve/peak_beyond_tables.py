@@ -43,16 +43,16 @@ def bytes_beyond(
     # With several micro-batches, the gradients of the first meet all activations of the next: both
     # count in full.
     repeated = all_shared - shared if schedule.micro_batches == 1 else 0.0
-    found = math.inf
+    least = math.inf
     for unit in dict.fromkeys((schedule.unit_bytes, LEAST_UNIT)):
         plan = scheduled(program, replace(schedule, unit_bytes=min(unit, schedule.unit_bytes)))
         peak = predicted_memory(
             plan, tables.analysis, optimizer=tables.optimizer, composite=composite
         ).total
-        found = min(found, peak - certain_bytes(tables.analysis) - once - repeated)
-        if solution.memory + found <= room:
+        least = min(least, peak - certain_bytes(tables.analysis) - once - repeated)
+        if solution.memory + least <= room:
             break
-    return found
+    return least
 
 
 def _count(variable: Variable, counts: Counts) -> int:

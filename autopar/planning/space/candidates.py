@@ -70,10 +70,13 @@ def name_axes(cluster: Cluster, sizes: tuple[int, ...], levels: Iterable[str]) -
     """
     inner = cluster.levels[0].name
     unit = "gpu" if cluster.backend == "nccl" else "rank"
-    words = [
-        unit if level in (inner, "device") else "node" if ":" not in level else "device"
-        for level in levels
-    ]
+
+    def word_of(level: str) -> str:
+        if level in (inner, "device"):
+            return unit
+        return "device" if ":" in level else "node"
+
+    words = [word_of(level) for level in levels]
     names = [
         f"{word}{words[:i].count(word)}" if words.count(word) > 1 else word
         for i, word in enumerate(words)

@@ -80,7 +80,8 @@ class Multiplicities:
         What is sent more than once is hidden like that of any other parameter. Without ZeRO no
         parameter may be gathered.
         """
-        first, (ahead, back) = (1 - hidden) * self.once, self.gathers
+        first = (1 - hidden) * self.once
+        ahead, back = self.gathers
         more_ahead, more_back = (
             (1 - self.hidden) * (often - self.once)
             for often in (ahead if self.zero else FORBIDDEN, back)

@@ -164,14 +164,8 @@ def test_any_number_of_devices_and_any_part_of_pools() -> None:
         for start in range(25 - count):
             part = cluster.part(start, count)
             assert part.devices == count
-            pool = (
-                cluster.pools[0]
-                if start + count <= 16
-                else cluster.pools[1]
-                if start >= 16
-                else cluster
-            )
-            assert part.device == pool.device
+            inside = [cluster.pools[0]] * (start + count <= 16) + [cluster.pools[1]] * (start >= 16)
+            assert part.device == (inside or [cluster])[0].device
             assert bind_axes(part, (count,)) is not None
 
 

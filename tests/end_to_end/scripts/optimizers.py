@@ -31,10 +31,8 @@ class Lamb(Optimizer):
                     continue
                 state = self.state[parameter]
                 if not state:
-                    state["first"], state["second"] = (
-                        torch.zeros_like(parameter),
-                        torch.zeros_like(parameter),
-                    )
+                    state["first"] = torch.zeros_like(parameter)
+                    state["second"] = torch.zeros_like(parameter)
                 state["first"].lerp_(parameter.grad, 0.1)
                 state["second"].lerp_(parameter.grad.square(), 0.1)
                 direction = state["first"] / (state["second"].sqrt() + 1e-6) + 0.01 * parameter

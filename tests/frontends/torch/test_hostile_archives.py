@@ -72,13 +72,9 @@ def _texts(value: Any, edit: Callable[[str], str]) -> Any:
     """The same JSON with its texts (not its keys) edited."""
     if isinstance(value, dict):
         return {edit(key): _texts(inner, edit) for key, inner in value.items()}
-    return (
-        [_texts(inner, edit) for inner in value]
-        if isinstance(value, list)
-        else edit(value)
-        if isinstance(value, str)
-        else value
-    )
+    if isinstance(value, list):
+        return [_texts(inner, edit) for inner in value]
+    return edit(value) if isinstance(value, str) else value
 
 
 def _everywhere(files: Files, old: str, new: str) -> Files:

@@ -316,7 +316,8 @@ def _shared() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 def _shares(text: str) -> tuple[float, int]:
     """The largest difference of gradients, and how many gradients this rank has."""
-    (whole, inputs), (module, _) = _shared(), _shared()
+    whole, inputs = _shared()
+    module, _ = _shared()
     whole(*inputs).square().mean().backward()
     scope = dict[str, Any]()
     exec(text, scope)

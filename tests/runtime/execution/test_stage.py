@@ -184,7 +184,8 @@ def test_a_broken_step_leaves_nothing_behind(
 
 def test_what_the_last_segment_reads_and_gives_leaves_the_stage() -> None:
     graph = mlp()
-    values, (x,) = random_values(graph), random_inputs(graph)
+    values = random_values(graph)
+    (x,) = random_inputs(graph)
     wanted = alone(graph, values).local_outputs(x)
     names = [op.name for op in graph.operators]
     program = one_device(graph, tensors_with_gradient(graph, train=True))

@@ -86,7 +86,8 @@ UNEQUAL = [((2,), (1,)), ((1,), (2,)), ((4,), (2,)), ((1,), (4,)), ((2, 2), (2,)
 def test_values_and_gradients(sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     _, analysis, _ = net()
     plan = pipelined(analysis, sizes, schedule=Schedule())
-    texts, (first, second) = LAYOUTS[sizes[0]], sizes
+    texts = LAYOUTS[sizes[0]]
+    first, second = sizes
     actual = run_ranks(_sent, plan.devices, plan, texts, timeout=60.0)
     senders = plan.chunks[0].mesh.devices
     for place, value in enumerate(_values()):

@@ -268,10 +268,9 @@ def _exchanged(analysis: Analysis) -> Execution:
     """Rows of both projections over the ranks, and columns of what is made of them: two all-to-alls
     between.
     """
-    wanted = {
-        op.name: [S(0) if "linear" in op.kind else S(1) if op.name in ("mul", "square") else R]
-        for op in analysis.warm
-    }
+    wanted = {op.name: [R] for op in analysis.warm}
+    wanted |= {op.name: [S(0)] for op in analysis.warm if "linear" in op.kind}
+    wanted |= {name: [S(1)] for name in ("mul", "square") if name in wanted}
     return execution(pinned_assignment(analysis, mesh_of((2,)), wanted), analysis, PLAIN)
 
 

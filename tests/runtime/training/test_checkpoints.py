@@ -54,7 +54,8 @@ def whole(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
 
 def require_same(first: Path, second: Path) -> None:
     """Two checkpoints hold the same, bit for bit."""
-    (one, values), (other, others) = whole(first), whole(second)
+    one, values = whole(first)
+    other, others = whole(second)
     assert values.keys() == others.keys() and len(values) > 30
     assert [name for name in values if not torch.equal(values[name], others[name])] == []
     assert one.scalars == other.scalars and len(one.scalars) > 8
@@ -403,7 +404,8 @@ def test_beside_the_next_steps(tmp_path: Path) -> None:
     assert run_ranks(_beside, 2, str(tmp_path)) == [[1, 3]] * 2
     now = find_checkpoint(tmp_path / "now")
     assert now is not None
-    (one, values), (other, others) = whole(now), whole(tmp_path / "beside" / "step-00000001")
+    one, values = whole(now)
+    other, others = whole(tmp_path / "beside" / "step-00000001")
     assert all(
         torch.equal(values[name], others[name]) for name in values if not name.startswith("random")
     )
