@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -82,21 +82,25 @@ def _chosen(
                     program.graph.tensors[name].shape,
                     chunk.mesh.shape,
                 )
-
-                def rate(
-                    nbytes: float, sums: tuple[Axes, ...] = bucket.sums, at: MeshPrices = prices
-                ) -> float:
-                    return math.fsum(
-                        float(
-                            at.seconds("all_reduce", axes, round(nbytes))
-                            - at.seconds("all_reduce", axes, 0)
-                        )
-                        for axes in sums
-                    )
-
                 gradients[name] = Gradient(
                     shape=shape,
                     dtype=chunk.whole.schedule.reduced(program.graph.tensors[name]),
-                    seconds=rate,
+                    seconds=_sending(prices, bucket.sums),
                 )
     return tuple(chosen_formats(gradients, budget).items())
+
+
+def _sending(prices: MeshPrices, sums: tuple[Axes, ...]) -> Callable[[float], float]:
+    """The seconds that bytes of a gradient add to the all-reduces over each of `sums`."""
+
+    def seconds(nbytes: float) -> float:
+        # A parameter shares its bucket's messages with others, so it pays no latency of its own.
+        return math.fsum(
+            float(
+                prices.seconds("all_reduce", axes, round(nbytes))
+                - prices.seconds("all_reduce", axes, 0)
+            )
+            for axes in sums
+        )
+
+    return seconds

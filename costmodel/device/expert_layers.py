@@ -74,9 +74,10 @@ class Layer:
         )
 
     def backward(self) -> Floats:
-        """Return the seconds of the backward pass: two products for each product.
+        """Return the seconds of the backward pass.
 
-        Other calls move gradients and kept values.
+        A product has two of its kind there; any other call reads and writes the gradients of its
+        inputs and results, and what it saved.
         """
         if not self.trained:
             return np.zeros(len(self.rows))

@@ -41,10 +41,11 @@ class FlatStep:
     @property
     def traffic(self) -> float:
         """Bytes read and written on the way into the message."""
-        return 2.0 * (
-            sum(self.before)
-            + (sum(itertools.compress(self.before, self.dealt)) if self.kind != "all_gather" else 0)
-        )
+        copied = sum(self.before)
+        # Parts that are not contiguous are dealt out to the ranks first, which is a copy more.
+        if self.kind != "all_gather":
+            copied += sum(itertools.compress(self.before, self.dealt))
+        return 2.0 * copied
 
     @property
     def copied(self) -> tuple[int, ...]:

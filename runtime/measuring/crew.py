@@ -143,7 +143,8 @@ class Crew:
         dist.send(answer, 0, group=self.control)
         dist.recv(answer, 0, group=self.control)
         trip = time.monotonic() - sent
-        return trip, float(answer) + trip / 2 - (sent + trip)
+        # Rank 0 read its clock half a trip ago, when this rank's showed `sent + trip / 2`.
+        return trip, float(answer) - (sent + trip / 2)
 
     def _pong(self, rank: int) -> None:
         """Answer a round trip of another rank with the time here."""

@@ -263,6 +263,7 @@ class ParameterUnits:
         return gradient
 
     def _talks(self, axes: Axes) -> bool:
+        """Whether a collective over these axes has more than this rank."""
         return self.groups.over(axes).size > 1
 
     def settle(self) -> None:

@@ -24,8 +24,9 @@ s_h = 2 (p - 1 - h) + (v - 1) p chunks on it before its turns:
 
     sum over e < h of x_e / v  +  s_h / v max over e <= h of x_e  +  (m - s_h / v) x_h
 
-1F1B, GPipe and zero-bubble are the same with v = 1 and s_h = 0. Under zero-bubble only the forward
-passes of the devices before h count, as h may compute its last gradients of weights at the end.
+Schedules of one chunk a device are the same with v = 1 and s_h = 0. Where gradients of weights are
+passes of their own, only the forward passes of the devices before h count, as h may compute its
+last gradients of weights at the end.
 
 Where devices need not be weighted differently, equal stages are the fastest cut if there are more
 micro-batches than stages. With fewer, unequal stages may save a share of the passes. `UNEVEN` holds
@@ -41,7 +42,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel.step.timeline import SLOWDOWN
-from autopar.order.schedules import step_seconds
+from autopar.order.schedules import schedule_named, step_seconds
 from autopar.order.times import Times
 from autopar.planning.stages.estimate import Pipe
 from autopar.planning.tables.parameters.traffic import FORWARD
@@ -93,11 +94,12 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: flo
     if pipe.share < 1.0:
         # On shared cores waiting may cost nothing, so stages count for no more than their passes.
         return pipe.micro_batches - 0.5 * abs(tilt)
+    splits = schedule_named(schedule).splits
     if chunks > 1 or tilt:
-        drained = FORWARD if schedule == "zero_bubble" else 1.0
+        drained = FORWARD if splits else 1.0
         weights = _more_weights(pipe.stages, chunks, sight.once, tilt)
         return _mixed(pipe.micro_batches, chunks, weights, drained) - sight.under
-    if pipe.micro_batches == 1 and schedule != "zero_bubble":
+    if pipe.micro_batches == 1 and not splits:
         # The stages run one after the other, each while all others wait.
         return pipe.stages - sight.once * (pipe.stages - 1) - sight.under
     ratio = pipe.micro_batches / pipe.stages

@@ -65,6 +65,7 @@ def beside(
 def _rows(
     plan: Plan, measured: Measured, issued: Sequence[Issued]
 ) -> Iterator[tuple[str, str, str, str]]:
+    """The rows of the table: what was predicted beside what was measured, as far as it was."""
     p = plan.predicted
     yield _row("step", p.step, measured.step)
     if measured.computing is not None:

@@ -45,8 +45,10 @@ SUM = 2
 
 
 def _class_loss(call: Call) -> str:
-    """Cross entropy with classes in dim 1: rows split if summed or kept; a mean over counted rows
-    stays whole.
+    """Cross entropy with classes in dim 1.
+
+    Rows are split where their losses are added up or returned one by one, not where they are
+    averaged.
     """
     shape = call.inputs[0].shape
     reduction = call.integer("reduction", default=MEAN)
