@@ -226,10 +226,8 @@ def _operators() -> str:
     block = _block("docs/operators-of-your-own.md", "python").rstrip()
     assert block.endswith(": ...")
     # Discovery finds the rule of an operator that has none.
-    plain = "\n".join(
-        line for line in block.removesuffix(" ...").splitlines() if not line.startswith("@autopar")
-    )
-    return OPS.format(block=plain)
+    plain = block.removesuffix(" ...")
+    return OPS.format(block=plain[plain.index("@torch.library") :])
 
 
 def _indented(page: str, begin: str) -> str:

@@ -110,7 +110,7 @@ def test_a_stage_keeps_what_its_tables_count(recompute: str) -> None:
     "pins", [{"stages": 4}, {"stages": 2, "recompute": "full"}, {"stages": 4, "memory": 4.5e8}]
 )
 def test_cuts_on_the_folded_graph_are_those_on_the_whole_one(pins: dict[str, Any]) -> None:
-    """The step that a candidate is ranked by is the step of its plan."""
+    """A pipeline that is cut on the folded graph takes as long as its plan."""
     graph = graph_of(layers=12)
     request = Request(cluster=CLUSTER, **pins)
     search = BestFirst(FoldedModel(graph, train=True), request)
@@ -119,6 +119,7 @@ def test_cuts_on_the_folded_graph_are_those_on_the_whole_one(pins: dict[str, Any
     assert len(search.folded.folding.graph.operators) < len(graph.operators) / 3
     plan = search_plan(graph, request)
     assert plan.predicted.step <= search.best * (1 + 1e-6)
+    (folded, *_) = search.evaluator.play(best)
     pinned = search_plan(
         graph,
         replace(
@@ -131,7 +132,7 @@ def test_cuts_on_the_folded_graph_are_those_on_the_whole_one(pins: dict[str, Any
     # The whole graph's last step, thriftier strategies that let in a schedule of less bubble, may
     # gain where memory is short.
     assert (
-        (0.85 if "memory" in pins else 0.98) * best.seconds
+        (0.85 if "memory" in pins else 0.98) * folded.seconds
         <= pinned.predicted.step
-        <= 1.02 * best.seconds
+        <= 1.02 * folded.seconds
     )
