@@ -180,9 +180,12 @@ def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
         module, inputs, optimizer=job.plan.model.optimizer, steps=job.steps, seed=job.seed
     )
     seconds = (time.perf_counter() - start) / job.steps
-    kept = observed if dist.get_rank() == 0 else None
     return _Result(
-        seconds=seconds, losses=observed.losses, issued=issued, mismatch=mismatch, observed=kept
+        seconds=seconds,
+        losses=observed.losses,
+        issued=issued,
+        mismatch=mismatch,
+        observed=observed if dist.get_rank() == 0 else None,
     )
 
 

@@ -211,13 +211,13 @@ def _cut(cluster: Cluster, devices: int) -> Cluster:
             f"cluster {cluster.name!r} has {cluster.inventory}, not {devices} devices; its file "
             "can add some"
         )
-    kept = [
+    pools = [
         pool for first, pool in zip(cluster.starts, cluster.pools, strict=True) if first < devices
     ]
-    kept[-1] = kept[-1].sized(devices - cluster.starts[len(kept) - 1])
-    if len(kept) == 1:
-        return replace(kept[0], name=cluster.name)
-    return join(cluster.name, kept, between=cluster.levels[-1], sources=cluster.sources)
+    pools[-1] = pools[-1].sized(devices - cluster.starts[len(pools) - 1])
+    if len(pools) == 1:
+        return replace(pools[0], name=cluster.name)
+    return join(cluster.name, pools, between=cluster.levels[-1], sources=cluster.sources)
 
 
 def join(

@@ -64,13 +64,13 @@ def _assumed(part: Any, name: str) -> Any:
         return [_assumed(one, name) for one in part]
     if not isinstance(part, dict):
         return part
-    kept = {
+    figures = {
         key: _assumed(value, name)
         for key, value in part.items()
         if not ("source" in part and key in ("error", "rows", "kind"))
     }
     return (
-        {**kept, "kind": "assumed", "source": f"as {name}: {part['source']}"}
+        {**figures, "kind": "assumed", "source": f"as {name}: {part['source']}"}
         if "source" in part
-        else kept
+        else figures
     )

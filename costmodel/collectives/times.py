@@ -37,16 +37,18 @@ def lower_envelope(given: Iterable[Line]) -> list[Line]:
     >>> lower_envelope([(1, 9), (3, 6), (4, 1), (5, 1)])
     [(1, 9), (4, 1)]
     """
-    kept: list[Line] = []
+    envelope: list[Line] = []
     for alpha, beta in sorted(set(given)):
-        if kept and beta >= kept[-1][1]:
+        if envelope and beta >= envelope[-1][1]:
             continue
         # The last line is passed over where the new one is below it before it is below the one
         # before.
-        while len(kept) > 1 and _crossing(kept[-2], (alpha, beta)) <= _crossing(kept[-2], kept[-1]):
-            kept.pop()
-        kept.append((alpha, beta))
-    return kept
+        while len(envelope) > 1 and _crossing(envelope[-2], (alpha, beta)) <= _crossing(
+            envelope[-2], envelope[-1]
+        ):
+            envelope.pop()
+        envelope.append((alpha, beta))
+    return envelope
 
 
 def _crossing(small: Line, large: Line) -> float:

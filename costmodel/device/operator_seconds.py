@@ -2,7 +2,7 @@
 
 forward    the roofline of its products and of the bytes that it reads and writes
 backward   an equally large product for every operand with a gradient; else the bytes of gradients
-           and kept values
+           and saved values
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class _Operator:
         self.seen = 0.5 if call.operator.kind == SOFTMAX and call.get("is_causal") is True else 1.0
         self.product = self._product() if self.entry.products and not self.is_attention else None
         self.trained = any(t.name in gradients for t in call.outputs)
-        self.kept = (
+        self.saved = (
             keeps(call, tuple(t.name in gradients for t in call.inputs))
             if self.trained
             else Keeps()
@@ -190,12 +190,12 @@ class _Operator:
         if self.is_attention:
             return self._attention("backward")
         if self.product is None:
-            kept = [
-                *(self.ins[i] for i in self.kept.inputs),
-                *(self.outs[i] for i in self.kept.outputs),
+            saved = [
+                *(self.ins[i] for i in self.saved.inputs),
+                *(self.outs[i] for i in self.saved.outputs),
                 *self._made(),
             ]
-            read = self.seen * sum((*self.outs, *kept), np.zeros(self.count))
+            read = self.seen * sum((*self.outs, *saved), np.zeros(self.count))
             slower = (
                 NORM_BACKWARD
                 if self.call.operator.kind in NORMS and self.device.kernels is not None
@@ -246,7 +246,7 @@ class _Operator:
     def _made(self) -> list[Floats]:
         """Bytes of buffers that the kernel keeps besides its tensors (masks, statistics)."""
         buffers = []
-        for made in self.kept.made:
+        for made in self.saved.made:
             tensors, sizes = (
                 (self.call.outputs, self.outs) if made.output else (self.call.inputs, self.ins)
             )

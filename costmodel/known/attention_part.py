@@ -195,7 +195,7 @@ def _core(
     keys = b.size(k)
     out = (*shape[:3], b.size(v)[-1])
     if b.kernels.one_kernel:
-        # Its kernels draw dropout from a counter: nothing more is read, written or kept.
+        # Its kernels draw dropout from a counter: nothing more is read, written or saved.
         return b.op(
             name,
             "aten.scaled_dot_product_attention.default",
@@ -261,7 +261,7 @@ def _softmax(b: GraphBuilder, name: str, w: str, *, causal: bool) -> str:
         )
     # In place on a view of the product, whose gradient is copied, and its part copied, filled and
     # copied back.
-    again = FILLED_VIEW if b.dtype == "float32" else FILLED
+    passes = FILLED_VIEW if b.dtype == "float32" else FILLED
     w = b.op(
         f"{name}.mask",
         "aten.mul.Tensor",
@@ -270,7 +270,7 @@ def _softmax(b: GraphBuilder, name: str, w: str, *, causal: bool) -> str:
         HEADS,
         dtype=wide,
         other=1.0,
-        backward_passes=again,
+        backward_passes=passes,
     )[0]
     w = b.op(
         f"{name}.softmax", "aten.softmax.int", {"self": w}, shape, HEADS, dtype="float32", dim=-1

@@ -116,7 +116,8 @@ class Habits:
     - `recompute_ends`: embedding and head are recomputed too. `recomputed`: the share of the layers
       in full recompute.
     - `selective`: operators with one of these words in their names are recomputed selectively.
-    - `kept`: instead, operators with these words keep their outputs and all others are recomputed.
+    - `saved_outputs`: instead, operators with these words save their outputs and all others are
+      recomputed.
 
     Bytes:
 
@@ -159,7 +160,7 @@ class Habits:
     send_gathers: float = 1.0
     recompute_ends: bool = False
     selective: tuple[str, ...] = (".core",)
-    kept: tuple[str, ...] = ()
+    saved_outputs: tuple[str, ...] = ()
     recomputed: float = 1.0
     gather_rate: float = math.inf
     state_bytes: float = 12
@@ -237,9 +238,9 @@ class Configuration:
             )
 
     def repeats(self, operator: str) -> bool:
-        """Whether an operator of a layer runs again in the backward pass."""
-        if self.recompute == "selective" and self.habits.kept:
-            return not any(word in operator for word in self.habits.kept)
+        """Whether the backward pass recomputes an operator of a layer."""
+        if self.recompute == "selective" and self.habits.saved_outputs:
+            return not any(word in operator for word in self.habits.saved_outputs)
         return self.recompute == "full" or (
             self.recompute == "selective"
             and any(word in operator for word in self.habits.selective)

@@ -116,13 +116,13 @@ _DEEPSPEED = Framework(
 )
 # Parameters and states in float32 shards, gathered in 16 bits, gradients scattered in float32.
 _FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10)
-# Every second product is kept (wq, wv, w1, w2), and so is attention, whose keys and values are
+# Every second product is saved (wq, wv, w1, w2), and so is attention, whose keys and values are
 # copied for every head. The optimizer of 2024 is a chain of kernels over all parameters (foreach):
 # it reads and writes 22 tensors of four bytes.
 _TITAN = Framework(
     habits=replace(
         _FSDP,
-        kept=(".query", ".core", ".mlp.gate", ".mlp.down"),
+        saved_outputs=(".query", ".core", ".mlp.gate", ".mlp.down"),
         update_traffic=88.0,
         expandable=True,
     ),

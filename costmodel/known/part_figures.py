@@ -19,19 +19,19 @@ from .shape import Shape
 class PartSeconds:
     """Seconds of one micro-batch through a part of the model, and its bytes on a device.
 
-    `forward`, `backward`: compute. `weight`: the part of `backward` for weights. `again`: forward
-    compute and communication that selective recompute repeats. `moved_forward`, `moved_backward`:
-    exposed collectives. `parameters`: elements that a device uses; `experts`: those of them that
-    differ between expert-parallel ranks. `gathered`: bytes of parameters gathered (ZeRO-3).
-    `issued_forward`, `issued_backward`: kernels and collectives that the host issues, which bound a
-    part of short kernels. `arithmetic`: the share of products and attention in `forward` and
-    `backward`.
+    `forward`, `backward`: compute. `weight`: the part of `backward` for weights. `recomputed`:
+    forward compute and communication that selective recompute repeats. `moved_forward`,
+    `moved_backward`: exposed collectives. `parameters`: elements that a device uses; `experts`:
+    those of them that differ between expert-parallel ranks. `gathered`: bytes of parameters
+    gathered (ZeRO-3). `issued_forward`, `issued_backward`: kernels and collectives that the host
+    issues, which bound a part of short kernels. `arithmetic`: the share of products and attention
+    in `forward` and `backward`.
     """
 
     forward: float = 0.0
     backward: float = 0.0
     weight: float = 0.0
-    again: float = 0.0
+    recomputed: float = 0.0
     moved_forward: float = 0.0
     moved_backward: float = 0.0
     parameters: float = 0.0

@@ -201,8 +201,8 @@ class Parts:
         part.weight += seconds.weight
         if RULES[step.operator.kind].products:
             part.arithmetic += seconds.forward + seconds.backward
-        again = self.c.repeats(name)
-        part.again += seconds.forward if again else 0.0
+        recomputed = self.c.repeats(name)
+        part.recomputed += seconds.forward if recomputed else 0.0
         # The graph has one operator for a layer of experts; frameworks run many.
         launches = calls_of_experts(self.shape, self.c) if step.operator.kind == EXPERTS else 1
         part.issued_forward += launches
@@ -230,7 +230,7 @@ class Parts:
             moved = {phase: exposed(value, value) for phase, value in moved.items()}
         part.moved_forward += moved["forward"]
         part.moved_backward += moved["backward"]
-        part.again += moved["forward"] if again else 0.0
+        part.recomputed += moved["forward"] if recomputed else 0.0
 
     def move(self, step: Redistribute, part: PartSeconds, covers: Covers) -> None:
         """Add a redistribution.

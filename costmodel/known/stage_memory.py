@@ -1,6 +1,6 @@
 """Bytes of a device in a known configuration, at the peak of each of its stages.
 
-A stage holds its parameters with gradients and optimizer state, and the kept values of its layers
+A stage holds its parameters with gradients and optimizer state, and the saved values of its layers
 for every micro-batch in flight. These come from one walk of the program of two layers of each kind
 with embedding and head (`memory.stage_occupancy`).
 """
@@ -35,15 +35,19 @@ def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Lo
 
     It is the same whatever the pipeline and the number of micro-batches.
     """
-    # Only these habits change what a part keeps; without the others more calls meet in the cache.
+    # Only these habits change what a part saves; without the others more calls meet in the cache.
     h = c.habits
-    kept = Habits(
-        selective=h.selective, kept=h.kept, regather=h.regather, loss=h.loss, fused=h.fused
+    habits = Habits(
+        selective=h.selective,
+        saved_outputs=h.saved_outputs,
+        regather=h.regather,
+        loss=h.loss,
+        fused=h.fused,
     )
     return _working(
         of_kinds(shape),
         tuple(shape.of_each_kind()),
-        replace(alone(c), zero=0, habits=kept),
+        replace(alone(c), zero=0, habits=habits),
         cluster,
     )
 
@@ -85,11 +89,11 @@ def _working(
     embed = replace(
         before, saved=max(before.saved - sum(layer.saved for layer in layers.values()), 0.0)
     )
-    if c.recompute == "selective" and c.habits.kept:
-        kept = _kept_outputs(program, c, parts)
+    if c.recompute == "selective" and c.habits.saved_outputs:
+        outputs = _saved_outputs(program, c, parts)
         # The program has two layers of each kind, and both were counted.
         layers = {
-            kind: replace(layer, saved=layer.saved + kept.get(kind, 0.0) / 2)
+            kind: replace(layer, saved=layer.saved + outputs.get(kind, 0.0) / 2)
             for kind, layer in layers.items()
         }
     if c.recompute != "full":
@@ -135,8 +139,8 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
             )
             rows = local_bytes(step.decision.outputs[0], tensors[operator.outputs[0]].bytes, mesh)
             activation = rows * inner / (parts.shape.expert_hidden or parts.shape.hidden)
-            again = c.recompute == "selective" and ACTIVATION in c.habits.selective
-            less = (1 - size) * rows + (activation if again else (1 - size) * activation)
+            recomputed = c.recompute == "selective" and ACTIVATION in c.habits.selective
+            less = (1 - size) * rows + (activation if recomputed else (1 - size) * activation)
             less += activation if c.habits.fused and parts.shape.gated else 0.0
         elif "compute" in operator.attributes and c.kernels.products != TF32 and name not in seen:
             seen.add(name)
@@ -170,13 +174,13 @@ def _repeated(parts: Parts, c: Configuration, kinds: int) -> tuple[tuple[str, ..
     They are operators of the recompute, and those that fused backward kernels repeat.
     """
     layers = tuple(f"layers.{index}." for index in range(2 * kinds))
-    again = [
+    recomputed = [
         op.name
         for op in parts.analysis.warm
-        if op.name.startswith("layers.") and (c.habits.kept or c.repeats(op.name))
+        if op.name.startswith("layers.") and (c.habits.saved_outputs or c.repeats(op.name))
     ]
     segments = (
-        [tuple(name for name in again if name.startswith(layer)) for layer in layers]
+        [tuple(name for name in recomputed if name.startswith(layer)) for layer in layers]
         if c.recompute != "none"
         else []
     )
@@ -209,8 +213,8 @@ def _chains(parts: Parts) -> Iterator[tuple[str, ...]]:
     yield from dict.fromkeys(tuple(chain) for chain in chain_of.values())
 
 
-def _kept_outputs(program: Program, c: Configuration, parts: Parts) -> dict[str, float]:
-    """Outputs that layers keep although they are recomputed, by kind."""
+def _saved_outputs(program: Program, c: Configuration, parts: Parts) -> dict[str, float]:
+    """Bytes of the outputs that recomputed layers save, by kind."""
     nbytes: dict[str, float] = {}
     for step in program.steps:
         if (

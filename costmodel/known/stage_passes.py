@@ -63,7 +63,7 @@ class Passes:
         parts = self.parts
         return (
             sum(n * self.ahead(parts[name]) for name, n in members.items()),
-            sum(n * (self.back(parts[name]) + self.again(name)) for name, n in members.items()),
+            sum(n * (self.back(parts[name]) + self.recompute(name)) for name, n in members.items()),
             sum(n * parts[name].weight for name, n in members.items()),
         )
 
@@ -149,7 +149,7 @@ class Passes:
         )
         return float(memory_seconds(part.parameters * traffic, self.cluster.device))
 
-    def again(self, name: str) -> float:
+    def recompute(self, name: str) -> float:
         """Seconds of a part's forward pass that the backward pass repeats."""
         c = self.c
         part = self.parts[name]
@@ -158,7 +158,7 @@ class Passes:
         ):
             return 0.0
         if c.recompute == "selective":
-            return part.again
+            return part.recomputed
         return c.habits.recomputed * self.run(
             part.forward + part.moved_forward, part.issued_forward
         )

@@ -154,7 +154,7 @@ def _predicts_further(b: GraphBuilder, name: str, x: str, labels: str, kinds: Se
 
     Two normalised rows are joined and projected; layers and a head follow.
     """
-    again = b.op(
+    embedded = b.op(
         f"{name}.lookup",
         "aten.embedding.default",
         {"weight": "embed.weight", "indices": "tokens"},
@@ -163,7 +163,7 @@ def _predicts_further(b: GraphBuilder, name: str, x: str, labels: str, kinds: Se
     )[0]
     both = b.join(
         f"{name}.join",
-        (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", again)),
+        (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", embedded)),
         ROWS,
     )
     x = b.linear(

@@ -1,7 +1,7 @@
 """Bytes alive at every moment of a training step, as autograd runs it.
 
 The program is walked forward, then backward. A memory is alive from the moment that makes it to the
-last one that reads it. A kept value is read by its keeper's backward moment. Gradients of a value
+last one that reads it. A saved value is read by its keeper's backward moment. Gradients of a value
 with several readers add up in place. live(t) is the sum of the sizes of all memories alive at t;
 the peak is its maximum. A recomputed segment keeps only its inputs, and is walked again before its
 backward pass.
@@ -26,9 +26,9 @@ from .step_memories import Place, Steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Groups of operators, by name, whose values are computed again in the backward pass.
+    """Groups of operators, by name, whose values are recomputed in the backward pass.
 
-    They are computed again group by group, and not kept.
+    They are recomputed group by group, and not saved.
     """
 
     segments: tuple[tuple[str, ...], ...] = ()
@@ -108,7 +108,7 @@ class _Walk(Steps):
     def run(
         self, index: int, step: Compute | Redistribute, values: dict[Place, int], *, keep: bool
     ) -> None:
-        """Run one step of the forward pass; `keep`: whether values for autograd are kept."""
+        """Run one step of the forward pass; `keep`: whether values are saved for autograd."""
         self.tick(step.tensor if isinstance(step, Redistribute) else step.operator.name)
         segment = -1 if keep else self.segment_of[index]
         if isinstance(step, Redistribute):
@@ -144,7 +144,7 @@ class _Walk(Steps):
                 (graph.loss, self.program.assignment.outputs[graph.loss]),
                 self.new(self.tensors[graph.loss].bytes),
             )
-        again: set[int] = set()
+        recomputed: set[int] = set()
         steps = self.program.steps
         last: dict[int, int] = {}
         for index, segment in enumerate(self.segment_of):
@@ -153,8 +153,8 @@ class _Walk(Steps):
         for index in reversed(range(len(steps))):
             segment = self.segment_of[index]
             step = steps[index]
-            if segment >= 0 and segment not in again:
-                again.add(segment)
+            if segment >= 0 and segment not in recomputed:
+                recomputed.add(segment)
                 self.recompute(segment)
             if isinstance(step, Redistribute):
                 self.redistribute_back(step)

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 STORED = -1
 """The memory of permanently stored tensors, which are counted apart."""
-KEPT, GRADIENT, BUFFER, PASSING, GATHERED = range(5)
+ACTIVATION, GRADIENT, BUFFER, PASSING, GATHERED = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
     """Bytes alive at every moment, by their kind.
 
-    `saved`: bytes that the forward pass of one micro-batch leaves to its backward pass. `gathered`:
-    parameters in used layouts that differ from the stored ones. `moments`: the operator or
-    redistributed tensor of every moment. `saved_of`: the share of `saved` that each of them is the
-    first to keep.
+    `activations`: values saved for the backward pass. `saved`: bytes that the forward pass of one
+    micro-batch leaves to its backward pass. `gathered`: parameters in used layouts that differ from
+    the stored ones. `moments`: the operator or redistributed tensor of every moment. `saved_of`:
+    the share of `saved` that each of them is the first to keep.
     """
 
-    kept: Sequence[float]
+    activations: Sequence[float]
     gradients: Sequence[float]
     buffers: Sequence[float]
     passing: Sequence[float]
@@ -73,9 +73,9 @@ class LiveBytes:
         for memory, (size, birth, death, what) in enumerate(
             zip(self.size, self.birth, self.death, self.what, strict=True)
         ):
-            # Made in the forward pass and read in the backward pass: the value was kept.
+            # Made in the forward pass and read in the backward pass: the value was saved.
             if what in (PASSING, GATHERED) and birth <= self.forward_end < death:
-                what = KEPT if what == PASSING else what
+                what = ACTIVATION if what == PASSING else what
                 keeper = self.keeper.get(memory, self.moments[birth])
                 saved_of[keeper] = saved_of.get(keeper, 0.0) + size
             elif what == GRADIENT and accumulating:
@@ -86,11 +86,11 @@ class LiveBytes:
         for moment, size in self.scratch:
             changes[PASSING][moment] += size
             changes[PASSING][moment + 1] -= size
-        kept, gradients, buffers, passing, gathered = (
+        activations, gradients, buffers, passing, gathered = (
             list(itertools.accumulate(change))[:-1] for change in changes
         )
         return Live(
-            kept=kept,
+            activations=activations,
             gradients=gradients,
             buffers=buffers,
             passing=passing,

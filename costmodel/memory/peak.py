@@ -1,12 +1,12 @@
 """The bytes of a device at the peak of a training step (or of an inference), part by part.
 
     peak = parameters + optimizer state + master weights
-           + max over the moments t of (kept(t) + gradients(t) + buffers(t) + passing(t))
+           + max over the moments t of (activations(t) + gradients(t) + buffers(t) + passing(t))
 
 `predicted_memory` plays the order of the runtime's step (see `runtime_liveness`); `autograd_memory`
 walks a program as plain autograd runs it (see `autograd_liveness`); `stage_occupancy` adds
 allocator and context. `in_flight`: the number of micro-batches (of a pipeline stage, times the
-layers that the program stands for) whose kept activations count. `optimizer_shards`,
+layers that the program stands for) whose activations count. `optimizer_shards`,
 `gradient_shards`: the number of devices over which optimizer state (with master weights) and
 gradients are split, besides the storage of their parameters (ZeRO 1 and 2).
 """
@@ -33,7 +33,7 @@ class Memory:
     """Bytes on one device at its peak, part by part.
 
     `parameters`: with buffers, the needed parts of inputs, and gathered copies. `activations`:
-    values kept by autograd, of all micro-batches in flight. `buffers`: flat messages under way.
+    values saved by autograd, of all micro-batches in flight. `buffers`: flat messages under way.
     `transient`: everything else alive at the peak. Not in the total: `saved`: bytes that one
     micro-batch leaves from its forward to its backward pass; `host`: bytes in the memory of the
     device's host.
@@ -130,7 +130,7 @@ def _at_peak(
     totals = [
         sum(parts)
         for parts in zip(
-            live.kept, live.gradients, live.buffers, live.passing, live.gathered, strict=True
+            live.activations, live.gradients, live.buffers, live.passing, live.gathered, strict=True
         )
     ]
     peak = max(range(len(totals)), key=totals.__getitem__)
@@ -154,7 +154,7 @@ def _at_peak(
         **fixed,
         parameters=states.parameters + live.gathered[peak],
         gradients=states.gradients if main else live.gradients[peak],
-        activations=live.kept[peak] + waiting,
+        activations=live.activations[peak] + waiting,
         buffers=live.buffers[peak],
         transient=live.passing[peak],
     )

@@ -1,6 +1,6 @@
 """Values that autograd keeps from the forward to the backward pass.
 
-They are facts of operators and shares of their keepers. A value is kept in its reader's layout: of
+They are facts of operators and shares of their keepers. A value is saved in its reader's layout: of
 a gathered value the gathered copy lives on. A value that k operators keep is one memory if they use
 it in the same layout, so each bears 1/k of it. A view's memory is all of its source's.
 """
@@ -30,7 +30,7 @@ from autopar.sharding.rules.saved_for_backward import (
 class Facts:
     """An operator's effects on memory, whatever the layouts.
 
-    `view`: its outputs are its first input's memory. `keeps`: the values kept for its backward
+    `view`: its outputs are its first input's memory. `keeps`: the values saved for its backward
     pass. `flows`: its inputs with a gradient, and whether that is (a view of) the output's.
     `scratch`: temporaries of its backward pass. `backward`: whether it has one.
     """
@@ -44,7 +44,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """An operator's share of a kept value.
+    """An operator's share of a saved value.
 
     `nbytes`: for each element of its input (or output) at `position`. `factors`: as in `Made`.
     """
@@ -57,12 +57,12 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The kept values of a graph.
+class SavedValues:
+    """The saved values of a graph.
 
-    `shares`: of every operator that keeps something. `weights`: parameters that are kept in their
-    used layouts. `passing`: shares of the last recomputed segment's operators while it is computed
-    again.
+    `shares`: of every operator that keeps something. `weights`: parameters that are saved in their
+    used layouts. `passing`: shares of the last recomputed segment's operators while it is
+    recomputed.
     """
 
     shares: Mapping[str, tuple[Share, ...]]
@@ -186,14 +186,14 @@ def _permuted(
     return tuple(dims.index(d) for d in order)
 
 
-def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> Kept:
-    """The shares of every operator; nothing is kept outside training.
+def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> SavedValues:
+    """The shares of every operator; nothing is saved outside training.
 
-    Operators of `segments` are computed again in the backward pass: only the inputs of each segment
-    are kept.
+    Operators of `segments` are recomputed in the backward pass: only the inputs of each segment
+    are saved.
     """
     if not analysis.train:
-        return Kept(shares={}, weights=frozenset())
+        return SavedValues(shares={}, weights=frozenset())
     facts = facts_of(analysis)
     tensors = analysis.graph.tensors
     roots: dict[str, str] = {}
@@ -205,9 +205,9 @@ def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> K
         made_in.update(dict.fromkeys(op.outputs, segment))
         if facts[op.name].view:
             roots.update((name, roots.get(op.inputs[0], op.inputs[0])) for name in op.outputs)
-        kept = facts[op.name].keeps
-        places[op.name] = [(False, i, op.inputs[i]) for i in kept.inputs] + [
-            (True, i, op.outputs[i]) for i in kept.outputs
+        saved = facts[op.name].keeps
+        places[op.name] = [(False, i, op.inputs[i]) for i in saved.inputs] + [
+            (True, i, op.outputs[i]) for i in saved.outputs
         ]
         if segment >= 0:
             weights = [
@@ -219,7 +219,7 @@ def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> K
                 if name in made_in and made_in[name] != segment
             ]
             places[op.name] = weights + entering
-    count = Counter(roots.get(name, name) for kept in places.values() for _, _, name in kept)
+    count = Counter(roots.get(name, name) for listed in places.values() for _, _, name in listed)
     shares: dict[str, tuple[Share, ...]] = {}
     for op in analysis.warm:
         made = () if op.name in segment_of else facts[op.name].keeps.made
@@ -236,14 +236,14 @@ def kept_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> K
         if own:
             shares[op.name] = tuple(own)
     used = frozenset(name for name in count if tensors[name].role is Role.PARAMETER)
-    return Kept(
+    return SavedValues(
         shares=shares, weights=used, passing=_passing(analysis, segments[-1]) if segments else {}
     )
 
 
 def _passing(analysis: Analysis, segment: Sequence[str]) -> dict[str, tuple[Share, ...]]:
-    """Shares of a segment's operators while it is computed again: activations only."""
-    shares = kept_values(analysis).shares
+    """Shares of a segment's operators while it is recomputed: activations only."""
+    shares = saved_values(analysis).shares
     activations = (
         (name, tuple(share for share in shares.get(name, ()) if not share.weight))
         for name in segment

@@ -25,10 +25,10 @@ from .peak import Memory
 from .saved_values import facts_of
 from .states import States, Training, states_of
 
-KEPT_SLACK = 0.05
+ACTIVATION_SLACK = 0.05
 PASSING_SLACK = 0.25
-"""The caching allocator's overhead (blocks of other sizes, fragments), as shares of kept and of
-transient bytes.
+"""The caching allocator's overhead (blocks of other sizes, fragments), as shares of activations
+and of transient bytes.
 
 On 22 runs it had reserved 3 to 8 % more than was allocated at the peak
 (MooreThreads/SimuMax@4dcaae51, docs/b200).
@@ -97,7 +97,7 @@ def _excess(
         part = part_of(name)
         if part in excess:
             alive = (
-                live.kept[moment]
+                live.activations[moment]
                 + live.gradients[moment]
                 + live.buffers[moment]
                 + live.passing[moment]
@@ -142,6 +142,8 @@ def occupied(memory: Memory, device: Device, *, expandable: bool = False) -> flo
     MiB, so that free ones serve any size (torch's expandable_segments).
     """
     slack = (
-        0.0 if expandable else KEPT_SLACK * memory.activations + PASSING_SLACK * memory.transient
+        0.0
+        if expandable
+        else ACTIVATION_SLACK * memory.activations + PASSING_SLACK * memory.transient
     )
     return memory.total + slack + device.reserved

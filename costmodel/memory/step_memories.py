@@ -71,7 +71,7 @@ class Steps(LiveBytes):
     # --- forward ---
 
     def compute(self, index: int, step: Compute, values: dict[Place, int], *, keep: bool) -> None:
-        """Run an operator of the forward pass; `keep`: whether values for autograd are kept."""
+        """Run an operator of the forward pass; `keep`: whether values are saved for autograd."""
         facts = self.facts[step.operator.name]
         operator = step.operator
         inputs = [
@@ -200,7 +200,7 @@ class Steps(LiveBytes):
         self.add(place, self.new(self.bytes_of(*place)) if same is None else same)
 
     def read_saved(self, index: int) -> None:
-        """Read the values that autograd has kept for a step."""
+        """Read the values that autograd has saved for a step."""
         for memory in self.saved.get(index, ()):
             self.read(memory)
 

@@ -56,13 +56,13 @@ class SharedLink:
         self._advance(now)
         self.queues.setdefault(sent.stream, []).append(sent)
         # The link is played to its end to know starts and ends, and then put back to the present.
-        kept = (
+        snapshot = (
             self.time,
             {stream: list(queue) for stream, queue in self.queues.items()},
             [(one, one.left) for one in self.waiting()],
         )
         self._advance(math.inf)
-        self.time, self.queues, lefts = kept
+        self.time, self.queues, lefts = snapshot
         for one, left in lefts:
             one.left = left
 

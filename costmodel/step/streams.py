@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .shared_link import Sent, SharedLink
 
 COMPUTE = "compute"
-KEPT = 64
+REMEMBERED = 64
 """The number of remembered transfers above which finished ones are forgotten."""
 
 
@@ -73,7 +73,7 @@ class Clock:
             self._share(sent, after)
         self.free[stream] = sent.end
         self.under_way.append(sent)
-        if len(self.under_way) > KEPT:
+        if len(self.under_way) > REMEMBERED:
             self.under_way = [one for one in self.under_way if one.end > self.now]
         return sent
 

@@ -158,7 +158,7 @@ def differences(
             )
         )
     for name, weight in reference.weights.items():
-        keep = _kept(name, reference, observed, scale, optimizer, precision)
+        keep = _comparable(name, reference, observed, scale, optimizer, precision)
         pair = (weight, observed.weights.get(name))
         entries.append(_entry("weight", name, pair, floor, keep=keep))
     return Report(entries=tuple(entries))
@@ -225,7 +225,7 @@ def _entry(
     )
 
 
-def _kept(
+def _comparable(
     name: str,
     reference: Observation,
     observed: Observation,

@@ -107,7 +107,7 @@ def require_function(case: Sample) -> None:
     # Three calls: the second shows state inside the operator, the one with another seed random
     # numbers.
     first = outputs_of(case)
-    again = outputs_of(case)
+    second = outputs_of(case)
     other = outputs_of(case, seed=SEED + 1)
     if not all(isinstance(value, Tensor) for value in first):
         raise DiscoveryError(f"{case.kind} gives something other than tensors")
@@ -115,7 +115,7 @@ def require_function(case: Sample) -> None:
         raise DiscoveryError(
             f"{case.kind} changes its inputs in place; write it so that it returns what it makes"
         )
-    if not same(first, again):
+    if not same(first, second):
         raise DiscoveryError(
             f"{case.kind} gives other results when it is called again with the same inputs"
         )

@@ -223,7 +223,7 @@ class Stage:
             outputs: tuple[Tensor, ...] = segment.module(*leaves, *parameters, *sources)
         passing.streams.leave(index)
         if passing.keep:
-            # A segment that is computed again keeps neither gathered parameters nor its outputs.
+            # A recomputed segment saves neither gathered parameters nor its outputs.
             passing.tapes[index, number] = _Tape(
                 values=leaves,
                 parameters=parameters if records else [],
@@ -249,7 +249,9 @@ class Stage:
             *program.handed,
         )
         # Units are released after this: outputs must not lie in their memory.
-        values = {place: self.units.lasting(passing.values[index][place]) for place in leaving}
+        values = {
+            place: self.units.surviving_release(passing.values[index][place]) for place in leaving
+        }
         passing.outputs[index] = [values[place] for place in program.output_places]
         passing.updates.update((name, values[place]) for name, place in program.updates)
         passing.values[index] = {place: values[place] for place in program.handed}
@@ -282,7 +284,7 @@ class Stage:
         self.units.wait(self.plan.segments[number].wanted)
         if segment.recomputed:
             with of_segment(passing.late.get((index, number))):
-                self._again(passing, segment, tape)
+                self._recompute(passing, segment, tape)
         outputs = []
         starts = []
         for output, gradient in zip(tape.outputs, upstream, strict=True):
@@ -316,7 +318,7 @@ class Stage:
         for place, gradient in passing.late.pop((index, number)).make():
             passing.gradients.add(place, self.units.travelling(place[0], gradient))
 
-    def _again(self, passing: Passing, segment: LocalSegment, tape: _Tape) -> None:
+    def _recompute(self, passing: Passing, segment: LocalSegment, tape: _Tape) -> None:
         """Run the forward pass once more, with autograd and the same random numbers."""
         flows = segment.differentiable[len(segment.values) :]
         tape.parameters = [

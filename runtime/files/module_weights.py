@@ -105,7 +105,7 @@ def values_from_files(model: LoadedModel, where: str | Path) -> dict[str, Tensor
             f"the weights in {where} are not those of {type(module).__name__}: {listed}"
         )
     return tensors | {
-        name: value for name, value in _made_again(module).items() if name not in tensors
+        name: value for name, value in _computed_buffers(module).items() if name not in tensors
     }
 
 
@@ -152,7 +152,7 @@ def listed_names(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _made_again(module: nn.Module) -> dict[str, Tensor]:
+def _computed_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Buffers on the meta device that no file holds, as the model itself computes them.
 
     Models of transformers can.

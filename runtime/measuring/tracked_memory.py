@@ -125,17 +125,17 @@ def track_module(
 ) -> Tracked:
     """Track a module that returns its loss, on one device.
 
-    recompute: gives the parts of the module that are computed again.
+    recompute: gives the parts of the module that are recomputed.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         module = make().train()
         for part in recompute(module) if recompute is not None else ():
-            part.forward = _again(part.forward)
+            part.forward = _checkpointed(part.forward)
         return track_step(module, module, make_inputs())
 
 
-def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward function that is computed again in the backward pass."""
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward function that is recomputed in the backward pass."""
     return lambda *args, **kwargs: checkpoint(
         forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs
     )
@@ -248,7 +248,7 @@ def _bare(segment: LocalSegment) -> LocalSegment:
 def _rooms(module: ParallelModule) -> list[Tensor]:
     """The tensors of gathered values, which give up the memory behind them and get it again."""
     stages = module.engine.stages.values()
-    return [value for stage in stages for value in stage.units.kept.values()]
+    return [value for stage in stages for value in stage.units.rooms.values()]
 
 
 def bytes_of_views(program: Program | Execution) -> int:

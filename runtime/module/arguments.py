@@ -98,17 +98,17 @@ class Arguments:
         `said`: the names of the arguments that the call gives itself.
         """
         assert self.signature is not None
-        again = "plan again with example inputs like this call"
+        replan = "plan again with example inputs like this call"
         if planned is None or planned is _ABSENT:
             was = "without it" if planned is _ABSENT else "with None for it"
             return (
                 f"the argument {name!r} is given as {_text(value)}, the model was planned {was}: "
-                f"leave it out, or {again}"
+                f"leave it out, or {replan}"
             )
         if name not in said or value is None or value is _ABSENT:
             return (
                 f"the argument {name!r} was planned as {_text(planned)} and is left out: "
-                f"give it so, or {again}"
+                f"give it so, or {replan}"
             )
         if isinstance(value, Mapping) and set(value) & set(self.signature.parameters):
             return (
@@ -117,7 +117,7 @@ class Arguments:
             )
         return (
             f"the argument {name!r} is {_text(value)}, the model was planned with "
-            f"{_text(planned)}: give it so, or {again}"
+            f"{_text(planned)}: give it so, or {replan}"
         )
 
     def _said(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
@@ -163,8 +163,8 @@ def other_input(name: str, given: Tensor, planned: Described, part: tuple[int, .
     rest = planned.shape[1:]
     if given.dim() and tuple(given.shape[1:]) == rest and given.shape[0] != planned.shape[0]:
         batch = given.shape[0]
-        again = f"--batch {batch} (autopar.plan(..., batch={batch}, reuse_from=plan))"
-        return f"{text}: give it a batch of {planned.shape[0]}, or plan again with {again}"
+        options = f"--batch {batch} (autopar.plan(..., batch={batch}, reuse_from=plan))"
+        return f"{text}: give it a batch of {planned.shape[0]}, or plan again with {options}"
     if tuple(given.shape) == tuple(planned.shape):
         return f"{text}: cast it, or plan again with such an input"
     return (

@@ -20,7 +20,7 @@ from autopar.errors import PlanError
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has of its own."""
-_KEPT_WHOLE = (
+_ATOMIC = (
     str,
     bytes,
     int,
@@ -32,6 +32,7 @@ _KEPT_WHOLE = (
     types.ModuleType,
     types.BuiltinFunctionType,
 )
+"""Types whose values are not looked into."""
 LARGEST = 10_000
 """Objects behind an attribute that are looked at; one with more is not kept."""
 
@@ -221,7 +222,7 @@ def _is_plain(value: Any) -> bool:
         present = waiting.pop()
         if isinstance(present, (Tensor, nn.Module)) or len(seen) > LARGEST:
             return False
-        if isinstance(present, _KEPT_WHOLE) or id(present) in seen:
+        if isinstance(present, _ATOMIC) or id(present) in seen:
             continue
         seen.add(id(present))
         alive.append(present)

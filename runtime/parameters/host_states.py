@@ -37,15 +37,15 @@ class HasHostParameters(Protocol):
 class Leaving:
     """Copies to the host under way; the copied tensors stay until they are `done`."""
 
-    def __init__(self, done: Any = None, kept: Values | None = None) -> None:
+    def __init__(self, done: Any = None, sources: Values | None = None) -> None:
         self.done = done
-        self.kept = kept
+        self.sources = sources
 
     def wait(self) -> None:
         """Let the host wait for the copies, and the tensors go."""
         if self.done is not None:
             self.done.synchronize()
-        self.kept = None
+        self.sources = None
 
 
 class Link:
@@ -88,7 +88,7 @@ class CudaLink(Link):
 
     def store(self, values: Values) -> Leaving:
         """The values lie in pinned memory from now on, and are there when the copies have ended."""
-        kept = [value.detach() for value in values]
+        sources = [value.detach() for value in values]
         self.outgoing.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.outgoing):
             for value in values:
@@ -96,7 +96,7 @@ class CudaLink(Link):
                 copy = torch.empty_like(value, device="cpu", pin_memory=True)
                 copy.copy_(value, non_blocking=True)
                 value.data = copy
-        return Leaving(self.outgoing.record_event(), kept)
+        return Leaving(self.outgoing.record_event(), sources)
 
 
 def host_states(optimizer: Optimizer, module: nn.Module) -> Optimizer:

@@ -68,7 +68,7 @@ class ParameterUnits:
         self.factors = gradient_factors(plan)
         self.values: dict[PlacedValue, Tensor] = {}
         # Tensors of units in mode per_pass, with memory while they are gathered.
-        self.kept: dict[PlacedValue, Tensor] = {}
+        self.rooms: dict[PlacedValue, Tensor] = {}
         self.held: set[int] = set()
         self.coming: dict[int, Moving] = {}
         # Units, whether they end in a sum in place, and their gradients under way.
@@ -147,23 +147,23 @@ class ParameterUnits:
 
     def _room(self, place: PlacedValue, shape: tuple[int, ...]) -> Tensor:
         """The tensor of a gathered value, with memory behind it."""
-        tensor = self.kept.get(place)
+        tensor = self.rooms.get(place)
         if tensor is None:
             # A call for inference may be the first: autograd takes none of the tensors that are
             # made in its mode.
             with torch.inference_mode(False):
                 tensor = torch.empty(shape, dtype=self.dtypes[place[0]], device=self.device)
-            self.kept[place] = tensor
+            self.rooms[place] = tensor
         else:
             tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
         return tensor
 
-    def lasting(self, value: Tensor) -> Tensor:
+    def surviving_release(self, value: Tensor) -> Tensor:
         """A value that survives the release of units.
 
         It is a copy if it shares memory with a unit in mode per_pass.
         """
-        gathered = {tensor.untyped_storage()._cdata for tensor in self.kept.values()}
+        gathered = {tensor.untyped_storage()._cdata for tensor in self.rooms.values()}
         return value.clone() if value.untyped_storage()._cdata in gathered else value
 
     def release(self, number: int) -> None:
@@ -176,8 +176,8 @@ class ParameterUnits:
             for place in group.ends:
                 self.values.pop(place, None)
                 # The tensor stays, for autograd may have saved it; only its memory goes.
-                if place in self.kept:
-                    self.kept[place].untyped_storage().resize_(0)
+                if place in self.rooms:
+                    self.rooms[place].untyped_storage().resize_(0)
 
     # --- gradients ---
 

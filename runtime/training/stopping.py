@@ -29,7 +29,7 @@ from .saving import finish_saving
 GRACE = 25.0
 """Seconds between the signal and the end; Kubernetes gives 30 before it kills, Slurm as many."""
 TOO_LATE = 128 + signal.SIGTERM
-AGAIN = 75
+RESTART = 75
 """The exit code of ranks to be restarted without the lost machine: no failure and not the end."""
 BETWEEN_MACHINES = 2.0
 """Seconds within which a signal for all machines reaches the last of them."""
@@ -78,8 +78,8 @@ class _Bell:
     def code(self) -> int:
         """The exit code of this rank after its save; every rank asks at the same point.
 
-        `AGAIN` if another machine heard the signal, this one did not, and its launcher may restart
-        it.
+        `RESTART` if another machine heard the signal, this one did not, and its launcher may
+        restart it.
         """
         machines = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
         own = int(os.environ.get("GROUP_RANK", "0"))
@@ -99,7 +99,7 @@ class _Bell:
             return 0
         allowed = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        return AGAIN if restarts < allowed else 0
+        return RESTART if restarts < allowed else 0
 
 
 def _tell_end(done: int, code: int) -> None:

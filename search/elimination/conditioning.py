@@ -31,7 +31,7 @@ from .schedules import MAX_ENTRIES, Schedule, last_of, schedule, typical_schedul
 ROUNDS = 4
 """The largest number of rounds of elimination and descent in an improvement."""
 CASES = 4
-"""Cases of choices of the split variables, the last ones, whose solvers are kept."""
+"""Cases of choices of the split variables, the last ones, whose solvers are cached."""
 PRUNE_WORK = 6e8
 """Additions of an elimination above which choices are pruned first."""
 
@@ -107,13 +107,13 @@ class Minimiser:
         self._free = self._free or self.minimise(close=close)
         return self._free
 
-    def without(self, kept: Sequence[Indices]) -> "Minimiser":
-        """The solver of the graph with only the kept choices, with the same variables split."""
+    def without(self, remaining: Sequence[Indices]) -> "Minimiser":
+        """The solver of the graph of only the remaining choices, with the same variables split."""
         other = copy(self)
         other._improving = None
         other._free = None
-        other.graph = restrict(self.graph, kept)
-        other.relaxed = restrict(self.relaxed, [kept[origin] for origin in self.origins])
+        other.graph = restrict(self.graph, remaining)
+        other.relaxed = restrict(self.relaxed, [remaining[origin] for origin in self.origins])
         other.plan = schedule(other.relaxed, max_entries=self.max_entries)
         return other
 

@@ -59,18 +59,18 @@ def condition(graph: CostGraph, settled: Mapping[int, int]) -> CostGraph:
     )
 
 
-def restrict(graph: CostGraph, kept: Sequence[Indices]) -> CostGraph:
-    """Return the graph with only the kept choices of each variable.
+def restrict(graph: CostGraph, remaining: Sequence[Indices]) -> CostGraph:
+    """Return the graph with only the remaining choices of each variable.
 
     Equal cuts of a shared table stay shared.
     """
-    # Choices kept alike have one number, the first variable's: with the table's number it names a
-    # cut, so that equal layers share their cuts.
+    # Variables with the same remaining choices have one number, the first variable's: with the
+    # table's number it names a cut, so that equal layers share their cuts.
     cuts: dict[tuple[int, ...], Table] = {}
     numbers: dict[tuple[int, bytes], int] = {}
     names = [
-        numbers.setdefault((size, keep.tobytes()), v)
-        for v, (size, keep) in enumerate(zip(graph.sizes, kept, strict=True))
+        numbers.setdefault((size, indices.tobytes()), v)
+        for v, (size, indices) in enumerate(zip(graph.sizes, remaining, strict=True))
     ]
 
     interner = graph.interner
@@ -78,17 +78,17 @@ def restrict(graph: CostGraph, kept: Sequence[Indices]) -> CostGraph:
     def row(table: Table, v: int) -> Table:
         key = (interner.number(table), names[v])
         if key not in cuts:
-            cuts[key] = table[kept[v]]
+            cuts[key] = table[remaining[v]]
         return cuts[key]
 
     def cut(table: Table, u: int, v: int) -> Table:
         key = (interner.number(table), names[u], names[v])
         if key not in cuts:
-            cuts[key] = table[np.ix_(kept[u], kept[v])]
+            cuts[key] = table[np.ix_(remaining[u], remaining[v])]
         return cuts[key]
 
     return CostGraph(
-        sizes=tuple(len(keep) for keep in kept),
+        sizes=tuple(len(indices) for indices in remaining),
         unary=tuple(row(table, v) for v, table in enumerate(graph.unary)),
         edges={(u, v): cut(table, u, v) for (u, v), table in graph.edges.items()},
         memory=None

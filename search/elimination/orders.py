@@ -35,7 +35,7 @@ OVERHEAD = float(1 << 14)
 """The fixed cost of one join, in additions."""
 TYPICAL = 64
 """Choices of a variable if sizes are omitted."""
-ORDERS_KEPT = 16
+CACHED_ORDERS = 16
 """Orders in the cache: those of a model, with and without a memory limit, and of a few other
 models.
 """
@@ -82,7 +82,7 @@ class Structure:
     sizes: tuple[int, ...] = ()
 
 
-@functools.lru_cache(maxsize=ORDERS_KEPT)
+@functools.lru_cache(maxsize=CACHED_ORDERS)
 def order(structure: Structure, *, max_entries: float = math.inf, by_fill: bool = False) -> Order:
     """Return an order with little work.
 

@@ -31,17 +31,19 @@ save.
 class Reduction:
     """A smaller graph with the same optimum.
 
-    `kept[v]`: the original choices of the reduced variable. `substitutes[v]`: for each original
-    choice itself, its replacement, or -1 if it is forbidden; None if all were kept.
+    `surviving[v]`: the original choices of the reduced variable. `substitutes[v]`: for each
+    original choice itself, its replacement, or -1 if it is forbidden; None if all survive.
     """
 
     graph: CostGraph
-    kept: tuple[Indices, ...]
+    surviving: tuple[Indices, ...]
     substitutes: tuple[Indices | None, ...]
 
     def restore(self, choices: Sequence[int]) -> list[int]:
         """The original graph's choice indices."""
-        return [int(kept[choice]) for kept, choice in zip(self.kept, choices, strict=True)]
+        return [
+            int(indices[choice]) for indices, choice in zip(self.surviving, choices, strict=True)
+        ]
 
 
 def reduce(graph: CostGraph, *, prune: bool = True, memory: bool = True) -> Reduction:
@@ -54,16 +56,16 @@ def reduce(graph: CostGraph, *, prune: bool = True, memory: bool = True) -> Redu
 
 
 class _Reducer:
-    """The kept choices (as interned index arrays) while they shrink."""
+    """The surviving choices (as interned index arrays) while they shrink."""
 
     def __init__(self, graph: CostGraph, memory: Sequence[Table] | None) -> None:
         self.tables = Interner()
-        self.keeps = Interner()
+        self.index_sets = Interner()
         self.unary = [self.tables.number(table) for table in graph.unary]
         self.memory = None if memory is None else [self.tables.number(table) for table in memory]
         self.edges = {edge: self.tables.number(table) for edge, table in graph.edges.items()}
         full = {size: np.arange(size) for size in set(graph.sizes)}
-        self.keep = [self.keeps.number(full[size]) for size in graph.sizes]
+        self.surviving = [self.index_sets.number(full[size]) for size in graph.sizes]
         self.incident: list[list[tuple[int, int, int]]] = [[] for _ in graph.sizes]
         for (u, v), table in self.edges.items():
             self.incident[u].append((table, 0, v))
@@ -73,44 +75,51 @@ class _Reducer:
 
     def run(self, prune: bool) -> Reduction:
         judged: dict[object, tuple[int, Indices | None]] = {}
-        for v in range(len(self.keep) if prune else 0):
+        for v in range(len(self.surviving) if prune else 0):
             # Equal signatures, as of equal layers, have equal results.
             around = tuple(
-                sorted((table, side, self.keep[u]) for table, side, u in self.incident[v])
+                sorted((table, side, self.surviving[u]) for table, side, u in self.incident[v])
             )
-            signature = (self.unary[v], self.memory[v] if self.memory else -1, self.keep[v], around)
+            signature = (
+                self.unary[v],
+                self.memory[v] if self.memory else -1,
+                self.surviving[v],
+                around,
+            )
             if signature not in judged:
                 judged[signature] = self._judge(v, around)
-            self.keep[v], self.substitutes[v] = judged[signature]
+            self.surviving[v], self.substitutes[v] = judged[signature]
         return self._fold()
 
-    def _kept(self, v: int) -> Indices:
-        return np.asarray(self.keeps.arrays[self.keep[v]], dtype=np.int64)
+    def _indices(self, v: int) -> Indices:
+        return np.asarray(self.index_sets.arrays[self.surviving[v]], dtype=np.int64)
 
     def _judge(self, v: int, around: Sequence[tuple[int, int, int]]) -> tuple[int, Indices | None]:
-        mine = self.keep[v]
+        mine = self.surviving[v]
         rows = [
             self._slice(table, mine, other) if side == 0 else self._slice(table, other, mine).T
             for table, side, other in around
         ]
-        kept = self._kept(v)
+        indices = self._indices(v)
         unary = self._row(self.unary[v], v)
-        memory = self._row(self.memory[v], v) if self.memory else np.zeros(len(kept))
+        memory = self._row(self.memory[v], v) if self.memory else np.zeros(len(indices))
         instead = substitutes(unary, memory, rows)
-        alive = np.flatnonzero(instead == np.arange(len(kept)))
+        alive = np.flatnonzero(instead == np.arange(len(indices)))
         return (
-            (mine, None) if len(alive) == len(kept) else (self.keeps.number(kept[alive]), instead)
+            (mine, None)
+            if len(alive) == len(indices)
+            else (self.index_sets.number(indices[alive]), instead)
         )
 
     def _row(self, table: int, v: int) -> Table:
-        return np.asarray(self.tables.arrays[table][self._kept(v)])
+        return np.asarray(self.tables.arrays[table][self._indices(v)])
 
-    def _slice(self, table: int, keep_u: int, keep_v: int) -> Table:
-        key = (table, keep_u, keep_v)
+    def _slice(self, table: int, set_u: int, set_v: int) -> Table:
+        key = (table, set_u, set_v)
         if key not in self.slices:
             array = self.tables.arrays[table]
-            rows = self.keeps.arrays[keep_u]
-            columns = self.keeps.arrays[keep_v]
+            rows = self.index_sets.arrays[set_u]
+            columns = self.index_sets.arrays[set_v]
             whole = array.shape == (len(rows), len(columns))
             self.slices[key] = np.asarray(
                 array if whole else array[np.ix_(rows, columns)], dtype=np.float64
@@ -119,11 +128,11 @@ class _Reducer:
 
     def _fold(self) -> Reduction:
         """Return the reduced graph; an edge with a settled end joins the other end's costs."""
-        sizes = tuple(len(self._kept(v)) for v in range(len(self.keep)))
+        sizes = tuple(len(self._indices(v)) for v in range(len(self.surviving)))
         edges: dict[Edge, Table] = {}
         extra: list[list[tuple[int, int, int]]] = [[] for _ in sizes]
         for (u, v), table in self.edges.items():
-            key = (table, self.keep[u], self.keep[v])
+            key = (table, self.surviving[u], self.surviving[v])
             if sizes[u] > 1 and sizes[v] > 1:
                 edges[u, v] = self._slice(*key)
             else:
@@ -132,7 +141,7 @@ class _Reducer:
         unary = []
         # Equal sums become one array, so that the search recognises equal layers.
         for v in range(len(sizes)):
-            signature = (self.unary[v], self.keep[v], tuple(sorted(extra[v])))
+            signature = (self.unary[v], self.surviving[v], tuple(sorted(extra[v])))
             if signature not in rows:
                 rows[signature] = sum(
                     (self._slice(*key).reshape(-1) for key in sorted(extra[v])),
@@ -147,12 +156,12 @@ class _Reducer:
         small = CostGraph(sizes=sizes, unary=tuple(unary), edges=edges, memory=memory)
         return Reduction(
             graph=small,
-            kept=tuple(self._kept(v) for v in range(len(sizes))),
+            surviving=tuple(self._indices(v) for v in range(len(sizes))),
             substitutes=tuple(self.substitutes),
         )
 
     def _memory_row(self, v: int, table: int, rows: dict[object, Table]) -> Table:
-        signature = ("memory", table, self.keep[v])
+        signature = ("memory", table, self.surviving[v])
         if signature not in rows:
             rows[signature] = self._row(table, v)
         return rows[signature]

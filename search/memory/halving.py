@@ -33,7 +33,7 @@ GOAL = 5e-3
 class Node:
     """The remaining choices, and the two sides of the dual, as choices of the whole graph."""
 
-    kept: list[Indices]
+    remaining: list[Indices]
     over: list[int]
     within: list[int]
 
@@ -44,7 +44,7 @@ def halve(
     """The best assignment and a bound, after at most `NODES` nodes."""
     graph = solver.graph
     root = Node(
-        kept=[np.arange(size) for size in graph.sizes],
+        remaining=[np.arange(size) for size in graph.sizes],
         over=dual.over.choices,
         within=dual.within.choices,
     )
@@ -60,10 +60,10 @@ def halve(
         if not children:
             break
         heapq.heappop(heap)
-        for kept in children:
+        for remaining in children:
             count += 1
             try:
-                small, child = prepare(restrict(graph, kept), max_entries=solver.max_entries)
+                small, child = prepare(restrict(graph, remaining), max_entries=solver.max_entries)
                 # Four times nearer than the goal, so that the inner gap does not decide whether the
                 # goal is reached.
                 inner, fitting, value = dual_of(child, limit, close=GOAL / 4)
@@ -71,24 +71,25 @@ def halve(
                 continue  # the child is empty, and bounds nothing
             best = min(
                 best,
-                point(graph, _whole(kept, small.restore(fitting.choices))),
+                point(graph, _whole(remaining, small.restore(fitting.choices))),
                 key=lambda each: each.cost,
             )
             # A child whose optimum without a limit fits is not halved: equal sides have no
             # children.
             sides = (fitting, fitting) if inner is None else (inner.over, inner.within)
-            over, within = (_whole(kept, small.restore(side.choices)) for side in sides)
+            over, within = (_whole(remaining, small.restore(side.choices)) for side in sides)
             # The parent's bound holds for its children too, and may be the higher of the two.
             heapq.heappush(
-                heap, (max(bound, value), count, Node(kept=kept, over=over, within=within))
+                heap,
+                (max(bound, value), count, Node(remaining=remaining, over=over, within=within)),
             )
         report(best.choices, dual.bound, dual.price)
     # The open nodes hold every assignment within the limit. A bound above the target is of no use.
     return best, min([min(best.cost, cutoff), *(entry[0] for entry in heap)])
 
 
-def _whole(kept: Sequence[Indices], choices: Sequence[int]) -> list[int]:
-    return [int(keep[choice]) for keep, choice in zip(kept, choices, strict=True)]
+def _whole(remaining: Sequence[Indices], choices: Sequence[int]) -> list[int]:
+    return [int(indices[choice]) for indices, choice in zip(remaining, choices, strict=True)]
 
 
 def children_of(solver: Minimiser, node: Node) -> list[list[Indices]]:
@@ -106,6 +107,6 @@ def children_of(solver: Minimiser, node: Node) -> list[list[Indices]]:
     v = max(range(len(bytes_)), key=lambda u: abs(bytes_[u][0] - bytes_[u][1]), default=-1)
     if v < 0 or bytes_[v][0] == bytes_[v][1]:
         return []
-    thrifty = memory[v][node.kept[v]] <= sum(bytes_[v]) / 2
-    halves = [node.kept[v][thrifty], node.kept[v][~thrifty]]
-    return [[*node.kept[:v], half, *node.kept[v + 1 :]] for half in halves if len(half)]
+    thrifty = memory[v][node.remaining[v]] <= sum(bytes_[v]) / 2
+    halves = [node.remaining[v][thrifty], node.remaining[v][~thrifty]]
+    return [[*node.remaining[:v], half, *node.remaining[v + 1 :]] for half in halves if len(half)]

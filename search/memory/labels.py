@@ -190,9 +190,9 @@ def _undominated(front: _Frontier, sizes: Sequence[int], price: float) -> Indice
     # By group, then memory: a label stays if its rank is below all before it. The offset makes each
     # group start anew.
     key = rank[order] - group[order] * (count + 1)
-    kept = np.ones(count, dtype=bool)
-    kept[1:] = key[1:] < np.minimum.accumulate(key)[:-1]
-    return np.sort(order[kept])
+    undominated = np.ones(count, dtype=bool)
+    undominated[1:] = key[1:] < np.minimum.accumulate(key)[:-1]
+    return np.sort(order[undominated])
 
 
 def _trace(front: _Frontier, label: int, count: int) -> list[int]:

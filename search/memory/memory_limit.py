@@ -162,16 +162,17 @@ def _filtered(problem: _Problem, dual: Dual, best: Point) -> Outcome | None:
     # Marginals are of cost + price * memory. An assignment within the limit that is cheaper than
     # the target has less of it than target + price * limit, and so have the marginals of its
     # choices.
-    kept = survivors(solver, least, target + dual.price * problem.limit)
+    surviving = survivors(solver, least, target + dual.price * problem.limit)
     bound = target
-    if kept is not None:
-        if sum(map(len, kept)) > FEWER * sum(graph.sizes):
+    if surviving is not None:
+        if sum(map(len, surviving)) > FEWER * sum(graph.sizes):
             return None
-        small, child = prepare(restrict(graph, kept), max_entries=solver.max_entries)
+        small, child = prepare(restrict(graph, surviving), max_entries=solver.max_entries)
 
         def restored(choices: Sequence[int]) -> list[int]:
             return [
-                int(keep[choice]) for keep, choice in zip(kept, small.restore(choices), strict=True)
+                int(indices[choice])
+                for indices, choice in zip(surviving, small.restore(choices), strict=True)
             ]
 
         def report(choices: list[int], bound: float, price: float) -> None:
@@ -183,9 +184,9 @@ def _filtered(problem: _Problem, dual: Dual, best: Point) -> Outcome | None:
                 child, problem.limit, cutoff=target, depth=problem.depth, report=report
             )
         except (Infeasible, NoAssignment):
-            # An answer, not a failure. `kept` holds every assignment within the limit that costs
-            # less than the target; if none of these fits, or all are forbidden, the target is the
-            # bound. `best` fits the limit of the whole graph, whose least memory `dual_of` has
+            # An answer, not a failure. `surviving` holds every assignment within the limit that
+            # costs less than the target; if none of these fits, or all are forbidden, the target is
+            # the bound. `best` fits the limit of the whole graph, whose least memory `dual_of` has
             # checked.
             pass
         else:

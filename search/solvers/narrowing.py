@@ -1,7 +1,7 @@
 """From a bound to the optimum on too wide graphs: rule out choices and raise the bound, in turns.
 
-    kept_v   =  { c : marginal_v[c] < cost of the incumbent }
-    share_i  <-  share_i - step * (marginal_i - mean over the copies of marginal)
+    surviving_v  =  { c : marginal_v[c] < cost of the incumbent }
+    share_i     <-  share_i - step * (marginal_i - mean over the copies of marginal)
 
 - Marginals that reach the best cost rule out choices: tables become smaller, fewer variables are
   split, and in the end the elimination is exact.
@@ -71,13 +71,13 @@ def narrow(
         spent += PASS * solver.plan.work
         total = sum(solver.graph.sizes)
         least = marginals(solver.plan, minimum.tables)
-        kept = survivors(solver, least, known.cost)
-        if kept is None:
+        surviving = survivors(solver, least, known.cost)
+        if surviving is None:
             known.prove(known.cost, proof)
             return None
-        left = sum(map(len, kept))
+        left = sum(map(len, surviving))
         if left <= FEWER * total:
-            small, solver = _without(small, solver, kept, least, step)
+            small, solver = _without(small, solver, surviving, least, step)
             # Half of the choices are gone, so that some split variables may become one again.
             if not solver.exact and left <= merged / 2:
                 solver.merge()
@@ -106,7 +106,7 @@ def narrow(
 def _without(
     small: Reduction,
     solver: Minimiser,
-    kept: Sequence[Indices],
+    surviving: Sequence[Indices],
     least: Sequence[Table],
     step: float,
 ) -> tuple[Reduction, Minimiser]:
@@ -115,18 +115,18 @@ def _without(
     The solver is exact if that is quick, else it has the same variables split, whose unary tables
     then move by `step`.
     """
-    cut = solver.without(kept)
+    cut = solver.without(surviving)
     rest = reduce(cut.graph, prune=False, memory=False)
     plan = typical_schedule(rest.graph)
-    chosen = tuple(old[now] for old, now in zip(small.kept, kept, strict=True))
+    chosen = tuple(old[now] for old, now in zip(small.surviving, surviving, strict=True))
     if plan.widest <= MAX_ENTRIES and plan.work <= PRUNE_WORK:
         folded = replace(
             small,
             graph=rest.graph,
-            kept=tuple(old[now] for old, now in zip(chosen, rest.kept, strict=True)),
+            surviving=tuple(old[now] for old, now in zip(chosen, rest.surviving, strict=True)),
         )
         return folded, Minimiser(rest.graph, max_entries=MAX_ENTRIES, plan=plan)
     cut.tighten(
-        [table[kept[origin]] for origin, table in zip(cut.origins, least, strict=True)], step
+        [table[surviving[origin]] for origin, table in zip(cut.origins, least, strict=True)], step
     )
-    return replace(small, graph=cut.graph, kept=chosen), cut
+    return replace(small, graph=cut.graph, surviving=chosen), cut

@@ -195,4 +195,4 @@ class _Recursion:
             chosen = Minimiser(small, max_entries=WIDTH).minimise(price).choices
         else:
             chosen = plan.assignment(plan.evaluate(price))
-        return [int(keep[choice]) for keep, choice in zip(candidates, chosen, strict=True)]
+        return [int(indices[choice]) for indices, choice in zip(candidates, chosen, strict=True)]

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autopar.costmodel.memory.saved_values import kept_values
+from autopar.costmodel.memory.saved_values import saved_values
 from autopar.ir import Role
 from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.planning.space import Multiplicities
@@ -130,7 +130,7 @@ def _carries_parameter(tables: Tables, variable: Variable) -> bool:
 
 def saved_bytes(tables: Tables, solution: Solution, work: Multiplicities) -> float:
     """Return the bytes saved of a micro-batch from its forward to its backward pass."""
-    kept = kept_values(tables.analysis, work.segments)
+    kept = saved_values(tables.analysis, work.segments)
     total = []
     for variable, choice in zip(tables.variables, solution.choices, strict=True):
         if variable.what != "operator":

@@ -51,7 +51,7 @@ def saved_and_excess(costed: CostedProgram) -> tuple[Floats, Floats]:
     for moment, name in enumerate(live.moments):
         if name in costed.places:
             index = costed.places[name]
-            alive = live.kept[moment] + live.gradients[moment] + live.passing[moment]
+            alive = live.activations[moment] + live.gradients[moment] + live.passing[moment]
             excess[index] = max(float(excess[index]), alive - float(so_far[index]))
     _add_inputs(costed, saved)
     return saved, excess

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.memory.saved_values import Kept, kept_values
+from autopar.costmodel.memory.saved_values import SavedValues, saved_values
 from autopar.costmodel.redistribution.layout_space import LayoutSpace
 from autopar.costmodel.step.casts import cast_seconds
 from autopar.costmodel.step.mesh_prices import storage_bytes, update_seconds
@@ -216,11 +216,11 @@ class Choosing:
         return self.known.once(key, make)
 
 
-def values_kept(basis: Basis) -> Kept:
+def values_kept(basis: Basis) -> SavedValues:
     """Return the values that every operator keeps for its backward pass."""
     segments = basis.work.segments
     return basis.known.once(
-        ("kept values", segments), lambda: kept_values(basis.analysis, segments)
+        ("kept values", segments), lambda: saved_values(basis.analysis, segments)
     )
 
 

@@ -25,9 +25,9 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute, live_bytes
 from autopar.costmodel.memory.peak import Memory, autograd_memory, predicted_memory
 from autopar.costmodel.memory.precision import PRECISIONS, Precision, precision_named
-from autopar.costmodel.memory.saved_values import facts_of, kept_values
+from autopar.costmodel.memory.saved_values import facts_of, saved_values
 from autopar.costmodel.memory.stage_occupancy import (
-    KEPT_SLACK,
+    ACTIVATION_SLACK,
     PASSING_SLACK,
     Load,
     loads,
@@ -506,15 +506,15 @@ def test_recompute_keeps_less_and_never_forgets_what_is_alive(
     plain = live_bytes(program, facts, Autograd())
     again = live_bytes(program, facts, Autograd(recompute=_segments(parts, 2, word)))
     assert again.saved < plain.saved
-    assert max(map(sum, zip(again.kept, again.passing, strict=True))) <= max(
-        map(sum, zip(plain.kept, plain.passing, strict=True))
+    assert max(map(sum, zip(again.activations, again.passing, strict=True))) <= max(
+        map(sum, zip(plain.activations, plain.passing, strict=True))
     )
     for live in (plain, again):
-        assert min(min(live.kept), min(live.gradients), min(live.passing)) > -1e-3, (
+        assert min(min(live.activations), min(live.gradients), min(live.passing)) > -1e-3, (
             "nothing is freed twice"
         )
         assert sum(live.saved_of.values()) == pytest.approx(live.saved)
-        assert live.kept[-1] == live.passing[-1] == pytest.approx(0.0, abs=1e-3), (
+        assert live.activations[-1] == live.passing[-1] == pytest.approx(0.0, abs=1e-3), (
             "nothing is left at the end"
         )
 
@@ -530,7 +530,7 @@ def test_inference_keeps_nothing() -> None:
     assert (memory.gradients, memory.optimizer, memory.activations, memory.saved) == (0, 0, 0, 0)
     assert memory.parameters > 0
     assert memory.transient > 0
-    assert not kept_values(analysis).shares
+    assert not saved_values(analysis).shares
 
 
 def test_occupied_adds_gaps_and_the_context() -> None:
@@ -546,7 +546,7 @@ def test_occupied_adds_gaps_and_the_context() -> None:
         saved=60.0,
     )
     assert occupied(memory, device) == pytest.approx(
-        100 + 60 * KEPT_SLACK + 30 * PASSING_SLACK + device.reserved
+        100 + 60 * ACTIVATION_SLACK + 30 * PASSING_SLACK + device.reserved
     )
     assert occupied(memory, device, expandable=True) == 100 + device.reserved, (
         "segments that grow leave no gaps"

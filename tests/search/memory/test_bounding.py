@@ -81,7 +81,7 @@ def test_halves_of_a_node_divide_its_choices(seed: int) -> None:
     over = [int(table.argmax()) for table in memory]
     within = [int(table.argmin()) for table in memory]
     halves = children_of(
-        solver, Node(kept=[np.arange(size) for size in graph.sizes], over=over, within=within)
+        solver, Node(remaining=[np.arange(size) for size in graph.sizes], over=over, within=within)
     )
     if all(table.max() == table.min() for table in memory):
         assert halves == []
