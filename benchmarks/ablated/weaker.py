@@ -23,6 +23,7 @@ NEVER = 100.0
 WEAKER: Mapping[str, Any] = {
     # The outer search.
     "close": 1e-2,
+    "margin": 0.0,
     "patience": 6,
     "plain_axes": 1,
     "finer": 0,

@@ -17,6 +17,10 @@ class Effort:
 
     close: float = 1e-3
     """The share by which a promise must be below the incumbent to be looked at."""
+    margin: float = 0.025
+    """The share by which a program without stages may be faster than the bound of its tables, as
+    these count units of parameters and what hides them only on average.
+    """
     patience: int = 24
     """Candidates played without a faster program until the search ends; the bound counts the rest.
     """

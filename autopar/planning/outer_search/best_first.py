@@ -67,7 +67,8 @@ Node = Place | Candidate | Case | Solved
 class BestFirst:
     """The search of one request.
 
-    `programs`: the incumbents, the fastest first, `incumbents`: their solutions. `failures`: of
+    `programs`: the incumbents, the fastest first, `incumbents`: their solutions. `fastest`: the
+    fastest solution as it was played, of those with stages (True) and without. `failures`: of
     whole programs. `misfits`: cases that do not fit the memory. `forbidden`: the number of places
     that pins forbid. `complete`: whether the search ran to its end. `idle`: candidates played since
     the last program that was faster than the incumbent.
@@ -83,6 +84,7 @@ class BestFirst:
         self.whole = WholePrograms(self.evaluator)
         self.programs: list[Program] = []
         self.incumbents: list[Played] = []
+        self.fastest: dict[bool, Played] = {}
         self.misfits: list[Misfit] = []
         self.failures: list[Infeasible] = []
         self.forbidden = 0
@@ -314,6 +316,7 @@ class BestFirst:
         self.played.add(solved.candidate)
         try:
             for played in self.evaluator.play(solved, self.best):
+                self._note(played)
                 if played.seconds < self.best:
                     self._challenge(played)
         except Infeasible as error:
@@ -323,6 +326,12 @@ class BestFirst:
                 self._challenge(
                     Played(solved=solved, seconds=math.inf, memory=math.inf, limited=True)
                 )
+
+    def _note(self, played: Played) -> None:
+        """Remember the fastest program with stages, and without, for their meshes to be split."""
+        staged = played.solved.candidate.stages > 1
+        if staged not in self.fastest or played.seconds < self.fastest[staged].seconds:
+            self.fastest[staged] = played
 
     def _challenge(self, played: Played) -> None:
         """Compare the whole program of a solution with the incumbent."""
@@ -356,12 +365,9 @@ class BestFirst:
                         self._play(solved)
 
     def _best_places(self) -> list[Played]:
-        """The incumbents with and without stages, as far as these are near the best."""
-        # Incumbents are in order, the fastest first, so the first of each kind is its best.
-        alone = [one for one in self.incumbents if one.solved.candidate.stages == 1]
-        staged = [one for one in self.incumbents if one.solved.candidate.stages > 1]
-        near = [one for one in (*alone[:1], *staged[:1]) if one.seconds < EFFORT.near * self.best]
-        return near
+        """The fastest programs with and without stages, as far as these are near the best."""
+        fastest = (self.fastest[staged] for staged in (False, True) if staged in self.fastest)
+        return [played for played in fastest if played.seconds < EFFORT.near * self.best]
 
     def _report(self, text: str) -> None:
         if self._progress:

@@ -252,15 +252,13 @@ class CandidateSolver:
         elif self.request.train:
             seconds += exposed_seconds(tables, solution, replace(work, hidden=case.hidden))
         bound = self.least(candidate, solution.lower_bound)
-        # Cuts into unequal stages may be faster than equal ones, and tables tell little of steps
-        # that mostly launch: what they surely say is the bound.
         return Solved(
             case=case,
             tables=tables,
             solution=solution,
             seconds=seconds,
             bound=bound,
-            promise=bound if stages > 1 or self.is_brief else seconds,
+            promise=bound if stages > 1 else (1 - EFFORT.margin) * bound,
             # A pipeline whose best schedule lacks memory is bound by memory, too.
             free=free and not short,
             beyond=beyond,

@@ -115,14 +115,13 @@ class Evaluator:
     # --- Programs. ---
 
     def play(self, solved: Solved, below: float = math.inf) -> list[Played]:
-        """The programs of a case that take less than `below` seconds, the fastest first.
+        """The programs of a case, the fastest first, up to `near` times `below` seconds.
 
         They differ in the share of the parameters' collectives that their tables take as hidden.
         Raises `Infeasible` where no program fits the memory.
         """
         staged = solved.candidate.stages > 1
-        # The share matters little to a pipeline: one far behind at one share is not looked at.
-        enough = EFFORT.near * below if staged else below
+        enough = EFFORT.near * below
         programs: list[Played] = []
         failures: list[Infeasible] = []
         for other in self._at_shares(solved):
@@ -131,6 +130,7 @@ class Evaluator:
             except Infeasible as error:
                 failures.append(error)
                 continue
+            # The share matters little to a pipeline: one far behind at one share is so at others.
             if played is None and staged:
                 break
             if played is None:
@@ -142,8 +142,7 @@ class Evaluator:
                 break
         if not programs and failures:
             raise failures[0]
-        fast = [played for played in programs if played.seconds < below]
-        return sorted(fast, key=lambda played: played.seconds)
+        return sorted(programs, key=lambda played: played.seconds)
 
     def _at_shares(self, solved: Solved) -> Iterator[Solved]:
         """The solution, then those where less of the parameters' collectives is hidden."""
