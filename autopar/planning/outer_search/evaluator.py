@@ -145,7 +145,7 @@ class Evaluator:
         return sorted(programs, key=lambda played: played.seconds)
 
     def _at_shares(self, solved: Solved) -> Iterator[Solved]:
-        """The solution, then those where less of the parameters' collectives is hidden."""
+        """The solution, then the other ones where less of the parameters' collectives is hidden."""
         yield solved
         # Where memory binds a pipeline, what it stores decides, and each cut takes several solves.
         limited = solved.candidate.stages > 1 and not solved.free
@@ -156,11 +156,17 @@ class Evaluator:
         if solved.candidate.stages > 1:
             # One stage may send while others compute, so that all may be hidden.
             shares.insert(0, 1.0)
+        different = {solved.solution.choices}
         for share in shares:
             with contextlib.suppress(Infeasible, NoAssignment):
                 other = self.promise(replace(solved.case, hidden=share))
-                if other is not None:
-                    yield other
+                # The same choices make the same program, but may be on another front.
+                if other is None or (
+                    other.solution.choices in different and not self.memory_bound.on_fronts
+                ):
+                    continue
+                different.add(other.solution.choices)
+                yield other
 
     def _played(self, solved: Solved, below: float) -> Played | None:
         """The program of one solution; None where it takes `below` seconds or more."""
