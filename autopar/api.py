@@ -79,7 +79,7 @@ def _in_context(
     from .integrations.mindspore.context.files import save_strategies
     from .integrations.mindspore.context.imported import with_parts_gathered
 
-    kept = given.get("load") is not None
+    is_loaded = given.get("load") is not None
     if current().active:
         given = in_context(current(), loaded, given)
     planned = plan_loaded(loaded, **given)
@@ -88,7 +88,7 @@ def _in_context(
         planned = plan_loaded(
             loaded, **compressed(planned.plan, planned.model, planned.cluster, given, compress)
         )
-    if current().in_parts and not kept:
+    if current().in_parts and not is_loaded:
         planned = replace(
             planned, plan=with_parts_gathered(planned.plan, planned.model.graph, planned.cluster)
         )
@@ -107,14 +107,14 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     ruled, said = provide_rules(
         model, discover=wanted.discover, replicate_unknown=wanted.replicate_unknown
     )
-    request, kept = wanted.request(ruled, cluster)
+    request, request_notes = wanted.request(ruled, cluster)
     before = time.process_time()
     folded = folded_of(ruled.graph, request)
     best = search_plan(ruled.graph, request, progress=progress, folded=folded)
     seconds = time.process_time() - before
     analysis = folded.analysis(short=False)
     best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": ruled.dtype})})
-    notes = (sentence, *model.notes, *said, *kept)
+    notes = (sentence, *model.notes, *said, *request_notes)
     return Planned(
         plan=best, model=ruled, cluster=cluster, notes=notes, seconds=seconds, analysis=analysis
     )

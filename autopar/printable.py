@@ -16,8 +16,8 @@ def printable(text: str, *, lines: bool = True) -> str:
     """
     if text.isprintable():
         return text
-    kept = "\n\u00a0" if lines else "\u00a0"
+    unescaped = "\n\u00a0" if lines else "\u00a0"
     return "".join(
-        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii")
+        c if c.isprintable() or c in unescaped else c.encode("unicode_escape").decode("ascii")
         for c in text
     )

@@ -57,9 +57,9 @@ def counted() -> Iterator[Interrupts]:
 
 def say_interrupted(saved: str | None) -> None:
     """Print the result of an interrupted search."""
-    kept = (
+    outcome = (
         f"the best plan so far is saved to {saved}"
         if saved
         else "the best plan so far is not saved (-o FILE keeps it)"
     )
-    print(f"autopar: interrupted: {kept}", file=sys.stderr)
+    print(f"autopar: interrupted: {outcome}", file=sys.stderr)

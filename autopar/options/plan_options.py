@@ -140,12 +140,12 @@ class PlanOptions:
             raise PlanError(
                 f"the plan to reuse is for {old.devices} devices, not {cluster.devices}"
             )
-        matching, kept = reuse(old, analyse(model.graph, train=self.train))
-        hosted = hosted_by(old) if kept == len(old.operators) else None
+        matching, reused = reuse(old, analyse(model.graph, train=self.train))
+        hosted = hosted_by(old) if reused == len(old.operators) else None
         return (
             matching,
             old.mesh_,
-            f"kept {kept} of the {len(old.operators)} strategies of the loaded plan",
+            f"kept {reused} of the {len(old.operators)} strategies of the loaded plan",
             hosted,
         )
 

@@ -236,14 +236,16 @@ class _Cutting:
         )
         local = of_micro_batch(come, self.analysis, part, count)
         here = {name: local.outputs[name] for name in arrivals}
-        kept = replace(
+        without_arrivals = replace(
             local,
             outputs={
                 name: layout for name, layout in local.outputs.items() if name not in arrivals
             },
         )
         own = [op for op in part.graph.operators if op.name in {op.name for op in operators}]
-        program = build_program(part.graph, kept, operators=own, arrivals=here, ends=ends)
+        program = build_program(
+            part.graph, without_arrivals, operators=own, arrivals=here, ends=ends
+        )
         return scheduled(program, whole.schedule), micro_batch_options(self.analysis)
 
     def _assignment(

@@ -52,9 +52,11 @@ class Reads:
             if self._stays(step):
                 self._roots[makes(step)[0]] = roots[0]
             return
-        kept = self._compute(step, roots)
+        saved = self._compute(step, roots)
         self.backward[index] = tuple(
-            self._made[roots[position]] for position in released if kept is None or position in kept
+            self._made[roots[position]]
+            for position in released
+            if saved is None or position in saved
         )
 
     def _compute(self, step: Compute, roots: list[PlacedValue]) -> tuple[int, ...] | None:

@@ -101,9 +101,9 @@ def _schedule_lines(plan: Plan) -> list[str]:
         chunks = f" with {schedule.interleave} chunks a stage" if schedule.interleave > 1 else ""
         said.append(f"stages in the order {schedule.pipeline}{chunks}")
     if schedule.recompute:
-        again = sum(map(len, schedule.recompute))
+        recomputed = sum(map(len, schedule.recompute))
         said.append(
-            f"{again} operators in {len(schedule.recompute)} segments are recomputed in the "
+            f"{recomputed} operators in {len(schedule.recompute)} segments are recomputed in the "
             "backward pass"
         )
     return [f"schedule {', '.join(said)}"] if said else []

@@ -190,13 +190,13 @@ def _normalised(
     def plain(placement: Placement, tensor: Tensor) -> Placement:
         return R if placement == B and tensor.name not in gradients else placement
 
-    kept: dict[tuple[tuple[Placement, ...], tuple[Placement, ...]], Option] = {}
+    distinct: dict[tuple[tuple[Placement, ...], tuple[Placement, ...]], Option] = {}
     for option in options:
         inputs = tuple(map(plain, option.inputs, call.inputs))
         outputs = tuple(map(plain, option.outputs, call.outputs))
         fresh = replace(option, inputs=inputs, outputs=outputs)
-        kept.setdefault((inputs, outputs), fresh)
-    return tuple(kept.values())
+        distinct.setdefault((inputs, outputs), fresh)
+    return tuple(distinct.values())
 
 
 def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) -> Strategies:

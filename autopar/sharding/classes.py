@@ -61,9 +61,9 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
     stored = {tensor.name for tensor in graph.parameters if len(tensor.shape) > 1}
     for op in operators:
         # Results of weights alone (casts, transposes) are weights as well.
-        for kept in (stored, parameters):
-            if kept.issuperset(op.inputs):
-                kept.update(op.outputs)
+        for names in (stored, parameters):
+            if names.issuperset(op.inputs):
+                names.update(op.outputs)
         rule = rules[op.name]
         for name, dims in [
             *zip(op.inputs, rule.inputs, strict=True),

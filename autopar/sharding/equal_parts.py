@@ -36,7 +36,7 @@ def keep_useful_factors(
     useful = {
         (name, dim) for name in graph.outputs for dim in range(len(graph.tensors[name].shape))
     }
-    kept = dict(rules)
+    marked = dict(rules)
     # Readers come before what they read, so each dim's readers have all had their say.
     for operator in reversed([op for op in graph.operators if op.name in rules]):
         rule = rules[operator.name]
@@ -60,11 +60,11 @@ def keep_useful_factors(
         factors = tuple(
             replace(f, whole=True) if i in dead else f for i, f in enumerate(rule.factors)
         )
-        kept[operator.name] = replace(rule, factors=factors)
-        splittable = kept[operator.name].splittable()
+        marked[operator.name] = replace(rule, factors=factors)
+        splittable = marked[operator.name].splittable()
         for name, dims in zip(operator.inputs, rule.inputs, strict=True):
             useful |= {(name, d) for d, dim in enumerate(dims) if not splittable.isdisjoint(dim)}
-    return kept
+    return marked
 
 
 def _inside(rule: Rule, classes: Sequence[FactorClass]) -> set[int]:

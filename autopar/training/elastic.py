@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autopar.runtime.training.resuming import Resumed
     from autopar.runtime.training.sampling import ResumableSampler
 
-Kept = TypeVar("Kept")
+Tracked = TypeVar("Tracked")
 LOCAL = "local-cpu"
 PLANNING = (
     "cluster",
@@ -77,7 +77,7 @@ class Training:
         self._keep = 2
         self._wait: float | None = None
 
-    def track(self, name: str, kept: Kept) -> Kept:
+    def track(self, name: str, tracked: Tracked) -> Tracked:
         """Save the state of an object with a plain `state_dict` from now on, and restore it now.
 
         Such objects are schedulers and gradient scalers.
@@ -86,10 +86,10 @@ class Training:
         """
         if name in self._tracked:
             raise UsageError(f"{name!r} is tracked already")
-        self._tracked[name] = kept
+        self._tracked[name] = tracked
         extra = self.resumed.extra if self.resumed is not None else {}
         if name in extra:
-            kept.load_state_dict(extra[name])  # type: ignore[attr-defined]
+            tracked.load_state_dict(extra[name])  # type: ignore[attr-defined]
             for group, saved in zip(self.optimizer.param_groups, self._groups, strict=True):
                 group.update(saved)
         elif extra:
@@ -97,7 +97,7 @@ class Training:
                 f"the checkpoint {self.resumed and self.resumed.path}: "
                 + unknown("tracked state", name, extra)
             )
-        return kept
+        return tracked
 
     def steps(
         self,
@@ -139,7 +139,7 @@ class Training:
         """Save now, after `step` steps."""
         from autopar.runtime.training.saving import save
 
-        extra = {name: kept.state_dict() for name, kept in self._tracked.items()}
+        extra = {name: tracked.state_dict() for name, tracked in self._tracked.items()}
         save(
             self.module,
             self.optimizer,

@@ -124,14 +124,14 @@ def forget_from(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
-    kept = []
+    remaining = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
+                remaining.append(line + "\n")
         except (ValueError, TypeError, KeyError):
             continue  # half a line, of a process that was killed
-    write_whole(path, "".join(kept))
+    write_whole(path, "".join(remaining))
 
 
 def _tensorboard(folder: Path, first: int) -> Any:

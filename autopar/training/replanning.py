@@ -170,8 +170,10 @@ def keeping(plan: Plan, graph: Graph) -> Restriction:
         def strategies(name: str, offer: Offer, candidates: Strategies) -> NDArray[np.bool_]:
             if name not in wanted:
                 return np.ones(len(candidates.choices), dtype=bool)
-            kept = np.array([option.name in wanted[name] for option in offer.options], dtype=bool)
-            allowed: NDArray[np.bool_] = np.all(kept[candidates.choices], axis=1)
+            is_wanted = np.array(
+                [option.name in wanted[name] for option in offer.options], dtype=bool
+            )
+            allowed: NDArray[np.bool_] = np.all(is_wanted[candidates.choices], axis=1)
             return allowed if allowed.any() else np.ones(len(allowed), dtype=bool)
 
         return Limits(strategies=strategies)

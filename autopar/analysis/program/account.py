@@ -182,10 +182,10 @@ def _units(micro: Scheduled, seconds: Seconds) -> Iterator[UnitAccount]:
 
 @dataclass(slots=True)
 class _Times:
-    """The runs of a segment in a step: forward, forward again for a backward pass, backward."""
+    """The runs of a segment in a step: forward, recomputed for a backward pass, and backward."""
 
     forward: int = 0
-    again: int = 0
+    recomputed: int = 0
     backward: int = 0
 
     def of(self, collectives: Iterable[Collective]) -> list[Collective]:
@@ -194,7 +194,7 @@ class _Times:
         for c in collectives:
             executed += [c] * (self.forward if c.phase == "forward" else self.backward)
             if c.phase == "forward":
-                executed += [replace(c, phase="backward")] * self.again
+                executed += [replace(c, phase="backward")] * self.recomputed
         return executed
 
 
@@ -207,7 +207,7 @@ def executions(micro: Scheduled) -> list[_Times]:
             backward = action.word is Word.BACKWARD
             for index in segment.steps:
                 times[index].forward += not backward
-                times[index].again += backward and segment.recomputed
+                times[index].recomputed += backward and segment.recomputed
                 times[index].backward += backward
     return times
 

@@ -66,7 +66,7 @@ class Stepping:
             for s, n in pairs
             if isinstance(s, Compute) and s.operator.name not in self.part.cold
         )
-        return [(step, times.forward + times.again, times.backward) for step, times in warm]
+        return [(step, times.forward + times.recomputed, times.backward) for step, times in warm]
 
     @property
     def families(self) -> Mapping[str, str]:

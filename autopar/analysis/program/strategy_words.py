@@ -53,10 +53,10 @@ def option_words(
     if entry.products and any(held) and not all(held):
         by_weight = any(s for s, h in zip(split, held, strict=True) if h)
         by_value = any(s for s, h in zip(split, held, strict=True) if not h)
-        kept = any(p.kind is Kind.SPLIT for p in option.outputs)
+        output_split = any(p.kind is Kind.SPLIT for p in option.outputs)
         if by_weight and offer.call.operator.kind == EXPERTS:
             return f"{COLUMN}, then {ROW}"
-        if by_weight and not kept:
+        if by_weight and not output_split:
             return ROW
         if by_weight:
             return EXPERT if by_value else COLUMN

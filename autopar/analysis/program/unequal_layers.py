@@ -16,13 +16,13 @@ from .equal_layers import number_text
 
 Treated = Mapping[tuple[int, str], str]
 """The words for a layer: for the place of each operator, and for what is said of it (how it is
-split, what is stored, whether it runs again).
+split, what is stored, whether it is recomputed).
 """
 WHY = {
     "mesh": "on stages of other meshes",
     "split": "split otherwise",
     "stored": "with parameters stored otherwise",
-    "again": "recomputed in some only",
+    "recomputed": "recomputed in some only",
     "state": "with optimizer state in host memory in some only",
 }
 SHOWN = 3
@@ -34,17 +34,17 @@ def unequal_lines(plan: Plan, analysis: Analysis) -> list[str]:
 
     The first layer alone may differ: that is no mixture.
     """
-    again = {name for segment in plan.schedule.recompute for name in segment}
+    recomputed = {name for segment in plan.schedule.recompute for name in segment}
     sentences = []
     for run in find_runs(analysis.graph):
-        treated = [dict(_words(plan, analysis, layer, again)) for layer in run.segments()]
+        treated = [dict(_words(plan, analysis, layer, recomputed)) for layer in run.segments()]
         if len({tuple(sorted(one.items())) for one in treated[1:]}) > 1:
             sentences.append(_sentence(plan, analysis.graph, run, treated))
     return sentences
 
 
 def _words(
-    plan: Plan, analysis: Analysis, layer: range, again: set[str]
+    plan: Plan, analysis: Analysis, layer: range, recomputed: set[str]
 ) -> Iterator[tuple[tuple[int, str], str]]:
     meshes = (
         dict(_meshes(plan, analysis.graph))
@@ -58,7 +58,7 @@ def _words(
         if meshes:
             yield (place, "mesh"), meshes[op.name]
         yield (place, "split"), " ".join(plan.operators[op.name].strategy)
-        yield (place, "again"), str(op.name in again)
+        yield (place, "recomputed"), str(op.name in recomputed)
         held = [
             plan.parameters[name]
             for name in op.inputs

@@ -68,8 +68,8 @@ class Builder:
         self.env: dict[str, Entry] = {}
         self.records: list[Record] = []
         self.taken: set[str] = set()
-        self.kept = {value.name for value in graph.output}
-        self.used = set(names_read(graph)) | self.kept
+        self.output_names = {value.name for value in graph.output}
+        self.used = set(names_read(graph)) | self.output_names
         self.weights = weight_like(graph)
         declared = {value.name: value.type for value in (*graph.value_info, *graph.output)}
         self.inference = Inference(versions, declared, read, rebatch)
@@ -227,7 +227,7 @@ class Builder:
             same = _CANONICAL[node.op_type](call)
         else:
             same = None
-        if same is not None and node.output[0] not in self.kept:
+        if same is not None and node.output[0] not in self.output_names:
             self.env[node.output[0]] = same
             return
         if same is not None:

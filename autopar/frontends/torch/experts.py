@@ -282,8 +282,8 @@ class _Layer:
                 )
                 operators.append(replace(op, inputs=inputs, outputs=outputs))
         output = replace(self.tensors[made], name=layer.outputs[0])
-        kept = needed_operators(operators, self.finder.wanted)
-        return replace(self.graph, tensors={**self.tensors, output.name: output}, operators=kept)
+        needed = needed_operators(operators, self.finder.wanted)
+        return replace(self.graph, tensors={**self.tensors, output.name: output}, operators=needed)
 
     def _operator(self, routing: Routing | None) -> Operator:
         path, slash, _ = self.last.name.rpartition("/")

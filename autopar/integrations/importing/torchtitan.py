@@ -179,8 +179,8 @@ def _batches(
     return whole, local, small
 
 
-def _mode(again: Mapping[str, Any], lost: list[str]) -> str | None:
-    value = str(again.get("mode", "none"))
+def _mode(checkpoint: Mapping[str, Any], lost: list[str]) -> str | None:
+    value = str(checkpoint.get("mode", "none"))
     if value not in MODES:
         raise UsageError(f"{SOURCE}: " + unknown("activation_checkpoint mode", value, MODES))
     if MODES[value] is None:

@@ -64,7 +64,7 @@ _PLAIN = frozenset(
 _TRACES: dict[object, Traced] = {}
 _DECISIONS: dict[object, Decision] = {}
 MOST = 4096
-"""Traces and decisions that are kept."""
+"""Traces and decisions that are remembered."""
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -163,11 +163,11 @@ def _traced(
         [torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for tensor in given],
     )
     if key is not None:
-        _kept(_TRACES, key, traced)
+        _remember(_TRACES, key, traced)
     return traced
 
 
-def _kept(table: dict[object, Any], key: object, value: Any) -> None:
+def _remember(table: dict[object, Any], key: object, value: Any) -> None:
     if len(table) >= MOST:
         table.clear()
     table[key] = value
@@ -195,7 +195,7 @@ def _run(
     decision = _DECISIONS.get(key)
     if decision is None:
         decision = decide(graph, operator, layouts, where.mesh.shape, flows)
-        _kept(_DECISIONS, key, decision)
+        _remember(_DECISIONS, key, decision)
     brought = [
         GlobalTensor(part, kinds, where, graph.tensors[name].shape).brought(wanted).part
         for name, (part, kinds), wanted in zip(operator.inputs, held, decision.inputs, strict=True)

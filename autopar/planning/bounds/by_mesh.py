@@ -47,7 +47,7 @@ class Bounds:
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
         # None of these depends on memory: a search of the subject within another limit finds them
         # again.
-        self.sums, self.known, self.of_parameters = folded.kept(
+        self.sums, self.known, self.of_parameters = folded.remembered(
             replace(request, memory=None), _nothing
         )
 

@@ -1,10 +1,10 @@
 """Bounds of candidates without stages within the memory of a device.
 
 With T_l(x) the seconds of strategies x with the most of what parameters send hidden, for l in [0,
-1] (`most_hidden`), stored, gradients and kept the bytes of a device,
+1] (`most_hidden`), stored, gradients and saved the bytes of a device,
 
     step >= max over l of  min over x of  T_l(x)
-            subject to     stored(x) + gradients(x) + kept(x) <= limit
+            subject to     stored(x) + gradients(x) + saved(x) <= limit
 
 in the mode of recompute and ZeRO where that is least. When the last forward pass ends, the
 gradients of the micro-batches before it are there, and all that its backward pass needs; with one

@@ -48,7 +48,7 @@ class FoldedModel:
         self._segments: dict[tuple[bool, str], Segments] = {}
         self._refused: dict[int, str] = {}
         self._prices: dict[tuple[Cluster, Mesh, int], MeshPrices] = {}
-        self._kept: tuple[object, object] = (None, None)
+        self._remembered: tuple[object, object] = (None, None)
 
     @cached_property
     def parameters(self) -> float:
@@ -60,15 +60,15 @@ class FoldedModel:
         """Whether a program of the whole model is made in a fraction of a second."""
         return len(self.graph.operators) <= SMALL_GRAPH
 
-    def kept(self, key: object, make: Callable[[], T]) -> T:
+    def remembered(self, key: object, make: Callable[[], T]) -> T:
         """Return the value of `make`, remembered for the last key only.
 
         One key is enough, because successive searches of a model mostly differ in memory alone.
         """
-        # A single entry: what is kept is large.
-        if self._kept[0] != key:
-            self._kept = (key, make())
-        return cast(T, self._kept[1])
+        # A single entry: what is remembered is large.
+        if self._remembered[0] != key:
+            self._remembered = (key, make())
+        return cast(T, self._remembered[1])
 
     def prices(self, cluster: Cluster, mesh: Mesh, stages: int) -> MeshPrices:
         """The prices of communication on the mesh of one of so many stages."""
@@ -135,9 +135,11 @@ class FoldedModel:
         key = (short, recompute)
         if key not in self._segments:
             # Of the folded graph only whole layers that are in it are repeated.
-            kept = {op.name for op in self.folding.graph.operators} if short else None
+            folded_names = {op.name for op in self.folding.graph.operators} if short else None
             groups = tuple(self._groups(recompute)) if recompute != "none" else ()
-            self._segments[key] = tuple(g for g in groups if kept is None or set(g) <= kept)
+            self._segments[key] = tuple(
+                g for g in groups if folded_names is None or set(g) <= folded_names
+            )
         return self._segments[key]
 
     def _groups(self, recompute: str) -> Iterator[tuple[str, ...]]:

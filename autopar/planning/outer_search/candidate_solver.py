@@ -183,8 +183,8 @@ class CandidateSolver:
             counts = self.folded.counts
             segments = self.folded.segments(mode.recompute, short=True)
             without, _ = tables_alone(analysis, cluster, counts)
-            again, _ = tables_alone(analysis, cluster, counts, segments)
-            more = solve(again.graph).cost - solve(without.graph).cost
+            recomputing, _ = tables_alone(analysis, cluster, counts, segments)
+            more = solve(recomputing.graph).cost - solve(without.graph).cost
             self._recomputed[mode.recompute] = EFFORT.slack * more
         # At best all devices share the repeated work evenly.
         return self._recomputed[mode.recompute] / candidate.devices

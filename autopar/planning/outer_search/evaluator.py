@@ -87,9 +87,9 @@ class Evaluator:
         room = solver.room(candidate)
         tables = solver.tables(case)
         beyond = 0.0
-        # Every choice keeps these bytes. Without an incumbent the error may be the answer, and then
-        # it has to tell the bytes that would do, so it goes on.
-        if below < math.inf and (least := tables.least_kept()) > room:
+        # Every choice saves at least these bytes. Without an incumbent the error may be the answer,
+        # and then it has to tell the bytes that would do, so it goes on.
+        if below < math.inf and (least := tables.least_saved()) > room:
             raise Infeasible(least, room)
         if solver.is_exact or self.request.may_offload:
             free = solver.free_solution(candidate, tables, below)

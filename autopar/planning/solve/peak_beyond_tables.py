@@ -69,7 +69,7 @@ def _sums(
     by `share`.
     """
     total = [0.0]
-    kept = [0.0]
+    activations = [0.0]
     gradients = [0.0]
     for variable, memory, choice in zip(
         tables.variables, tables.graph.memory or (), solution.choices, strict=True
@@ -77,7 +77,7 @@ def _sums(
         mine = float(memory[choice]) * share(variable)
         total.append(mine)
         if variable.what == "operator":
-            kept.append(mine)
+            activations.append(mine)
         elif (
             variable.what == "parameter"
             and (tensor := tables.analysis.graph.tensors[variable.name]).trainable
@@ -89,4 +89,4 @@ def _sums(
                 * tables.counts.get(variable.name, 1)
                 * share(variable)
             )
-    return math.fsum(total), min(math.fsum(kept), math.fsum(gradients))
+    return math.fsum(total), min(math.fsum(activations), math.fsum(gradients))

@@ -23,7 +23,7 @@ from autopar.ir import Role
 from autopar.order.schedules import SCHEDULES, in_flight
 from autopar.planning.space import Multiplicities
 from autopar.planning.tables import Tables
-from autopar.planning.tables.operators import kept_bytes
+from autopar.planning.tables.operators import share_bytes
 from autopar.planning.tables.tables import Variable
 from autopar.search import Solution
 
@@ -130,16 +130,16 @@ def _carries_parameter(tables: Tables, variable: Variable) -> bool:
 
 def saved_bytes(tables: Tables, solution: Solution, work: Multiplicities) -> float:
     """Return the bytes saved of a micro-batch from its forward to its backward pass."""
-    kept = saved_values(tables.analysis, work.segments)
+    saved = saved_values(tables.analysis, work.segments)
     total = []
     for variable, choice in zip(tables.variables, solution.choices, strict=True):
         if variable.what != "operator":
             continue
-        shares = [share for share in kept.shares.get(variable.name, ()) if not share.weight]
+        shares = [share for share in saved.shares.get(variable.name, ()) if not share.weight]
         if shares:
             strategies = tables.strategies[variable.name]
             row = int(variable.rows[choice])
             taken = replace(strategies, choices=strategies.choices[row : row + 1])
             count = work.counts.operators.get(variable.name, 1)
-            total.append(count * float(kept_bytes(taken, tables.prices.mesh.shape, shares)[0]))
+            total.append(count * float(share_bytes(taken, tables.prices.mesh.shape, shares)[0]))
     return math.fsum(total)

@@ -118,7 +118,7 @@ class _Adder:
         self.types = costed.types
         self.graph = costed.graph
         self.mesh = costed.mesh
-        self.again = {name for segment in costed.schedule.recompute for name in segment}
+        self.recomputed = {name for segment in costed.schedule.recompute for name in segment}
         self.handled_parameters: set[str] = set()
         # Equal steps, collectives and parameters are priced once.
         self._steps: dict[object, Seconds] = {}
@@ -165,7 +165,7 @@ class _Adder:
                 else:
                     ahead += self._collective(c.kind, c.axes, c.nbytes)
         # The backward pass of a recomputed operator runs its forward pass again.
-        repeated = seconds.forward + ahead if name in self.again else 0.0
+        repeated = seconds.forward + ahead if name in self.recomputed else 0.0
         self.costs.forward[index] += seconds.forward + ahead
         self.costs.backward[index] += seconds.backward + back + repeated
         self.costs.weight[index] += seconds.weight
@@ -185,7 +185,7 @@ class _Adder:
         forward, backward = chain_collectives(self.graph, step, self.mesh, self.types)
         ahead = sum(self._collective(c.kind, c.axes, c.nbytes) for c in forward)
         back = sum(self._collective(c.kind, c.axes, c.nbytes) for c in backward)
-        repeated = self.graph.operators[index].name in self.again
+        repeated = self.graph.operators[index].name in self.recomputed
         self._add_passes(index, ahead, back, repeated=repeated)
 
     def _bring(self, tensor: Tensor, step: Redistribute, index: int) -> None:
@@ -217,16 +217,17 @@ class _Adder:
                 back = 0.0
             ahead = 0.0
         repeated = (
-            self.graph.operators[index].name in self.again or self.schedule.gathered == "per_pass"
+            self.graph.operators[index].name in self.recomputed
+            or self.schedule.gathered == "per_pass"
         )
         self._add_passes(index, ahead, back, repeated=repeated)
 
     def _add_passes(self, index: int, ahead: float, back: float, *, repeated: bool) -> None:
         """Add seconds of both passes; `repeated`: the backward pass does the forward part again."""
-        again = ahead if repeated else 0.0
+        repeated_seconds = ahead if repeated else 0.0
         self.costs.forward[index] += ahead
-        self.costs.backward[index] += back + again
-        self.costs.moved[index] += ahead + back + again
+        self.costs.backward[index] += back + repeated_seconds
+        self.costs.moved[index] += ahead + back + repeated_seconds
 
     def _collective(self, kind: str, axes: Axes, nbytes: int) -> float:
         """Return the seconds of a collective of values."""

@@ -50,12 +50,12 @@ class StageMemory:
 
         `flying`: micro-batches in flight.
         """
-        kept = float(self.saved[j] - self.saved[i])
+        saved = float(self.saved[j] - self.saved[i])
         during = float(self.highest[i:j].max())
         last = float(self.highest_last[i:j].max() + self.flat[j])
         return (
             float(self.stored[j] - self.stored[i])
-            + max((flying - 1) * kept + during, last)
+            + max((flying - 1) * saved + during, last)
             - float(self.saved[i])
         )
 
@@ -110,8 +110,8 @@ class StageMemory:
             step = np.minimum(at, len(doubled) - 1)
             higher = np.maximum(high, doubled[step])
             later = np.maximum(last, doubled_last[step])
-            kept = self.saved[end] - self.saved
-            peak = np.maximum(more * kept + higher, later + self.flat[end]) - self.saved
+            saved = self.saved[end] - self.saved
+            peak = np.maximum(more * saved + higher, later + self.flat[end]) - self.saved
             fits = (
                 (self.stored[end] - self.stored + peak <= most)
                 & (self.host[end] - self.host <= room)

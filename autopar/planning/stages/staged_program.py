@@ -46,8 +46,8 @@ TIGHTEST = 0.7
 """The least factor on the bytes that the last solution used, in one step."""
 ROOMY = 4.0
 """A pipeline that fits so many times into the memory is as fast without a limit."""
-AGAIN = 2
-"""How often the groups are solved again for an interleaved schedule's sake."""
+INTERLEAVED_ROUNDS = 2
+"""How often the groups are solved again so that an interleaved schedule fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -219,7 +219,7 @@ def interleaved(staged: StagedProgram, request: Request, *, always: float) -> St
     rooms = rooms_of(groups, request, always)
     allowed = [math.inf] * len(parts)
     cutter, schedules = cutter_of(parts, rooms, staged.schedule, request)
-    for _ in range(AGAIN):
+    for _ in range(INTERLEAVED_ROUNDS):
         if not cutter.could_be_faster(schedules, best.pipeline):
             break
         # An interleaved schedule keeps more in flight, so its strategies have to keep less.

@@ -57,14 +57,14 @@ def build_tables(
                 for name, kinds in analysis.kinds.items()
             },
         ),
-        again=frozenset(name for segment in work.segments for name in segment),
+        recomputed=frozenset(name for segment in work.segments for name in segment),
     )
     limits = limits or Limits()
     counts = work.counts
     # Counts are the only part of the multiplicities that the outline depends on.
     equal = tuple(frozenset(of.items()) for of in (counts.operators, counts.tensors, counts.handed))
     outline = known.once(("outline", equal), lambda: outlined(basis, limits))
-    # Recomputed segments change what is repeated and kept, but not what is offered.
+    # Recomputed segments change what is repeated and saved, but not what is offered.
     repeated = (equal, work.segments)
     operators = known.once(("operators", repeated), lambda: operator_tables(basis, outline))
     values = known.once(

@@ -52,7 +52,7 @@ class Choosing:
         self.limits = limits
         self.work = basis.work
         self.known = basis.known
-        self.kept = values_kept(basis)
+        self.saved = saved_by_operators(basis)
 
     # --- parameters ---
 
@@ -61,10 +61,10 @@ class Choosing:
         basis = self.basis
         space = basis.spaces[tensor.name]
         count = self.work.counts.tensors.get(tensor.name, 1)
-        # Operators that keep a weight count it as they use it. That is the stored shard itself, or
+        # Operators that save a weight count it as they use it. That is the stored shard itself, or
         # a gathered (or cast) copy beside it.
-        kept = tensor.name in self.kept.weights and self.work.zero < 3
-        counted = kept and not basis.types.casts(tensor)
+        is_saved = tensor.name in self.saved.weights and self.work.zero < 3
+        counted = is_saved and not basis.types.casts(tensor)
         trained = tensor.name in basis.analysis.gradients
         often = (count, self.work.once, self.work.covers)
         key = (
@@ -89,7 +89,7 @@ class Choosing:
     def _stored(self, tensor: Tensor, space: LayoutSpace, count: int, *, counted: bool) -> Choices:
         """Price the layouts in which a parameter may be stored.
 
-        `counted`: the operators that keep the weight count its bytes.
+        `counted`: the operators that save the weight count its bytes.
         """
         basis = self.basis
         train = basis.analysis.train
@@ -216,11 +216,11 @@ class Choosing:
         return self.known.once(key, make)
 
 
-def values_kept(basis: Basis) -> SavedValues:
-    """Return the values that every operator keeps for its backward pass."""
+def saved_by_operators(basis: Basis) -> SavedValues:
+    """Return the values that every operator saves for its backward pass."""
     segments = basis.work.segments
     return basis.known.once(
-        ("kept values", segments), lambda: saved_values(basis.analysis, segments)
+        ("saved values", segments), lambda: saved_values(basis.analysis, segments)
     )
 
 

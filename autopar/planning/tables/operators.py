@@ -4,7 +4,7 @@ Few products of long arrays give all of them.
 
     seconds = n c s + t            n: equal operators, c: how often a micro-batch counts, s: of one,
                                    t: between ties
-    bytes   = n (w W + f F)        W: kept of parameters, w: how often; F: of values, f:
+    bytes   = n (w W + f F)        W: saved of parameters, w: how often; F: of values, f:
             micro-batches in flight
 
 The arrays hold the choices of all operators, one behind the other, those of equal operators once.
@@ -27,7 +27,7 @@ from autopar.sharding.analysis import Offer
 from autopar.sharding.notation import local_elements
 from autopar.sharding.strategies import Strategies
 
-from .choices import values_kept
+from .choices import saved_by_operators
 from .outline import Outline
 from .tables import Basis, Choices, Floats, Ints
 
@@ -91,7 +91,7 @@ class OperatorTables:
 
 def operator_tables(basis: Basis, outline: Outline) -> OperatorTables:
     """Return the tables of an outline's operators, with the recomputed segments of the basis."""
-    kept = values_kept(basis)
+    saved = saved_by_operators(basis)
     classes = dict[object, int]()
     class_of = dict[int, int]()
     parts: list[tuple[int, Floats, Floats, Floats]] = []
@@ -101,20 +101,21 @@ def operator_tables(basis: Basis, outline: Outline) -> OperatorTables:
         offer = basis.analysis.offers[op.name]
         chosen = outline.allowed[variable].rows
         count = basis.work.counts.operators.get(op.name, 1)
-        again = op.name in basis.again
-        shares = kept.shares.get(op.name, ())
-        key = (outline.allowed[variable], offer, shares, count, again)
+        recomputed = op.name in basis.recomputed
+        shares = saved.shares.get(op.name, ())
+        key = (outline.allowed[variable], offer, shares, count, recomputed)
         # Equal operators are in the arrays once.
         if key not in classes:
             classes[key] = len(parts)
             strategies = outline.strategies[op.name]
             weights, values = (
-                _kept(basis, strategies, shares, weight=weight)[chosen] for weight in (True, False)
+                _saved_bytes(basis, strategies, shares, weight=weight)[chosen]
+                for weight in (True, False)
             )
             parts.append(
                 (
                     count,
-                    _seconds(basis, op, offer, strategies, again=again)[chosen],
+                    _seconds(basis, op, offer, strategies, recomputed=recomputed)[chosen],
                     weights,
                     values,
                 )
@@ -144,11 +145,11 @@ def _joined(parts: Sequence[Floats]) -> Floats:
 
 
 def _seconds(
-    basis: Basis, op: Operator, offer: Offer, strategies: Strategies, *, again: bool
+    basis: Basis, op: Operator, offer: Offer, strategies: Strategies, *, recomputed: bool
 ) -> Floats:
     """Return the seconds of one micro-batch: array [strategies].
 
-    `again`: they include a second forward pass.
+    `recomputed`: they include a second forward pass.
     """
 
     def make() -> Floats:
@@ -159,22 +160,24 @@ def _seconds(
         )
         inside = communication_seconds(offer.call, strategies, prices, gradients)
         # Half of the collectives inside belong to the forward pass.
-        repeated = forward + 0.5 * inside if again else 0.0
+        repeated = forward + 0.5 * inside if recomputed else 0.0
         return forward + backward + inside + repeated
 
-    return basis.known.once(("seconds", offer, again), make)
+    return basis.known.once(("seconds", offer, recomputed), make)
 
 
-def _kept(basis: Basis, strategies: Strategies, shares: Sequence[Share], *, weight: bool) -> Floats:
-    """Bytes that a choice keeps of parameters, or of values: array [strategies]."""
+def _saved_bytes(
+    basis: Basis, strategies: Strategies, shares: Sequence[Share], *, weight: bool
+) -> Floats:
+    """Bytes that a choice saves of parameters, or of values: array [strategies]."""
     taken = tuple(share for share in shares if share.weight == weight)
     return basis.known.once(
-        ("kept", strategies, taken), lambda: kept_bytes(strategies, basis.mesh, taken)
+        ("saved", strategies, taken), lambda: share_bytes(strategies, basis.mesh, taken)
     )
 
 
-def kept_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Share]) -> Floats:
-    """Bytes of the shares of what an operator keeps, on one device: array [strategies]."""
+def share_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Share]) -> Floats:
+    """Bytes of the shares of what an operator saves, on one device: array [strategies]."""
     sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
     local = sizes / strategies.degrees(tuple(mesh))
     total = np.zeros(len(local))

@@ -95,7 +95,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """The inputs of tables; `again`: the recomputed operators."""
+    """The inputs of tables; `recomputed`: the operators that run a second time."""
 
     analysis: Analysis
     prices: MeshPrices
@@ -104,7 +104,7 @@ class Basis:
     types: Types
     known: Known
     spaces: Mapping[str, LayoutSpace]
-    again: frozenset[str]
+    recomputed: frozenset[str]
 
     @property
     def graph(self) -> Graph:
@@ -162,8 +162,8 @@ class Tables:
     types: Types = PLAIN.types
     chains: dict[object, tuple[Layout, ...]] = field(default_factory=dict)
 
-    def least_kept(self) -> float:
-        """Return the least bytes that operators keep, over all choices."""
+    def least_saved(self) -> float:
+        """Return the least bytes that operators save for the backward pass, over all choices."""
         return self._least("operator")
 
     def least_stored(self) -> float:

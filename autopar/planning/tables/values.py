@@ -62,7 +62,7 @@ def value_tables(basis: Basis, outline: Outline) -> ValueTables:
         tensor = basis.graph.tensors[join.tensor]
         if tensor.role is Role.PARAMETER:
             continue
-        again = _is_again(basis, outline, join)
+        repeated = _is_repeated(basis, outline, join)
         # A cost graph has its edges from the earlier variable to the later one.
         turned = join.source > join.target
         facts = (
@@ -72,11 +72,11 @@ def value_tables(basis: Basis, outline: Outline) -> ValueTables:
             basis.wider(tensor),
             join.tensor in basis.analysis.gradients,
         )
-        key = (facts, join.source_codes, join.target_codes, join.count, again, turned)
+        key = (facts, join.source_codes, join.target_codes, join.count, repeated, turned)
         # Equal joins are priced once; the search recognises their tables as one.
         if key not in classes:
             classes[key] = len(tables)
-            table = _distances(basis, join, again).rows(join.source_codes.array)
+            table = _distances(basis, join, repeated).rows(join.source_codes.array)
             table = table[:, join.target_codes.array]
             tables.append(np.ascontiguousarray(table.T if turned else table))
             counts.append(join.count)
@@ -91,19 +91,19 @@ def value_tables(basis: Basis, outline: Outline) -> ValueTables:
     )
 
 
-def _is_again(basis: Basis, outline: Outline, join: Join) -> bool:
+def _is_repeated(basis: Basis, outline: Outline, join: Join) -> bool:
     """Whether a redistribution is done again in the backward pass, with the operator behind it.
 
     Of a fan-out the first reader is that operator.
     """
     target = outline.variables[join.target]
     if target.what == "operator":
-        return target.name in basis.again
+        return target.name in basis.recomputed
     reader = basis.analysis.readers[join.tensor][0][0]
-    return reader >= 0 and basis.graph.operators[reader].name in basis.again
+    return reader >= 0 and basis.graph.operators[reader].name in basis.recomputed
 
 
-def _distances(basis: Basis, join: Join, again: bool) -> Distances:
+def _distances(basis: Basis, join: Join, repeated: bool) -> Distances:
     """Return the distances between layouts of a value.
 
     Values of equal bytes and equal valid layouts share them.
@@ -116,7 +116,7 @@ def _distances(basis: Basis, join: Join, again: bool) -> Distances:
     wider = basis.wider(tensor)
     waits = work.waits
     # A recomputed reader takes its inputs a second time.
-    often = (2.0 if again else 1.0, 1.0) if work.counted else (0.0, 0.0)
+    often = (2.0 if repeated else 1.0, 1.0) if work.counted else (0.0, 0.0)
 
     def lines(kind: str, axes: Axes) -> tuple[Line, ...]:
         pairs = basis.prices.lines(kind, axes)

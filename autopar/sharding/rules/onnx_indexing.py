@@ -95,8 +95,8 @@ def _scatter_nd(call: Call) -> str:
     indices = call.inputs[1].shape
     places = [f"!i{i}" for i in range(len(indices) - 1)]
     rest = [f"r{i}" for i in range(len(data) - indices[-1])]
-    kept = " ".join([*(f"!v{i}" for i in range(indices[-1])), *rest])
-    return f"{kept}, {' '.join([*places, '!t'])}, {' '.join([*places, *rest])} -> {kept}"
+    data_dims = " ".join([*(f"!v{i}" for i in range(indices[-1])), *rest])
+    return f"{data_dims}, {' '.join([*places, '!t'])}, {' '.join([*places, *rest])} -> {data_dims}"
 
 
 def _one_hot(call: Call) -> str:

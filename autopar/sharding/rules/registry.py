@@ -169,16 +169,16 @@ def preamble(graph: Graph) -> frozenset[str]:
     if not spread:
         return frozenset(op.name for op in free)
     behind = _behind(free, spread)
-    kept: set[str] = set()
+    staying: set[str] = set()
     needed: set[str] = set()
-    # From the back, so that what a kept operator reads is kept as well.
+    # From the back, so that what an operator that stays reads stays as well.
     for operator in reversed(free):
         if not needed.isdisjoint(operator.outputs) or (
             operator.name in behind and not _may_be_ordinary(graph, operator)
         ):
-            kept.add(operator.name)
+            staying.add(operator.name)
             needed.update(operator.inputs)
-    ordinary = _behind(free, [op for op in spread if op.name not in kept])
+    ordinary = _behind(free, [op for op in spread if op.name not in staying])
     return frozenset(op.name for op in free if op.name not in ordinary)
 
 

@@ -96,11 +96,11 @@ def _made(call: Call, nbytes: float, *, inner: bool) -> Made:
 def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
     """The weights, the sorted rows, results, each memory once; and where each row went."""
     steps, values = _steps(call, gradients, composite)
-    kept = dict.fromkeys(name for step in steps for name in step.keeps)
-    weights = tuple(sorted(2 + int(name[2:]) for name in kept if name.startswith("%w")))
+    saved = dict.fromkeys(name for step in steps for name in step.keeps)
+    weights = tuple(sorted(2 + int(name[2:]) for name in saved if name.startswith("%w")))
     made = [
         _made(call, _row_bytes(values[name]), inner=values[name].inner)
-        for name in kept
+        for name in saved
         if name in values
     ]
     # Two indices a row, of sorting the rows by expert and of undoing it.
@@ -109,15 +109,15 @@ def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
 
 
 def _scratch(call: Call) -> Made:
-    """The largest excess of live gradients over the kept tensors that are no longer needed.
+    """The largest excess of live gradients over the saved tensors that are no longer needed.
 
-    scratch = max over the calls, from last to first, of (gradients alive + kept by it and the calls
-    before it) - kept by all
+    scratch = max over the calls, from last to first, of (gradients alive + saved by it and the
+    calls before it) - saved by all
     """
     # All weights count as trained, which is the most that can be alive.
     steps, values = _steps(call, [True] * len(call.inputs), composite=False)
     alive = {steps[-1].makes[0]}
-    kept = [name for step in steps for name in step.keeps if name in values]
+    saved = [name for step in steps for name in step.keeps if name in values]
     most = 0.0
     for number, step in reversed(list(enumerate(steps))):
         alive.update(name for name in (*step.takes, *step.makes) if name in values)
@@ -125,7 +125,7 @@ def _scratch(call: Call) -> Made:
             name for earlier in steps[: number + 1] for name in earlier.keeps if name in values
         }
         gradients = sum(_row_bytes(values[name]) for name in alive)
-        most = max(most, gradients - sum(_row_bytes(values[name]) for name in set(kept) - needed))
+        most = max(most, gradients - sum(_row_bytes(values[name]) for name in set(saved) - needed))
         alive.difference_update(step.makes)
     return _made(call, most, inner=any(result.inner for result in values.values()))
 

@@ -1,9 +1,9 @@
-"""Tensors that autograd keeps of a call for the backward pass, and gradients that reuse their
+"""Tensors that autograd saves of a call for the backward pass, and gradients that reuse their
 output's memory.
 
-A row is a set of operator kinds and words: the name of a tensor argument (kept), `result` or
-`result1` (an output, kept), `a*b` (a product: `a` is kept where `b` has a gradient, and the
-reverse). A kind without a row keeps the tensors of its rule's `saves`. Source: torch's
+A row is a set of operator kinds and words: the name of a tensor argument (saved), `result` or
+`result1` (an output, saved), `a*b` (a product: `a` is saved where `b` has a gradient, and the
+reverse). A kind without a row saves the tensors of its rule's `saves`. Source: torch's
 tools/autograd/derivatives.yaml; for composite operators, the tensors that
 `torch.autograd.graph.saved_tensors_hooks` reports.
 """
@@ -36,7 +36,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeps:
-    """Positions of the kept inputs and outputs, and further kept buffers."""
+    """Positions of the saved inputs and outputs, and further saved buffers."""
 
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
@@ -45,8 +45,8 @@ class Keeps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """A composite operator's own count of kept tensors (from its inputs' gradients and `composite`)
-    and temporaries.
+    """A composite operator's own count of saved tensors (from its inputs' gradients and
+    `composite`) and temporaries.
     """
 
     keeps: Callable[[Call, Sequence[bool], bool], Keeps]
@@ -282,11 +282,11 @@ def keeps(call: Call, gradients: Sequence[bool], *, composite: bool = False) -> 
         entry = RULES[kind]
         if entry.view or not entry.saves:
             return Keeps(made=_made(call, composite))
-        kept = tuple(range(len(call.outputs if entry.saves == "output" else call.inputs)))
+        positions = tuple(range(len(call.outputs if entry.saves == "output" else call.inputs)))
         return (
-            Keeps(outputs=kept)
+            Keeps(outputs=positions)
             if entry.saves == "output"
-            else Keeps(inputs=kept, made=_made(call, composite))
+            else Keeps(inputs=positions, made=_made(call, composite))
         )
     inputs: list[int] = []
     outputs: list[int] = []

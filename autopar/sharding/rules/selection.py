@@ -54,14 +54,14 @@ def _resize(call: Call) -> str:
         roi, tuple
     )
     rank = len(before)
-    kept = [
+    splittable = [
         before[i] == after[i]
         and (not isinstance(scales, tuple) or scales[i] == 1)
         and not (cropped and isinstance(roi, tuple) and (roi[i], roi[rank + i]) != (0, 1))
         for i in range(rank)
     ]
     left, right = (
-        " ".join(f"d{i}" if kept[i] else f"!{mark}{i}" for i in range(rank)) for mark in "xy"
+        " ".join(f"d{i}" if splittable[i] else f"!{mark}{i}" for i in range(rank)) for mark in "xy"
     )
     return by_name(call, {"X": left}, [right])
 
