@@ -30,7 +30,7 @@ from autopar.ir import Graph
 from autopar.order.schedules import SCHEDULES
 from autopar.planning.model.request import ZEROS, Request
 from autopar.planning.planner import search_plan
-from autopar.schemes.pinning import stage_mesh
+from autopar.planning.space.candidates import meshes
 from benchmarks.ablated.cases import CASES, CASES_BY_NAME
 from benchmarks.planned.cases import Case, graph_of, request_of
 
@@ -67,18 +67,10 @@ def drawn(rng: random.Random, request: Request, batch: int) -> dict[str, Restric
         "zero": {"zero": rng.choice(ZEROS)},
         "recompute": {"recompute": rng.choice(("none", "selective", "full"))},
         "stages": {"stages": stages},
-        "mesh": {"stages": stages, "mesh": drawn_mesh(rng, request, stages)},
+        "mesh": {"stages": stages, "mesh": rng.choice(tuple(meshes(cluster, stages)))},
         "schedule": {"schedule": rng.choice(sorted(SCHEDULES))},
     }
     return {name: restrictions[name] for name in rng.sample(sorted(restrictions), DRAWN)}
-
-
-def drawn_mesh(rng: random.Random, request: Request, stages: int) -> Any:
-    """A mesh of one or two axes for a stage."""
-    size = request.cluster.devices // stages
-    inner = rng.choice([count for count in powers(size) if size % count == 0])
-    sizes = tuple(count for count in (size // inner, inner) if count > 1) or (1,)
-    return stage_mesh(request.cluster, sizes, stages)
 
 
 def powers(most: int) -> list[int]:

@@ -26,6 +26,7 @@ WEAKER: Mapping[str, Any] = {
     "margin": 0.0,
     "patience": 6,
     "plain_axes": 1,
+    "split": 1,
     "finer": 0,
     "near": 1.0,
     "filled": 1,

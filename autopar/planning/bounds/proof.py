@@ -20,23 +20,22 @@ from .stages_within_memory import Leaf, StagesWithinMemory
 from .with_stages import PipelineBounds, Proven
 
 Room = Callable[[Candidate], float]
-Modes = Callable[[int], Iterable[Mode]]
 
 
 class Proof:
     """Raises the bounds `sure` of candidates by solutions of their own.
 
-    `room`: gives the bytes of all stages of a candidate. `modes`: gives the modes for a number of
-    micro-batches. `proven`: the candidates solved without a limit of memory.
+    `room`: gives the bytes of all stages of a candidate. `modes`: all that a candidate may have.
+    `proven`: the candidates solved without a limit of memory.
     """
 
     def __init__(
-        self, sure: dict[Candidate, float], bounds: Bounds, room: Room, modes: Modes
+        self, sure: dict[Candidate, float], bounds: Bounds, room: Room, modes: Iterable[Mode]
     ) -> None:
         self.sure = sure
         self.bounds = bounds
         self.room = room
-        self.modes = modes
+        self.modes = tuple(modes)
         self.pipelines = PipelineBounds(bounds)
         self.limited = StagesWithinMemory(self.pipelines)
         self.proven: set[Candidate] = set()
@@ -129,7 +128,7 @@ class Proof:
         try:
             leaves = self.leaves.get(candidate)
             if not leaves:
-                leaves = self.limited.leaves(candidate, self.modes(candidate.micro_batches))
+                leaves = self.limited.leaves(candidate, self.modes)
             closer = self.limited.closer(candidate, leaves, self.room(candidate), enough)
         except NoAssignment:
             self.sure[candidate] = math.inf

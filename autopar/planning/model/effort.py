@@ -26,8 +26,10 @@ class Effort:
     """
     plain_axes: int = 2
     """Axes of the meshes on which all stages and micro-batches are tried."""
+    split: int = 3
+    """The fastest candidates whose meshes have an axis split in two."""
     finer: int = 3
-    """Ways in which an axis of the incumbent's mesh is split in two."""
+    """Ways in which an axis is split in two."""
     near: float = 1.05
     """Programs up to this much behind the best have their meshes split, and other shares tried."""
     filled: int = 4

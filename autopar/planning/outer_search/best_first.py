@@ -68,7 +68,7 @@ class BestFirst:
     """The search of one request.
 
     `programs`: the incumbents, the fastest first, `incumbents`: their solutions. `fastest`: the
-    fastest solution as it was played, of those with stages (True) and without. `failures`: of
+    fastest solution of each candidate, as it was played. `failures`: of
     whole programs. `misfits`: cases that do not fit the memory. `forbidden`: the number of places
     that pins forbid. `complete`: whether the search ran to its end. `idle`: candidates played since
     the last program that was faster than the incumbent.
@@ -84,7 +84,7 @@ class BestFirst:
         self.whole = WholePrograms(self.evaluator)
         self.programs: list[Program] = []
         self.incumbents: list[Played] = []
-        self.fastest: dict[bool, Played] = {}
+        self.fastest: dict[Candidate, Played] = {}
         self.misfits: list[Misfit] = []
         self.failures: list[Infeasible] = []
         self.forbidden = 0
@@ -210,7 +210,7 @@ class BestFirst:
             self._push(risen, candidate)
             return
         middle = self._middle(candidate)
-        first = next(iter(self.solver.modes(middle.micro_batches)))
+        first = next(iter(self.solver.modes()))
         self.tried.add((middle, first))
         # At once, as its solution raises the promises of others that wait with the same one.
         self._expand_case(promise, self.solver.case(middle, first))
@@ -286,7 +286,7 @@ class BestFirst:
 
         `thriftier`: add those that recompute more, too.
         """
-        for other in self.solver.modes(candidate.micro_batches):
+        for other in self.solver.modes():
             if not other.repeats(mode) or not (thriftier or other.recompute == mode.recompute):
                 continue
             # Of all modes the first does least work, whatever the memory is.
@@ -328,10 +328,14 @@ class BestFirst:
                 )
 
     def _note(self, played: Played) -> None:
-        """Remember the fastest program with stages, and without, for their meshes to be split."""
-        staged = played.solved.candidate.stages > 1
-        if staged not in self.fastest or played.seconds < self.fastest[staged].seconds:
-            self.fastest[staged] = played
+        """Remember the fastest program of each candidate, for its mesh to be split."""
+        candidate = played.solved.candidate
+        if played.seconds < self.seconds_of(candidate):
+            self.fastest[candidate] = played
+
+    def seconds_of(self, candidate: Candidate) -> float:
+        """Seconds of the fastest program of a candidate that was played, if any."""
+        return self.fastest[candidate].seconds if candidate in self.fastest else math.inf
 
     def _challenge(self, played: Played) -> None:
         """Compare the whole program of a solution with the incumbent."""
@@ -349,25 +353,35 @@ class BestFirst:
         self.incumbents.insert(0, replace(played, seconds=program.seconds))
 
     def _refine(self) -> None:
-        """Split an axis of the best programs' meshes in two, in every way, in the same mode."""
+        """Split an axis of the fastest candidates' meshes in two."""
         if self.request.mesh is not None or not self.incumbents:
             return
-        for best in self._best_places():
-            candidate = best.solved.candidate
-            # Meshes of more axes than the search itself has tried.
-            every = meshes(candidate.cluster, candidate.stages)
-            finer = [mesh for mesh in every if splits(candidate.mesh, mesh)]
-            for mesh in finer[: EFFORT.finer]:
-                case = self.solver.case(replace(candidate, mesh=mesh), best.solved.mode)
+        for fast in self._fastest():
+            for case in self._finer(fast.solved.case):
+                # Two meshes may be split into the same one.
+                if (case.candidate, case.mode) in self.tried:
+                    continue
+                self.tried.add((case.candidate, case.mode))
                 with contextlib.suppress(Infeasible, NoAssignment):
                     solved = self.evaluator.promise(case, below=self.enough)
                     if solved is not None and solved.promise < self.enough:
                         self._play(solved)
 
-    def _best_places(self) -> list[Played]:
-        """The fastest programs with and without stages, as far as these are near the best."""
-        fastest = (self.fastest[staged] for staged in (False, True) if staged in self.fastest)
-        return [played for played in fastest if played.seconds < EFFORT.near * self.best]
+    def _fastest(self) -> list[Played]:
+        """The programs of the fastest candidates, and the fastest with and without stages."""
+        order = sorted(self.fastest.values(), key=lambda played: played.seconds)
+        alone = [one for one in order if one.solved.candidate.stages == 1]
+        staged = [one for one in order if one.solved.candidate.stages > 1]
+        return list(dict.fromkeys((*order[: EFFORT.split], *alone[:1], *staged[:1])))
+
+    def _finer(self, case: Case) -> Iterator[Case]:
+        """A case on meshes of one axis more, in its own mode and in that of least work."""
+        candidate = case.candidate
+        every = meshes(candidate.cluster, candidate.stages)
+        finer = [mesh for mesh in every if splits(candidate.mesh, mesh)]
+        modes = dict.fromkeys((case.mode, next(self.solver.modes())))
+        for mesh, mode in itertools.product(finer[: EFFORT.finer], modes):
+            yield self.solver.case(replace(candidate, mesh=mesh), mode)
 
     def _report(self, text: str) -> None:
         if self._progress:

@@ -26,7 +26,7 @@ class Book:
         self.solver = solver
         self.sure: dict[Candidate, float] = {}
         # The proof raises the bounds in this same mapping.
-        self.proof = Proof(self.sure, solver.bounds, solver.room, solver.modes)
+        self.proof = Proof(self.sure, solver.bounds, solver.room, solver.modes())
 
     @property
     def least(self) -> float:

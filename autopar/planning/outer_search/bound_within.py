@@ -19,10 +19,7 @@ def surely(solver: CandidateSolver, candidate: Candidate, enough: float, wanted:
     `least_within`).
     """
     early = solver.bounds.early(1, candidate.mesh).before
-    every = (
-        functools.partial(loosest, solver, candidate, mode)
-        for mode in solver.modes(candidate.micro_batches)
-    )
+    every = (functools.partial(loosest, solver, candidate, mode) for mode in solver.modes())
     return least_within(every, solver.room(candidate), enough + early, wanted + early) - early
 
 

@@ -49,17 +49,14 @@ class CandidateSolver:
 
     # --- The parts of a candidate. ---
 
-    def modes(self, micro_batches: int) -> Iterator[Mode]:
+    def modes(self) -> Iterator[Mode]:
         """Recompute and ZeRO, as far as they are not fixed; the one of least time comes first.
 
         ZeRO 0 is left out unless it is asked for, as ZeRO 1 may store parameters whole, too:
         its programs differ only in the copies of gathers (see `stored_whole`).
         """
         request = self.request
-        # ZeRO 2 is about the gradients that several micro-batches add up.
-        zeros = [1, 2, 3] if micro_batches > 1 else [1, 3]
-        if not request.train:
-            zeros = [1]
+        zeros = [1, 2, 3] if request.train else [1]
         if request.zero is not None:
             zeros = [request.zero]
         recomputes = ["none"]

@@ -84,7 +84,7 @@ class UnequalGroups:
         """
         cut: list[tuple[float, Combination, Mode]] = []
         for combination in self._promising():
-            for mode in solver.modes(combination.micro_batches):
+            for mode in solver.modes():
                 with contextlib.suppress(Infeasible, NoAssignment):
                     staged = self._cut(combination, mode, solver, short=True)
                     cut.append((staged.pipeline.step, combination, mode))

@@ -203,7 +203,7 @@ def limited(
 ) -> Iterator[Leaf]:
     """Every mode and schedule of a candidate, with all that can be proven of it."""
     room = solver.room(candidate)
-    waiting = list(bounds.leaves(candidate, solver.modes(candidate.micro_batches)))
+    waiting = list(bounds.leaves(candidate, solver.modes()))
     while waiting:
         leaf = waiting.pop()
         if leaf.looks and not leaf.alone:
@@ -289,7 +289,7 @@ def test_what_is_proven_raises_the_bound_and_stays_below_the_best(
     before = dict(book.sure)
     sure = dict(before)
     solver = search.solver
-    looking = Proof(sure, solver.bounds, solver.room, solver.modes)
+    looking = Proof(sure, solver.bounds, solver.room, solver.modes())
     looking.raise_least(0.995 * best)
     assert min(before.values()) < min(sure.values()) <= best
     assert all(sure[candidate] >= bound for candidate, bound in before.items())
@@ -298,6 +298,6 @@ def test_what_is_proven_raises_the_bound_and_stays_below_the_best(
             assert sure[played.solved.candidate] <= played.seconds * (1 + 1e-9)
     # No look within the memory is begun once enough was looked at.
     monkeypatch.setattr(proof, "EFFORT", replace(EFFORT, looked=-1))
-    other = Proof(dict(before), solver.bounds, solver.room, solver.modes)
+    other = Proof(dict(before), solver.bounds, solver.room, solver.modes())
     other.raise_least(0.995 * best)
     assert looking.limited.looked > 0 == other.limited.looked

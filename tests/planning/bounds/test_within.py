@@ -95,7 +95,7 @@ def test_no_program_within_the_memory_undercuts_the_bound(
     candidate = Candidate(cluster=devices, stages=1, mesh=mesh, micro_batches=count)
     solver = CandidateSolver(folded, Request(cluster=devices))
     made: list[tuple[float, float]] = []
-    for number, mode in enumerate(solver.modes(count)):
+    for number, mode in enumerate(solver.modes()):
         for evaluated, counted in programs(solver, folded, candidate, mode, number):
             assert evaluated.memory >= counted * (1 - 1e-9), (mode, evaluated.memory, counted)
             made.append((evaluated.memory, evaluated.seconds))
@@ -149,7 +149,7 @@ def test_what_surely_fits_has_parameters_alone() -> None:
     solver = CandidateSolver(
         folded, Request(cluster=devices, optimizer="sgd", zero=3, recompute="none")
     )
-    tables = loosest(solver, candidate, next(solver.modes(1)))
+    tables = loosest(solver, candidate, next(solver.modes()))
     tensors = folded.folding.graph.tensors
     memory = tables.graph.memory or ()
     for variable, held in zip(tables.variables, memory, strict=True):
