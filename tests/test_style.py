@@ -71,13 +71,22 @@ def _openings(module: ast.Module) -> Iterator[ast.AST]:
                 yield node.body[0]
 
 
-def _vague_names(module: ast.Module) -> Iterator[ast.AST]:
-    """Bindings of `found`: the name does not say what was found."""
+def _bindings(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """The names that are bound by assignments, arguments and definitions."""
     for node in ast.walk(module):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            name = node.id
-        else:
-            name = node.arg if isinstance(node, ast.arg) else ""
+            yield node.id, node
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node
+        elif isinstance(node, ast.arg):
+            yield node.arg, node
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node
+
+
+def _vague_names(module: ast.Module) -> Iterator[ast.AST]:
+    """Bindings of `found`: the name does not say what was found."""
+    for name, node in _bindings(module):
         if name == "found":
             yield node
 
@@ -103,6 +112,17 @@ def test_statements_read_at_once(kind: str) -> None:
             line = getattr(node, "lineno", 1)
             places[_room(path)].append(f"{path.relative_to(ROOT)}:{line}")
     assert places == {}
+
+
+def test_names_say_what_is_saved_and_what_is_done_twice() -> None:
+    """No name of the product has `kept`, `again` or `lasting` among its words."""
+    vague = [
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)} {name}"
+        for path in MODULES.values()
+        for name, node in _bindings(tree(path))
+        if {"kept", "again", "lasting"} & set(name.lower().split("_"))
+    ]
+    assert vague == []
 
 
 def test_the_formatter_is_switched_off_in_tables_of_rules_only() -> None:

@@ -10,6 +10,7 @@ Imports of contenders are made before ranks are forked.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import statistics
 import time
@@ -188,13 +189,18 @@ def _peak(build: Callable[[], Step]) -> float | None:
 
 
 def _map_large_tensors() -> None:
-    """Have glibc take memory of 64 KiB and more from the system, and give it back at once."""
+    """Have glibc take memory of 64 KiB and more from the system, and give it back at once.
+
+    What is unused now is given back as well, so that it is not given back while a step is measured.
+    """
     threshold = -3
     trim = -1
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
         library.mallopt(threshold, 64 * 1024)
         library.mallopt(trim, 64 * 1024)
+        gc.collect()
+        library.malloc_trim(0)
 
 
 def _resident(field: str) -> float:

@@ -31,7 +31,7 @@ class Effort:
     finer: int = 3
     """Ways in which an axis is split in two."""
     near: float = 1.05
-    """Programs up to this much behind the best have their meshes split, and other shares tried."""
+    """Programs up to this much behind the best are played to their end, at other shares, too."""
     filled: int = 4
     """Micro-batches for each stage with which unequal groups of devices are tried."""
 
