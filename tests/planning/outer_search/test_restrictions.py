@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,11 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
+from autopar.planning.space.candidates import meshes
+from benchmarks import restrictions
+from benchmarks.ablated.cases import CASES_BY_NAME
+from benchmarks.planned.cases import graph_of, request_of
+from benchmarks.restrictions import FASTER, Pair, looked_at, pairs
 from benchmarks.truths import KINDS, SLOWER, drawn, drawn_widely
 
 TINY = Shape(
@@ -92,6 +98,63 @@ def test_stages_that_are_full_one_by_one_are_tried_in_all_modes() -> None:
         for one in (request, replace(request, recompute="selective"))
     )
     assert best <= SLOWER * again
+
+
+@pytest.mark.parametrize("name", ["small-1-2", "llama3-8b-1-2-tight", "mixtral-8x7b-1-2"])
+def test_no_subset_of_restrictions_is_faster_than_a_smaller_one(name: str) -> None:
+    compared = [pair for *_, some in looked_at(CASES_BY_NAME[name], range(3)) for pair in some]
+    assert len(compared) > 19
+    assert [pair for pair in compared if pair.gained > FASTER] == []
+
+
+def test_restrictions_that_others_contain_are_pairs() -> None:
+    (pair,) = pairs({(): 1.0, ("zero",): 0.9})
+    assert pair == Pair(fewer=(), more=("zero",), step=1.0, restricted=0.9)
+    assert pair.gained == pytest.approx(0.1)
+    assert len(pairs(dict.fromkeys(restrictions.subsets(("a", "b", "c")), 1.0))) == 19
+
+
+@pytest.mark.parametrize(
+    ("name", "fewer", "more"),
+    [
+        pytest.param(
+            "gpt2-2-16-tight",
+            {"mesh": 1, "stages": 1},
+            {"zero": 2, "micro_batches": 2},
+            id="programs take less than their tables promise",
+        ),
+        pytest.param(
+            "mixtral-8x7b-1-2", {}, {"zero": 2, "micro_batches": 1}, id="ZeRO 2, one micro-batch"
+        ),
+        pytest.param(
+            "mixtral-8x7b-2-64-tight",
+            {"zero": 3, "recompute": "none"},
+            {"micro_batches": 16},
+            id="the mesh of the second fastest is worth being split",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "llama3-405b-2-512-tight",
+            {},
+            {"stages": 2, "schedule": "zero_bubble"},
+            id="the mesh of the fastest pipeline is worth being split",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_search_with_fewer_restrictions_finds_as_much(
+    name: str, fewer: dict[str, Any], more: dict[str, Any]
+) -> None:
+    case = CASES_BY_NAME[name]
+    graph = graph_of(case, Path())
+    request = request_of(case, graph)
+    if "mesh" in fewer:
+        fewer = fewer | {"mesh": meshes(request.cluster)[fewer["mesh"]]}
+    less = replace(request, **fewer)
+    step, restricted = (
+        search_plan(graph, one).predicted.step for one in (less, replace(less, **more))
+    )
+    assert step <= (1 + FASTER) * restricted
 
 
 def test_a_chain_of_restrictions() -> None:
