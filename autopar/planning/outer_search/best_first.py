@@ -357,7 +357,7 @@ class BestFirst:
         if self.request.mesh is not None or not self.incumbents:
             return
         for fast in self._fastest():
-            for case in self._finer(fast.solved.case):
+            for case in self._finer(fast):
                 # Two meshes may be split into the same one.
                 if (case.candidate, case.mode) in self.tried:
                     continue
@@ -374,12 +374,19 @@ class BestFirst:
         staged = [one for one in order if one.solved.candidate.stages > 1]
         return list(dict.fromkeys((*order[: EFFORT.split], *alone[:1], *staged[:1])))
 
-    def _finer(self, case: Case) -> Iterator[Case]:
-        """A case on meshes of one axis more, in its own mode and in that of least work."""
+    def _finer(self, played: Played) -> Iterator[Case]:
+        """A candidate on meshes of one axis more, in its own mode and in that of least work.
+
+        Where memory binds, all modes come that recompute the same.
+        """
+        case = played.solved.case
         candidate = case.candidate
         every = meshes(candidate.cluster, candidate.stages)
         finer = [mesh for mesh in every if splits(candidate.mesh, mesh)]
-        modes = dict.fromkeys((case.mode, next(self.solver.modes())))
+        others = [next(self.solver.modes())]
+        if played.limited:
+            others = [m for m in self.solver.modes() if m.recompute == case.mode.recompute]
+        modes = dict.fromkeys((case.mode, *others))
         for mesh, mode in itertools.product(finer[: EFFORT.finer], modes):
             yield self.solver.case(replace(candidate, mesh=mesh), mode)
 
