@@ -31,14 +31,7 @@ from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
 from autopar.planning.solve.solved_candidate import Case, Solved
-from autopar.planning.space.candidates import (
-    LARGE,
-    Candidate,
-    device_counts,
-    halves,
-    meshes,
-    splits,
-)
+from autopar.planning.space.candidates import LARGE, Candidate, device_counts, halves
 from autopar.planning.space.groups import CandidateGroups
 from autopar.planning.space.modes import Mode
 from autopar.search import Infeasible, NoAssignment
@@ -47,6 +40,7 @@ from autopar.sharding.mesh import Mesh
 from .book import Book
 from .candidate_solver import CandidateSolver
 from .evaluator import Evaluator, Played
+from .finer_meshes import finer_cases, worth_splitting
 from .whole_programs import Program, WholePrograms
 
 
@@ -68,10 +62,10 @@ class BestFirst:
     """The search of one request.
 
     `programs`: the incumbents, the fastest first, `incumbents`: their solutions. `fastest`: the
-    fastest solution of each candidate, as it was played. `failures`: of
-    whole programs. `misfits`: cases that do not fit the memory. `forbidden`: the number of places
-    that pins forbid. `complete`: whether the search ran to its end. `idle`: candidates played since
-    the last program that was faster than the incumbent.
+    fastest solution of each candidate, as it was played. `failures`: of whole programs. `misfits`:
+    cases that do not fit the memory. `forbidden`: the number of places that pins forbid.
+    `complete`: whether the search ran to its end. `idle`: candidates played since the last program
+    that was faster than the incumbent.
     """
 
     def __init__(self, folded: FoldedModel, request: Request) -> None:
@@ -329,13 +323,9 @@ class BestFirst:
 
     def _note(self, played: Played) -> None:
         """Remember the fastest program of each candidate, for its mesh to be split."""
-        candidate = played.solved.candidate
-        if played.seconds < self.seconds_of(candidate):
-            self.fastest[candidate] = played
-
-    def seconds_of(self, candidate: Candidate) -> float:
-        """Seconds of the fastest program of a candidate that was played, if any."""
-        return self.fastest[candidate].seconds if candidate in self.fastest else math.inf
+        fastest = self.fastest.setdefault(played.solved.candidate, played)
+        if played.seconds < fastest.seconds:
+            self.fastest[played.solved.candidate] = played
 
     def _challenge(self, played: Played) -> None:
         """Compare the whole program of a solution with the incumbent."""
@@ -356,8 +346,8 @@ class BestFirst:
         """Split an axis of the fastest candidates' meshes in two."""
         if self.request.mesh is not None or not self.incumbents:
             return
-        for fast in self._fastest():
-            for case in self._finer(fast):
+        for fast in worth_splitting(self.fastest.values()):
+            for case in finer_cases(self.solver, fast):
                 # Two meshes may be split into the same one.
                 if (case.candidate, case.mode) in self.tried:
                     continue
@@ -366,29 +356,6 @@ class BestFirst:
                     solved = self.evaluator.promise(case, below=self.enough)
                     if solved is not None and solved.promise < self.enough:
                         self._play(solved)
-
-    def _fastest(self) -> list[Played]:
-        """The programs of the fastest candidates, and the fastest with and without stages."""
-        order = sorted(self.fastest.values(), key=lambda played: played.seconds)
-        alone = [one for one in order if one.solved.candidate.stages == 1]
-        staged = [one for one in order if one.solved.candidate.stages > 1]
-        return list(dict.fromkeys((*order[: EFFORT.split], *alone[:1], *staged[:1])))
-
-    def _finer(self, played: Played) -> Iterator[Case]:
-        """A candidate on meshes of one axis more, in its own mode and in that of least work.
-
-        Where memory binds, all modes come that recompute the same.
-        """
-        case = played.solved.case
-        candidate = case.candidate
-        every = meshes(candidate.cluster, candidate.stages)
-        finer = [mesh for mesh in every if splits(candidate.mesh, mesh)]
-        others = [next(self.solver.modes())]
-        if played.limited:
-            others = [m for m in self.solver.modes() if m.recompute == case.mode.recompute]
-        modes = dict.fromkeys((case.mode, *others))
-        for mesh, mode in itertools.product(finer[: EFFORT.finer], modes):
-            yield self.solver.case(replace(candidate, mesh=mesh), mode)
 
     def _report(self, text: str) -> None:
         if self._progress:

@@ -25,8 +25,8 @@ class Solved:
 
     `seconds`: the step that the tables add up to, with equal stages. `bound`: a lower bound on that
     of any solution under the schedule that waits least. `promise`: seconds that its program hardly
-    undercuts. `free`: the solution is the optimum without a memory limit,
-    and fits. `beyond`: bytes that its program needs beyond the sum of its tables.
+    undercuts. `free`: the solution is the optimum without a memory limit, and fits. `beyond`: bytes
+    that its program needs beyond the sum of its tables.
     """
 
     case: Case

@@ -1,0 +1,44 @@
+"""Meshes of one axis more than the search tries: those of the fastest candidates, split.
+
+The search tries meshes of up to two axes, as there are few of them. Of these the fastest are
+likely to be split into still faster ones: with experts, for one, an axis of 128 devices may take
+nothing that 4 x 32 could.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from autopar.planning.model.effort import EFFORT
+from autopar.planning.solve.solved_candidate import Case
+from autopar.planning.space.candidates import meshes, splits
+
+from .candidate_solver import CandidateSolver
+from .evaluator import Played
+
+
+def worth_splitting(programs: Iterable[Played]) -> list[Played]:
+    """The fastest programs, and the fastest with and without stages, however slow."""
+    order = sorted(programs, key=lambda played: played.seconds)
+    alone = [one for one in order if one.solved.candidate.stages == 1]
+    staged = [one for one in order if one.solved.candidate.stages > 1]
+    return list(dict.fromkeys((*order[: EFFORT.split], *alone[:1], *staged[:1])))
+
+
+def finer_cases(solver: CandidateSolver, played: Played) -> Iterator[Case]:
+    """Yield a program's candidate on meshes of one axis more, in its mode and in the first mode.
+
+    Where memory binds, all modes come that recompute the same.
+    """
+    case = played.solved.case
+    candidate = case.candidate
+    every = meshes(candidate.cluster, candidate.stages)
+    finer = [mesh for mesh in every if splits(candidate.mesh, mesh)]
+    others = [next(solver.modes())]
+    if played.limited:
+        others = [mode for mode in solver.modes() if mode.recompute == case.mode.recompute]
+    modes = dict.fromkeys((case.mode, *others))
+    for mesh, mode in itertools.product(finer[: EFFORT.finer], modes):
+        yield solver.case(replace(candidate, mesh=mesh), mode)
