@@ -415,7 +415,7 @@ def _profiled() -> list[str]:
     scope: dict[str, Any] = {}
     exec(_script(), scope)
     exec(_block("docs/training.md", "python", 1), scope)
-    return [row.part for row in scope["priced"].rows]
+    return [row.part for row in scope["found"].rows]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ import contextlib
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.planning.model.effort import EFFORT
@@ -347,15 +347,23 @@ class BestFirst:
         if self.request.mesh is not None or not self.incumbents:
             return
         for fast in worth_splitting(self.fastest.values()):
-            for case in finer_cases(self.solver, fast):
-                # Two meshes may be split into the same one.
-                if (case.candidate, case.mode) in self.tried:
-                    continue
-                self.tried.add((case.candidate, case.mode))
-                with contextlib.suppress(Infeasible, NoAssignment):
-                    solved = self.evaluator.promise(case, below=self.enough)
-                    if solved is not None and solved.promise < self.enough:
-                        self._play(solved)
+            for cases in finer_cases(self.solver, fast):
+                self._try(cases)
+
+    def _try(self, cases: Iterable[Case]) -> None:
+        """Play a candidate's cases as long as its fastest program is near the best."""
+        for case in cases:
+            # Two meshes may be split into the same one.
+            if (case.candidate, case.mode) in self.tried:
+                continue
+            self.tried.add((case.candidate, case.mode))
+            with contextlib.suppress(Infeasible, NoAssignment):
+                solved = self.evaluator.promise(case, below=self.enough)
+                if solved is not None and solved.promise < self.enough:
+                    self._play(solved)
+            fastest = self.fastest.get(case.candidate)
+            if fastest is None or fastest.seconds > EFFORT.near * self.best:
+                return
 
     def _report(self, text: str) -> None:
         if self._progress:

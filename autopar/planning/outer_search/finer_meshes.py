@@ -7,7 +7,6 @@ nothing that 4 x 32 could.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -27,10 +26,11 @@ def worth_splitting(programs: Iterable[Played]) -> list[Played]:
     return list(dict.fromkeys((*order[: EFFORT.split], *alone[:1], *staged[:1])))
 
 
-def finer_cases(solver: CandidateSolver, played: Played) -> Iterator[Case]:
-    """Yield a program's candidate on meshes of one axis more, in its mode and in the first mode.
+def finer_cases(solver: CandidateSolver, played: Played) -> Iterator[list[Case]]:
+    """Yield the cases of a program's candidate on each mesh of one axis more.
 
-    Where memory binds, all modes come that recompute the same.
+    The program's own mode is followed by the first one. Where memory binds, all modes come that
+    recompute the same.
     """
     case = played.solved.case
     candidate = case.candidate
@@ -40,5 +40,5 @@ def finer_cases(solver: CandidateSolver, played: Played) -> Iterator[Case]:
     if played.limited:
         others = [mode for mode in solver.modes() if mode.recompute == case.mode.recompute]
     modes = dict.fromkeys((case.mode, *others))
-    for mesh, mode in itertools.product(finer[: EFFORT.finer], modes):
-        yield solver.case(replace(candidate, mesh=mesh), mode)
+    for mesh in finer[: EFFORT.finer]:
+        yield [solver.case(replace(candidate, mesh=mesh), mode) for mode in modes]
