@@ -19,11 +19,14 @@ from .evaluator import Played
 
 
 def worth_splitting(programs: Iterable[Played]) -> list[Played]:
-    """The fastest programs, and the fastest with and without stages, however slow."""
+    """The fastest programs near the best, and the fastest with and without stages."""
     order = sorted(programs, key=lambda played: played.seconds)
+    near = [one for one in order if one.seconds < EFFORT.near * order[0].seconds]
     alone = [one for one in order if one.solved.candidate.stages == 1]
     staged = [one for one in order if one.solved.candidate.stages > 1]
-    return list(dict.fromkeys((*order[: EFFORT.split], *alone[:1], *staged[:1])))
+    # Where memory binds, a finer mesh may be much faster, as it has thriftier choices.
+    limited = [one for one in (*alone[:1], *staged[:1]) if one.limited or one in near]
+    return list(dict.fromkeys((*near[: EFFORT.split], *limited)))
 
 
 def finer_cases(solver: CandidateSolver, played: Played) -> Iterator[list[Case]]:
