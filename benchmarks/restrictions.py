@@ -18,7 +18,7 @@ import argparse
 import itertools
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def drawn(rng: random.Random, request: Request, batch: int) -> dict[str, Restric
         "zero": {"zero": rng.choice(ZEROS)},
         "recompute": {"recompute": rng.choice(("none", "selective", "full"))},
         "stages": {"stages": stages},
-        "mesh": {"stages": stages, "mesh": rng.choice(tuple(meshes(cluster, stages)))},
+        "mesh": {"stages": stages, "mesh": rng.choice(meshes(cluster, stages))},
         "schedule": {"schedule": rng.choice(sorted(SCHEDULES))},
     }
     return {name: restrictions[name] for name in rng.sample(sorted(restrictions), DRAWN)}
@@ -84,14 +84,17 @@ def steps(
     """The step under every subset of the restrictions under which there is a plan."""
     step_under: dict[tuple[str, ...], float] = {}
     for names in subsets(tuple(restrictions)):
-        fixed: dict[str, Any] = {}
-        for name in names:
-            fixed |= restrictions[name]
+        fixed = together(restrictions[name] for name in names)
         try:
             step_under[names] = search_plan(graph, replace(request, **fixed)).predicted.step
         except (NoPlanFits, UsageError):
             continue
     return step_under
+
+
+def together(restrictions: Iterable[Restriction]) -> dict[str, Any]:
+    """The fields that several restrictions fix."""
+    return {field: value for one in restrictions for field, value in one.items()}
 
 
 def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -120,12 +123,9 @@ def looked_at(case: Case, seeds: range) -> Iterator[tuple[int, dict[str, Restric
 
 def told(restrictions: Mapping[str, Restriction]) -> str:
     """The restrictions in a line."""
-    fixed: dict[str, Any] = {}
-    for restriction in restrictions.values():
-        fixed |= restriction
     return ", ".join(
         f"{name} {'x'.join(map(str, value.shape)) if name == 'mesh' else value}"
-        for name, value in fixed.items()
+        for name, value in together(restrictions.values()).items()
     )
 
 

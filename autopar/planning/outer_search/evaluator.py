@@ -156,17 +156,16 @@ class Evaluator:
         if solved.candidate.stages > 1:
             # One stage may send while others compute, so that all may be hidden.
             shares.insert(0, 1.0)
-        different = {solved.solution.choices}
+        seen = {solved.solution.choices}
         for share in shares:
             with contextlib.suppress(Infeasible, NoAssignment):
                 other = self.promise(replace(solved.case, hidden=share))
-                # The same choices make the same program, but may be on another front.
-                if other is None or (
-                    other.solution.choices in different and not self.memory_bound.on_fronts
+                # The same choices make the same program, but may lie on another front.
+                if other is not None and (
+                    self.memory_bound.on_fronts or other.solution.choices not in seen
                 ):
-                    continue
-                different.add(other.solution.choices)
-                yield other
+                    seen.add(other.solution.choices)
+                    yield other
 
     def _played(self, solved: Solved, below: float) -> Played | None:
         """The program of one solution; None where it takes `below` seconds or more."""
