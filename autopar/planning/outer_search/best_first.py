@@ -12,9 +12,9 @@ A queue holds nodes by their promise, which only rises from a node to what it is
     case        with its mode               the solution that another mode has, then its own
     program                                 played to the last collective
 
-The node of the least promise is replaced by more precise ones, or played. The search ends when the
-incumbent, the fastest program, is below the next promise. (Best first: E. Lawler and D. Wood,
-1966.)
+The node of the least promise is replaced by more precise ones, or played. Until there is a first
+incumbent, that of the least estimate comes before it. The search ends when the incumbent, the
+fastest program, is below the next promise. (Best first: E. Lawler and D. Wood, 1966.)
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from .book import Book
 from .candidate_solver import CandidateSolver
 from .evaluator import Evaluator, Played
 from .finer_meshes import finer_cases, worth_splitting
+from .waits import Waits
 from .whole_programs import Program, WholePrograms
 
 
@@ -74,7 +75,8 @@ class BestFirst:
         self.solver = CandidateSolver(folded, request)
         self.evaluator = Evaluator(self.solver)
         self.book = Book(self.solver)
-        self.queue: list[tuple[float, int, Node]] = []
+        self.queue: list[tuple[float, int, float, Node]] = []
+        self._waits = Waits(folded)
         self.whole = WholePrograms(self.evaluator)
         self.programs: list[Program] = []
         self.incumbents: list[Played] = []
@@ -135,17 +137,37 @@ class BestFirst:
     # --- The queue. ---
 
     def _push(self, promise: float, node: Node) -> None:
-        """Add a node; of equal promises those that entered first are looked at first."""
+        """Add a node; of equal ones those that entered first are looked at first."""
         if promise < math.inf:
-            heapq.heappush(self.queue, (promise, next(self._number), node))
+            key = promise if self.incumbents else self._estimate(promise, node)
+            heapq.heappush(self.queue, (key, next(self._number), promise, node))
+
+    def _estimate(self, promise: float, node: Node) -> float:
+        """Seconds that the best program of a node is likely to take."""
+        if isinstance(node, Solved):
+            return max(node.seconds, promise) * self._waits.factor(node.candidate)
+        if isinstance(node, Case):
+            return promise * self._waits.factor(node.candidate)
+        group = [node] if isinstance(node, Candidate) else node[0] or node[1]
+        return min(max(promise, self.book.sure[one]) * self._waits.factor(one) for one in group)
 
     def _search(self) -> None:
-        """Replace the node of the least promise until none is below the incumbent."""
+        """Replace nodes until none promises less than the incumbent takes.
+
+        Until there is an incumbent, the node of the least estimate comes first, as a fast incumbent
+        ends the trials of slow programs early. Then it is the node of the least promise.
+        """
+        while self.queue and not self.incumbents:
+            _, _, promise, node = heapq.heappop(self.queue)
+            self._replace(promise, node)
+        self.queue = [(promise, number, promise, node) for _, number, promise, node in self.queue]
+        heapq.heapify(self.queue)
+        self.idle = 0
         while self.queue and self.queue[0][0] < self.enough:
             # Giving up here keeps the bound true, as it counts the nodes that are left.
-            if self.incumbents and self.idle >= EFFORT.patience:
+            if self.idle >= EFFORT.patience:
                 break
-            promise, _, node = heapq.heappop(self.queue)
+            _, _, promise, node = heapq.heappop(self.queue)
             self._replace(promise, node)
 
     def _replace(self, promise: float, node: Node) -> None:
@@ -367,5 +389,5 @@ class BestFirst:
 
     def _report(self, text: str) -> None:
         if self._progress:
-            left = sum(isinstance(entry[2], tuple) for entry in self.queue)
+            left = sum(isinstance(entry[-1], tuple) for entry in self.queue)
             self._progress(self._places - left, self._places, text)
