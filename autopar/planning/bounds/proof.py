@@ -100,7 +100,7 @@ class Proof:
     def _next(self, least: Candidate, enough: float) -> Candidate:
         """Return the candidate on the mesh of the least bound that is best solved next.
 
-        Of those with bounds near the least it is the one with the middle number of micro-batches.
+        Of those with the least bound it is the one with the middle number of micro-batches.
         Before these comes the one with the fewest that the mesh's first axis cannot split: it
         mostly rules out all candidates with more.
         """
@@ -111,14 +111,12 @@ class Proof:
         if least.mesh.shape:
             split //= least.mesh.shape[0]
         beyond = next((c for c in on_mesh if c.micro_batches > split), None)
-        near = [
+        equal = [
             c
             for c in on_mesh
-            if self.sure[c] <= (1 + EFFORT.alike) * self.sure[least]
-            and self.sure[c] < enough
-            and c not in self.proven
+            if self.sure[c] <= self.sure[least] and self.sure[c] < enough and c not in self.proven
         ]
-        return beyond if beyond in near else near[len(near) // 2]
+        return beyond if beyond in equal else equal[len(equal) // 2]
 
     def _raise_within(self, candidate: Candidate, enough: float) -> bool:
         """Raise the bound of a candidate with stages within the memory.

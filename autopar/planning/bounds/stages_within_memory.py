@@ -166,7 +166,7 @@ class StagesWithinMemory:
             graph, limit, price=self._prices.get(candidate, 0.0), enough=enough * candidate.stages
         )
         # A search that begins at next to nothing would never reach a price that counts.
-        counts = near.price * limit > EFFORT.certain * abs(near.bound)
+        counts = near.price * limit > EFFORT.bounded * abs(near.bound)
         self._prices[candidate] = near.price if counts else 0.0
         return near.bound
 

@@ -62,7 +62,7 @@ def _highest(
         graph = tables(covers).graph
         if choices is not None and graph.cost(choices) + price * (
             graph.memory_of(choices) - room
-        ) <= best * (1 + EFFORT.certain):
+        ) <= best * (1 + EFFORT.bounded):
             break
         near = bound_within(graph, room, price=price, enough=wanted)
         price = near.price

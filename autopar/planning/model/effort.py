@@ -45,8 +45,6 @@ class Effort:
     """Entries of tables up to which pipelines are bounded within the memory."""
     within: int = 8
     """How many of the least bounds, without stages, are raised by solutions within the memory."""
-    alike: float = 0.05
-    """The most by which bounds on one mesh differ among which the next one to prove is chosen."""
     slack: float = 0.9
     """The least time of a part of the work beside its share of one device's, as small shards may
     fit a device better than the whole.
@@ -55,17 +53,13 @@ class Effort:
     # --- A candidate. ---
 
     bounded: float = 2e-3
-    """The gap at which a solution that only bounds, or is still to be cut, counts as exact."""
-    ranked: float = 1e-3
-    """The gap at which a solution without stages counts as exact."""
+    """The gap at which a solution counts as exact, as its program is played anyway."""
     remembered: int = 32
     """Candidates of which parts of tables are remembered for the next mode."""
     exposed: float = 1.005
     """A program may take this much longer than promised until smaller hidden shares are tried."""
     shares: tuple[float, ...] = (0.0,)
     """The smaller hidden shares, as parts of the largest."""
-    certain: float = 1e-3
-    """The share of a sum that is rounding."""
 
     # --- Where memory binds. ---
 
@@ -73,8 +67,6 @@ class Effort:
     """How often a candidate is solved until its program fills the memory."""
     full: float = 0.97
     """The share of the memory that counts as all of it."""
-    brimful: float = 0.99
-    """The same on fronts."""
     plenty: float = 0.5
     """The share of the memory up to which it is no question what programs need beyond tables."""
     surely: float = 0.1
@@ -82,11 +74,6 @@ class Effort:
     cut: float = 1.05
     """The promise up to which solutions on a front are played, beside that of the first that fits.
     """
-    short: float = 1.05
-    """A pipeline that takes this much longer than promised is short of memory, where that is full.
-    """
-    few: int = 4
-    """Solutions on a front that are played although memory is no question."""
     fronts: int = 8
     """Devices up to which fronts of small models are played: of more there are too many."""
     brief: float = 1e-2

@@ -337,8 +337,10 @@ class BestFirst:
                     self._challenge(played)
         except Infeasible as error:
             self._misfit(solved.case, error.minimum_memory / solved.candidate.stages)
-            # Unlike layers may fit where equal ones need a little too much.
-            if error.minimum_memory <= EFFORT.likely * self.solver.room(solved.candidate):
+            # Unlike layers may fit where equal ones need a little too much. They are tried only as
+            # long as nothing else fits.
+            likely = EFFORT.likely * self.solver.room(solved.candidate)
+            if not self.incumbents and error.minimum_memory <= likely:
                 self._challenge(
                     Played(solved=solved, seconds=math.inf, memory=math.inf, limited=True)
                 )

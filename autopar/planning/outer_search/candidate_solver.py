@@ -200,10 +200,9 @@ class CandidateSolver:
 
     def free_solution(self, candidate: Candidate, tables: Tables, below: float) -> Solution:
         """The optimum of tables without a limit of memory; close, if it takes `below` or more."""
-        close = EFFORT.ranked if candidate.stages == 1 else EFFORT.bounded
         return nearly(
             tables.graph,
-            close=close,
+            close=EFFORT.bounded,
             # `least` is linear in its bound, so that this division is its inverse.
             enough=below / self.least(candidate, 1.0),
             room=self.room(candidate),

@@ -237,8 +237,6 @@ class Evaluator:
             ceiling = below / solved.seconds * solved.solution.cost
         front = self.memory_bound.front(solved.case, tables)
         best = front.best(ceiling=ceiling)
-        if self._is_misjudged(solved, best.seconds, below):
-            best = front.best(ceiling=ceiling, few=EFFORT.few)
         if best.seconds >= below:
             return None
         return Played(
@@ -294,12 +292,11 @@ class Evaluator:
             return None
         part = program.parts[0]
         full = program.memory > EFFORT.plenty * self.solver.memory_limit(solved.candidate)
-        slower = program.tightened or program.seconds > EFFORT.short * solved.seconds
         return Played(
             solved=replace(solved, tables=part.tables, solution=part.solution),
             seconds=program.seconds,
             memory=program.memory,
-            limited=full and slower,
+            limited=full and program.tightened,
         )
 
     def _cut_program(self, solved: Solved, tables: Tables, below: float) -> StagedProgram:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from autopar.errors import NoPlanFits, UsageError
-from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.request import HEADROOM
 from autopar.search import Infeasible
 
@@ -70,7 +69,7 @@ def _too_little(search: BestFirst, needed: float) -> str:
         spare = f" ({free} but for {HEADROOM:.0%} of headroom, which --memory overrules)"
     # A need that is larger by rounding alone would be printed like the limit.
     enough = "a little more would do"
-    if needed > limit * (1 + EFFORT.certain):
+    if _size(needed) != _size(limit):
         enough = f"the smallest that would do is {_size(needed)}"
     where = f"on {request.cluster.devices} devices"
     return f"no plan fits {_size(limit)} per device{spare} {where}; {enough}."

@@ -98,7 +98,7 @@ def least_needed(solver: CandidateSolver, candidate: Candidate, mode: Mode) -> f
         except Infeasible as error:
             # A limit of 0 fails, and the error names the least bytes. Rounding may make just these
             # too few, so a little is added.
-            allowed = error.minimum_memory * (1 + EFFORT.certain)
+            allowed = error.minimum_memory * (1 + EFFORT.bounded)
     else:
         return solver.always + allowed
     schedule = solver.schedule_of(candidate, mode, short=True)

@@ -153,17 +153,17 @@ class Front:
             or first.seconds > (1 + EFFORT.rounding) * first.free
         )
 
-    def best(self, most: float = math.inf, ceiling: float = math.inf, few: int = 1) -> Priced:
+    def best(self, most: float = math.inf, ceiling: float = math.inf) -> Priced:
         """Return the fastest program among those of `near`.
 
-        Where memory is no question, only the first `few` of them are compared. If none fits,
-        `Infeasible` is raised, with the least bytes of a device that were seen.
+        Where memory is no question, that is the first one. If none fits, `Infeasible` is raised,
+        with the least bytes of a device that were seen.
         """
         best = None
-        for number, priced in enumerate(self.near(most, ceiling), start=1):
+        for priced in self.near(most, ceiling):
             # Only the first one that fits has a gap before it, in which a faster one may lie.
             best = min(best or self._filling(priced), priced, key=lambda one: one.seconds)
-            if number >= few and not self.tightened:
+            if not self.tightened:
                 break
         # A program may be refused although the bytes seen are within the limit. The error has to
         # name more than the limit all the same.
@@ -186,8 +186,8 @@ class Front:
         within = first
         for _ in range(self.fillings):
             if (
-                over * EFFORT.brimful <= within.solution.memory
-                or within.memory >= EFFORT.brimful * self.memory_limit
+                over * EFFORT.full <= within.solution.memory
+                or within.memory >= EFFORT.full * self.memory_limit
             ):
                 break
             try:
