@@ -22,7 +22,7 @@ from autopar.planning.solve.within_limits import EXACT_METHOD
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
 from autopar.planning.space.multiplicities import Multiplicities
-from autopar.planning.stages.staged_program import Group
+from autopar.planning.stages.parts import Group
 from autopar.planning.tables.alone import tables_alone
 from autopar.planning.tables.parameters.traffic import exposed_seconds, hideable
 from autopar.planning.tables.requested import with_host_choices

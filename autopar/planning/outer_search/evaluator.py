@@ -20,6 +20,7 @@ from autopar.planning.programs.whole_graph import unfold, whole_seconds
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.solve.within_limits import QUICK_METHOD
 from autopar.planning.space.candidates import Candidate
+from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.stage import Slower
 from autopar.planning.stages.staged_program import StagedProgram, best_pipeline
 from autopar.planning.stages.whole_model import expand
@@ -301,13 +302,16 @@ class Evaluator:
 
     def _cut_program(self, solved: Solved, tables: Tables, below: float) -> StagedProgram:
         candidate = solved.candidate
-        return best_pipeline(
-            [self.solver.group(candidate)],
-            lambda _: tables,
-            self.solver.schedule_of(candidate, solved.mode, short=True),
-            self.quickly,
+        terms = Terms(
+            request=self.quickly,
+            schedule=self.solver.schedule_of(candidate, solved.mode, short=True),
             always=self.solver.always,
             expand=functools.partial(expand, self.folded),
+        )
+        return best_pipeline(
+            [self.solver.group(candidate)],
+            [tables],
+            terms,
             solved=solved.solution if tables is solved.tables else None,
             too_slow=below,
         )

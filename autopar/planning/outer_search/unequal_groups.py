@@ -27,10 +27,10 @@ from autopar.planning.space.candidates import meshes, micro_batches_to_try, stag
 from autopar.planning.space.modes import Mode
 from autopar.planning.space.multiplicities import Multiplicities
 from autopar.planning.space.schedules import thrifty
-from autopar.planning.stages.staged_program import Group, StagedProgram, best_pipeline, unfolded
+from autopar.planning.stages.parts import Group, Terms, unfolded
+from autopar.planning.stages.staged_program import StagedProgram, best_pipeline
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.requested import requested_tables, with_host_choices
-from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible, NoAssignment
 from autopar.sharding.mesh import Mesh
 
@@ -229,15 +229,19 @@ class UnequalGroups:
             segments=schedule.recompute,
         )
 
-        def tables(group: Group) -> Tables:
-            return with_host_choices(
+        tables = [
+            with_host_choices(
                 request,
                 requested_tables(request, analysis, prices[group], work, whole=count == 1),
                 # As many stages as the model would have if all were like those of this group.
                 group.stages / group.share,
             )
-
-        whole_model = functools.partial(expand, self.folded) if short else unfolded
-        return best_pipeline(
-            combination.groups, tables, schedule, request, always=solver.always, expand=whole_model
+            for group in combination.groups
+        ]
+        terms = Terms(
+            request=request,
+            schedule=schedule,
+            always=solver.always,
+            expand=functools.partial(expand, self.folded) if short else unfolded,
         )
+        return best_pipeline(combination.groups, tables, terms)

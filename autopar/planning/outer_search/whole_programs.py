@@ -25,6 +25,7 @@ from autopar.planning.programs.whole_graph import on_whole
 from autopar.planning.solve.solved_candidate import Solved
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
+from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.staged_program import StagedProgram, best_pipeline, pipeline_of
 from autopar.planning.tables.requested import requested_tables
 from autopar.planning.tables.tables import Known, Tables
@@ -103,12 +104,12 @@ class WholePrograms:
         if candidate.stages == 1:
             return self._in_one(solved)
         tables = self.tables(candidate, solved.mode, solved.hidden)
-        return best_pipeline(
-            [self.solver.group(candidate)],
-            lambda _: tables,
-            self.schedule(candidate, solved.mode),
-            self.request,
-            always=self.solver.always,
+        terms = self._terms(candidate, solved.mode)
+        return best_pipeline([self.solver.group(candidate)], [tables], terms)
+
+    def _terms(self, candidate: Candidate, mode: Mode) -> Terms:
+        return Terms(
+            request=self.request, schedule=self.schedule(candidate, mode), always=self.solver.always
         )
 
     def as_solved(self, solved: Solved) -> Program | None:
@@ -122,8 +123,8 @@ class WholePrograms:
             return None
         if candidate.stages == 1:
             return self._fitting(tables, solution, schedule, candidate)
-        group = solver.group(candidate)
-        return pipeline_of(group, tables, solution, schedule, self.request, always=solver.always)
+        terms = self._terms(candidate, solved.mode)
+        return pipeline_of(solver.group(candidate), tables, solution, terms)
 
     def _fitting(
         self, tables: Tables, solution: Solution, schedule: Schedule, candidate: Candidate

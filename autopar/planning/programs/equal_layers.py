@@ -22,7 +22,8 @@ from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folding import Run
 from autopar.planning.solve.solved_candidate import Solved
 from autopar.planning.stages import StagedProgram
-from autopar.planning.stages.staged_program import Part, recut
+from autopar.planning.stages.parts import Part
+from autopar.planning.stages.staged_program import recut
 from autopar.planning.tables import Tables
 from autopar.search import Solution
 from autopar.sharding.schedule import zero_stage

@@ -24,7 +24,8 @@ from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.solve.within_limits import QUICK_METHOD, solve_within
-from autopar.planning.stages.staged_program import Group, cut_of
+from autopar.planning.stages.parts import Group, Terms
+from autopar.planning.stages.staged_program import cut_of
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible, Solution, frontier
@@ -254,17 +255,11 @@ def price_stages(
 ) -> Price:
     """Return the pricing of solutions as pipelines, at their best cuts under the best schedule."""
 
+    whole = functools.partial(expand, folded)
+    terms = Terms(request=request, schedule=schedule, always=always, expand=whole)
+
     def price(tables: Tables, solution: Solution, wanting: bool) -> Priced:
-        cut = cut_of(
-            group,
-            tables,
-            solution,
-            schedule,
-            request,
-            always=always,
-            expand=functools.partial(expand, folded),
-            wanting=wanting,
-        )
+        cut = cut_of(group, tables, solution, terms, wanting=wanting)
         seconds = cut.pipeline.step if cut.pipeline is not None else math.inf
         return Priced(solution=solution, seconds=seconds, memory=cut.memory, free=cut.free)
 

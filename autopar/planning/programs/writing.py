@@ -27,8 +27,8 @@ from autopar.plan_parts import (
 )
 from autopar.planning.model import Request
 from autopar.planning.stages import StagedProgram
+from autopar.planning.stages.parts import Part
 from autopar.planning.stages.stage import message_seconds, once_of
-from autopar.planning.stages.staged_program import Part
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.layout import format_layout
 from autopar.sharding.mesh import Axes, Mesh

@@ -62,52 +62,67 @@ class Part:
     figures: OperatorCosts
 
 
-def part_of(
-    group: Group, tables: Tables, solution: Solution, schedule: Schedule, expand: Expand = unfolded
-) -> Part:
-    """Return a group with a solution of its tables, its program, and its operators' costs."""
-    # Costs are of the program that the solution decides, with the chains that it takes.
-    assignment = decode(tables, solution.choices)
-    program = build_program(tables.analysis.graph, assignment)
-    costs = operator_costs(
-        program, tables.analysis, tables.prices, optimizer=tables.optimizer, schedule=schedule
-    )
-    return Part(
-        group=group,
-        tables=tables,
-        solution=solution,
-        assignment=assignment,
-        program=program,
-        figures=expand(costs),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The terms on which all pipelines of a candidate are made.
 
+    `schedule`: of the passes inside a stage. `always`: bytes of each device that inputs and
+    constants take.
+    """
 
-def rooms_of(groups: Sequence[Group], request: Request, always: float) -> list[float]:
-    """Return the bytes of a device of each group, without `always` for inputs and constants."""
-    return [max(request.memory_limit_on(group.cluster) - always, 0.0) for group in groups]
+    request: Request
+    schedule: Schedule
+    always: float
+    expand: Expand = unfolded
 
+    def part(self, group: Group, tables: Tables, solution: Solution) -> Part:
+        """Return a group with a solution of its tables, its program, and its operators' costs."""
+        # Costs are of the program that the solution decides, with the chains that it takes.
+        assignment = decode(tables, solution.choices)
+        program = build_program(tables.analysis.graph, assignment)
+        costs = operator_costs(
+            program,
+            tables.analysis,
+            tables.prices,
+            optimizer=tables.optimizer,
+            schedule=self.schedule,
+        )
+        return Part(
+            group=group,
+            tables=tables,
+            solution=solution,
+            assignment=assignment,
+            program=program,
+            figures=self.expand(costs),
+        )
 
-def cutter_of(
-    parts: Sequence[Part], rooms: Sequence[float], schedule: Schedule, request: Request
-) -> tuple[Cutter, list[tuple[str, int]]]:
-    """Return a cutter of the model on these parts, and the schedules that the request allows."""
-    figures = []
-    places: list[Place] = []
-    limits = []
-    hosts = []
-    # The stages of a group are alike.
-    for part, room in zip(parts, rooms, strict=True):
-        stages = part.group.stages
-        figures += [part.figures] * stages
-        places += part.group.places()
-        limits += [room] * stages
-        hosts += [request.host_on(part.group.cluster)] * stages
-    cutter = Cutter(figures, places, limits, schedule.micro_batches, hosts, schedule.unit_bytes)
-    schedules = schedules_for(
-        len(places),
-        schedule.micro_batches,
-        pieces=len(cutter.pieces) - 1,
-        pipeline=request.schedule,
-        interleave=request.interleave,
-    )
-    return cutter, list(schedules)
+    def room(self, group: Group) -> float:
+        """Return the bytes of a device of a group, without those that are always taken."""
+        return max(self.request.memory_limit_on(group.cluster) - self.always, 0.0)
+
+    def cutter(self, parts: Sequence[Part]) -> tuple[Cutter, list[tuple[str, int]]]:
+        """Return a cutter of the model on these parts, and the schedules that the request allows.
+
+        A schedule comes with its chunks of a stage.
+        """
+        figures = []
+        places: list[Place] = []
+        limits = []
+        hosts = []
+        # The stages of a group are alike.
+        for part in parts:
+            stages = part.group.stages
+            figures += [part.figures] * stages
+            places += part.group.places()
+            limits += [self.room(part.group)] * stages
+            hosts += [self.request.host_on(part.group.cluster)] * stages
+        count = self.schedule.micro_batches
+        cutter = Cutter(figures, places, limits, count, hosts, self.schedule.unit_bytes)
+        schedules = schedules_for(
+            len(places),
+            count,
+            pieces=len(cutter.pieces) - 1,
+            pipeline=self.request.schedule,
+            interleave=self.request.interleave,
+        )
+        return cutter, list(schedules)

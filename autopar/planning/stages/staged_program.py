@@ -9,7 +9,7 @@ solved again within less memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.planning.model import Request
@@ -19,31 +19,12 @@ from autopar.planning.tables.requested import with_host_choices
 from autopar.search import Infeasible, Solution
 from autopar.sharding.schedule import Schedule
 
-from .parts import Expand, Group, Part, cutter_of, part_of, rooms_of, unfolded
+from .parts import Group, Part, Terms
 from .stage import Pipeline
-
-__all__ = [
-    "Cut",
-    "Expand",
-    "Group",
-    "Part",
-    "StagedProgram",
-    "best_pipeline",
-    "cut_of",
-    "interleaved",
-    "pipeline_of",
-    "recut",
-    "unfolded",
-]
+from .table_limits import TableLimits, tighter, used
 
 TRIES = 5
 """How often the groups are solved until a cut fits, and the limit of their tables is near."""
-TIGHTER = 0.85
-"""The factor on the limit of the tables where a pipeline fits, and is to need less."""
-SURE = 1.1
-"""How many times the bytes by which the fullest device exceeds its memory are to be saved."""
-TIGHTEST = 0.7
-"""The least factor on the bytes that the last solution used, in one step."""
 ROOMY = 4.0
 """A pipeline that fits so many times into the memory is as fast without a limit."""
 INTERLEAVED_ROUNDS = 2
@@ -110,89 +91,46 @@ class StagedProgram:
         return (self.seconds, self.stages, len(self.parts[0].assignment.mesh.axes) + 1)
 
 
-class _TableLimits:
-    """The limits within which the groups' tables are solved next.
-
-    `allowed`: bytes of all stages of each group. `above`: the least limits whose solutions no cut
-    fitted. `fitting`: limits whose solutions a cut fitted, if any did.
-    """
-
-    def __init__(self, groups: Sequence[Group], allowed: list[float]) -> None:
-        self.groups = groups
-        self.allowed = allowed
-        self.above = allowed
-        self.fitting: list[float] | None = None
-
-    def loosen(self) -> None:
-        """Allow more: the tables have no solution within so little."""
-        self.allowed = _between(self.above, self.allowed)
-
-    def tighten(self, parts: Sequence[Part], excess: float) -> None:
-        """Allow less: no cut of these parts fits, by `excess` bytes of the fullest device."""
-        self.above = _used(parts, self.allowed)
-        if self.fitting:
-            self.allowed = _between(self.above, self.fitting)
-        else:
-            self.allowed = _tighter(self.groups, self.above, excess)
-
-    def approach(self) -> None:
-        """Allow a little more than what fitted, as the step may be shorter there."""
-        self.fitting = self.allowed
-        self.allowed = _between(self.above, self.allowed)
-
-
 def best_pipeline(
     groups: Sequence[Group],
-    tables: Callable[[Group], Tables],
-    schedule: Schedule,
-    request: Request,
+    offered: Sequence[Tables],
+    terms: Terms,
     *,
-    always: float,
-    expand: Expand = unfolded,
     solved: Solution | None = None,
     too_slow: float = math.inf,
 ) -> StagedProgram:
-    """Return the best pipeline on the groups; raises `Infeasible` if no cut fits.
+    """Return the best pipeline on groups with their tables; raises `Infeasible` if no cut fits.
 
-    `always`: bytes of each device that inputs and constants take. `expand`: as of `Expand`.
     `solved`: the solution of the only group within its memory, if it is known. `too_slow`: cuts
     that take so many seconds are left out; raises `Slower` if all do.
     """
-    offered = [tables(group) for group in groups]
-    rooms = rooms_of(groups, request, always)
-    limits = _TableLimits(
-        groups,
-        [group.stages * room / group.share for group, room in zip(groups, rooms, strict=True)],
+    limits = TableLimits(
+        groups, [group.stages * terms.room(group) / group.share for group in groups]
     )
     least = math.inf
     best: StagedProgram | None = None
     # The first pipeline that fits ends it; after failures a better one is looked for.
-    for number in range(TRIES):
-        first = number == 0
+    for first in (True, *[False] * (TRIES - 1)):
         try:
-            if first and solved is not None:
-                parts: tuple[Part, ...] = (
-                    part_of(groups[0], offered[0], solved, schedule, expand),
-                )
-            else:
-                solutions = _solutions(offered, limits.allowed, request)
-                parts = _parts(groups, offered, solutions, schedule, expand)
+            known = [solved] if first and solved is not None else None
+            solutions = known or _solutions(offered, limits.allowed, terms.request)
         except Infeasible:
             if first:
                 raise
             limits.loosen()
             continue
-        cutter, schedules = cutter_of(parts, rooms, schedule, request)
+        parts = _parts(groups, offered, solutions, terms)
+        cutter, schedules = terms.cutter(parts)
         pipeline = cutter.best(schedules, too_slow if first else math.inf)
         if pipeline is None:
             # How much is lacking says how much to save in the next solution.
             needed = cutter.least_memory(schedules)
-            least = min(least, needed + always)
-            limits.tighten(parts, max(needed - min(rooms), 0.0))
+            least = min(least, needed + terms.always)
+            limits.tighten(parts, max(needed - min(map(terms.room, groups)), 0.0))
             continue
         if best is None or pipeline.step < best.pipeline.step:
             best = StagedProgram(
-                parts=parts, pipeline=pipeline, schedule=schedule, tightened=not first
+                parts=parts, pipeline=pipeline, schedule=terms.schedule, tightened=not first
             )
         # A first solution that fits is the tables' optimum; nothing is gained by more memory.
         if first or limits.fitting:
@@ -200,7 +138,7 @@ def best_pipeline(
         limits.approach()
     if best is not None:
         return best
-    memory_limit = min(request.memory_limit_on(group.cluster) for group in groups)
+    memory_limit = min(terms.request.memory_limit_on(group.cluster) for group in groups)
     raise Infeasible(max(least, math.nextafter(memory_limit, math.inf)), memory_limit)
 
 
@@ -209,6 +147,7 @@ def interleaved(staged: StagedProgram, request: Request, *, always: float) -> St
 
     Interleaved schedules keep more micro-batches in flight.
     """
+    terms = Terms(request=request, schedule=staged.schedule, always=always)
     best = staged
     parts = staged.parts
     groups = [part.group for part in parts]
@@ -216,20 +155,19 @@ def interleaved(staged: StagedProgram, request: Request, *, always: float) -> St
         with_host_choices(request, part.tables, part.group.stages / part.group.share)
         for part in parts
     ]
-    rooms = rooms_of(groups, request, always)
     allowed = [math.inf] * len(parts)
-    cutter, schedules = cutter_of(parts, rooms, staged.schedule, request)
+    cutter, schedules = terms.cutter(parts)
     for _ in range(INTERLEAVED_ROUNDS):
         if not cutter.could_be_faster(schedules, best.pipeline):
             break
         # An interleaved schedule keeps more in flight, so its strategies have to keep less.
-        allowed = _tighter(groups, _used(parts, allowed), 0.0)
+        allowed = tighter(groups, used(parts, allowed), 0.0)
         try:
             solutions = _solutions(offered, allowed, request)
         except Infeasible:
             break
-        parts = _parts(groups, offered, solutions, staged.schedule, unfolded)
-        cutter, schedules = cutter_of(parts, rooms, staged.schedule, request)
+        parts = _parts(groups, offered, solutions, terms)
+        cutter, schedules = terms.cutter(parts)
         pipeline = cutter.best(schedules)
         if pipeline is not None and pipeline.step < best.pipeline.step:
             best = StagedProgram(
@@ -239,22 +177,15 @@ def interleaved(staged: StagedProgram, request: Request, *, always: float) -> St
 
 
 def pipeline_of(
-    group: Group,
-    tables: Tables,
-    solution: Solution,
-    schedule: Schedule,
-    request: Request,
-    *,
-    always: float,
+    group: Group, tables: Tables, solution: Solution, terms: Terms
 ) -> StagedProgram | None:
     """Return the pipeline of a known solution on one group, or None if no cut fits."""
-    parts = (part_of(group, tables, solution, schedule),)
-    rooms = rooms_of([group], request, always)
-    cutter, schedules = cutter_of(parts, rooms, schedule, request)
+    parts = (terms.part(group, tables, solution),)
+    cutter, schedules = terms.cutter(parts)
     pipeline = cutter.best(schedules)
     if pipeline is None:
         return None
-    return StagedProgram(parts=parts, pipeline=pipeline, schedule=schedule)
+    return StagedProgram(parts=parts, pipeline=pipeline, schedule=terms.schedule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,30 +200,19 @@ class Cut:
     free: float
 
 
-def cut_of(
-    group: Group,
-    tables: Tables,
-    solution: Solution,
-    schedule: Schedule,
-    request: Request,
-    *,
-    always: float,
-    expand: Expand,
-    wanting: bool,
-) -> Cut:
+def cut_of(group: Group, tables: Tables, solution: Solution, terms: Terms, *, wanting: bool) -> Cut:
     """Return the best cuts of one solution on one group.
 
     `wanting`: the step without a limit of memory is wanted, too.
     """
-    part = part_of(group, tables, solution, schedule, expand)
-    (room,) = rooms_of([group], request, always)
-    cutter, schedules = cutter_of((part,), [room], schedule, request)
+    cutter, schedules = terms.cutter([terms.part(group, tables, solution)])
     pipeline = cutter.best(schedules)
     if pipeline is None:
-        return Cut(pipeline=None, memory=cutter.least_memory(schedules) + always, free=math.inf)
+        needed = cutter.least_memory(schedules) + terms.always
+        return Cut(pipeline=None, memory=needed, free=math.inf)
     free = pipeline.step
     # No schedule keeps `ROOMY` times as much in flight as another, so a roomy one is never short.
-    if wanting and pipeline.memory > room / ROOMY:
+    if wanting and pipeline.memory > terms.room(group) / ROOMY:
         without_limit = cutter.unlimited().best(schedules)
         if without_limit is not None:
             free = min(free, without_limit.step)
@@ -306,13 +226,13 @@ def recut(
 
     The pipeline is None if no cut fits.
     """
+    terms = Terms(request=request, schedule=staged.schedule, always=always)
     # Other solutions have other costs, so the cuts move, too.
     parts = tuple(
-        part_of(part.group, part.tables, solution, staged.schedule)
+        terms.part(part.group, part.tables, solution)
         for part, solution in zip(staged.parts, solutions, strict=True)
     )
-    rooms = rooms_of([part.group for part in parts], request, always)
-    cutter, schedules = cutter_of(parts, rooms, staged.schedule, request)
+    cutter, schedules = terms.cutter(parts)
     pipeline = cutter.best(schedules)
     if pipeline is None:
         return None, cutter.least_memory(schedules) + always
@@ -330,37 +250,10 @@ def _solutions(
 
 
 def _parts(
-    groups: Sequence[Group],
-    offered: Sequence[Tables],
-    solutions: Sequence[Solution],
-    schedule: Schedule,
-    expand: Expand,
+    groups: Sequence[Group], offered: Sequence[Tables], solutions: Sequence[Solution], terms: Terms
 ) -> tuple[Part, ...]:
     """Return the groups with their solutions."""
     return tuple(
-        part_of(group, tables, solution, schedule, expand)
+        terms.part(group, tables, solution)
         for group, tables, solution in zip(groups, offered, solutions, strict=True)
     )
-
-
-def _between(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    return [0.5 * (most + least) for most, least in zip(above, below, strict=True)]
-
-
-def _used(parts: Sequence[Part], allowed: Sequence[float]) -> list[float]:
-    """Return the bytes of its limit that each part's solution fills."""
-    used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
-    return [min(most, memory) for most, memory in zip(allowed, used, strict=True)]
-
-
-def _tighter(groups: Sequence[Group], used: Sequence[float], excess: float) -> list[float]:
-    """Return a limit for each group below what its solution used.
-
-    `excess`: bytes by which the fullest device exceeds its memory, or 0 if that is not known.
-    """
-    if not excess:
-        return [TIGHTER * most for most in used]
-    return [
-        max(most - SURE * excess * group.stages, TIGHTEST * most)
-        for most, group in zip(used, groups, strict=True)
-    ]

@@ -36,7 +36,7 @@ from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.groups import CandidateGroups
 from autopar.planning.space.modes import Mode
 from autopar.planning.stages.estimate import Pipe
-from autopar.planning.stages.parts import cutter_of, part_of
+from autopar.planning.stages.parts import Terms
 from autopar.planning.tables.parameters.traffic import Once, once_seconds
 from autopar.search import Infeasible, NoAssignment
 
@@ -229,10 +229,9 @@ def cuts(solver: CandidateSolver, candidate: Candidate, mode: Mode) -> dict[tupl
         except (Infeasible, NoAssignment):
             continue
         schedule = solver.schedule(mode, candidate.micro_batches, [tables.prices], short=False)
-        part = part_of(solver.group(candidate), tables, solution, schedule)
-        cutter, pairs = cutter_of(
-            [part], [solver.memory_limit(candidate) - solver.always], schedule, solver.request
-        )
+        terms = Terms(request=solver.request, schedule=schedule, always=solver.always)
+        part = terms.part(solver.group(candidate), tables, solution)
+        cutter, pairs = terms.cutter([part])
         for pair in pairs:
             if (pipeline := cutter.cut(*pair)) is not None:
                 costs[pair] = min(costs.get(pair, math.inf), pipeline.step)

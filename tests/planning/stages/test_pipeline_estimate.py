@@ -21,7 +21,7 @@ from autopar.planning.planner import search_plan
 from autopar.planning.space.candidates import Candidate, meshes
 from autopar.planning.space.modes import Mode
 from autopar.planning.stages.estimate import Pipe, pass_seconds, saved_bytes
-from autopar.planning.stages.parts import part_of
+from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.build import build_tables
 
@@ -92,13 +92,13 @@ def test_a_stage_keeps_what_its_tables_count(recompute: str) -> None:
     folded = solver.folded
     work = solver.work(candidate, mode, solver.folded.counts, short=True)
     schedule = solver.schedule(mode, 4, [solved.tables.prices], short=True)
-    figures = part_of(
-        solver.group(candidate),
-        solved.tables,
-        solved.solution,
-        schedule,
-        functools.partial(expand, folded),
-    ).figures
+    terms = Terms(
+        request=solver.request,
+        schedule=schedule,
+        always=solver.always,
+        expand=functools.partial(expand, folded),
+    )
+    figures = terms.part(solver.group(candidate), solved.tables, solved.solution).figures
     assert float(figures.saved.sum()) == pytest.approx(
         saved_bytes(solved.tables, solved.solution, work), rel=0.08
     )
