@@ -69,18 +69,25 @@ def estimate(
     is known already.
     """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
+    # Gloo's devices are CPUs, whose kernels are composed of smaller ones.
+    memory = memory or predicted_memory(
+        plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"
+    )
     played = timeline(plan, analysis, prices, optimizer=optimizer)
+    return estimate_of(plan, prices, optimizer, played, memory)
+
+
+def estimate_of(
+    plan: Scheduled, prices: MeshPrices, optimizer: str, played: Timeline, memory: Memory
+) -> Estimate:
+    """Return the estimate of a program whose timeline and memory are known."""
     return Estimate(
         forward=played.forward,
         backward=played.backward,
         update=played.update,
         communication=played.communication,
         overlapped=played.hidden,
-        # Gloo's devices are CPUs, whose kernels are composed of smaller ones.
-        memory=memory
-        or predicted_memory(
-            plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"
-        ),
+        memory=memory,
         streamed=_streamed(plan, prices, optimizer),
     )
 

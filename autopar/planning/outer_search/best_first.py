@@ -118,10 +118,7 @@ class BestFirst:
         """
         self._progress = progress
         try:
-            for place in self._all_places():
-                self._enter(place)
-            self._search()
-            self._refine()
+            self.find()
             if self.incumbents:
                 self.book.close_in(self.best)
         # Whoever interrupts the search is owed the best so far; without any, the interrupt goes on.
@@ -133,6 +130,13 @@ class BestFirst:
                 raise
         if progress:
             progress(1, 1, "done")
+
+    def find(self) -> None:
+        """Search until the incumbent is below the next promise."""
+        for place in self._all_places():
+            self._enter(place)
+        self._search()
+        self._refine()
 
     # --- The queue. ---
 
@@ -284,10 +288,12 @@ class BestFirst:
         self._tighten(case)
         if solved is not None:
             self._push(max(promise, solved.promise), solved)
+        # No mode that does more work is faster than the optimum without a limit of memory.
+        if case in self.evaluator.free_bounds:
+            free = self.evaluator.free_bounds[case]
+            promise = max(promise, self.solver.promise_of(candidate, free))
         roomy = False
-        # This is the optimum without a limit, so no mode that does more work promises less.
         if solved is not None and solved.free:
-            promise = max(promise, solved.promise)
             roomy = solved.solution.memory <= EFFORT.plenty * self.solver.room(candidate)
             if roomy and candidate.stages == 1:
                 self._settle_smaller(candidate)
@@ -341,9 +347,7 @@ class BestFirst:
             # long as nothing else fits.
             likely = EFFORT.likely * self.solver.room(solved.candidate)
             if not self.incumbents and error.minimum_memory <= likely:
-                self._challenge(
-                    Played(solved=solved, seconds=math.inf, memory=math.inf, limited=True)
-                )
+                self._challenge(Played(solved=solved, seconds=math.inf, limited=True))
 
     def _note(self, played: Played) -> None:
         """Remember the fastest program of each candidate, for its mesh to be split."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.programs.priced_program import DraftProgram, thriftier
-from autopar.planning.programs.whole_graph import unfold, whole_seconds
+from autopar.planning.programs.whole_graph import unfold
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.solve.within_limits import QUICK_METHOD
 from autopar.planning.space.candidates import Candidate
@@ -26,22 +26,25 @@ from autopar.planning.stages.staged_program import StagedProgram, best_pipeline
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible, Interrupted, NoAssignment
+from autopar.sharding.schedule import Schedule
 
 from .candidate_solver import CandidateSolver
 from .memory_bound import MemoryBound
 
+Key = tuple[Candidate, Schedule, tuple[int, ...], int]
+"""A candidate, the schedule inside a stage, the choices, and the number of variables."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Played:
-    """A solution with its program's step, and bytes of the fullest device.
+    """A solution with its program's step.
 
     `limited`: memory kept it from a faster solution or schedule. `draft`: the program of the whole
-    graph, where there are no stages.
+    graph, where there are no stages and it is faster than the incumbent.
     """
 
     solved: Solved
     seconds: float
-    memory: float
     limited: bool
     draft: DraftProgram | None = None
 
@@ -50,7 +53,8 @@ class Evaluator:
     """Promises and programs of candidates.
 
     `free_bounds`: bounds on the sum of a case's tables without a limit of memory. `interrupted`:
-    the solution of an interrupted solve.
+    the solution of an interrupted solve. `seconds_alone`: of programs without stages, as if memory
+    were no question. `last`: the last of them.
     """
 
     def __init__(self, solver: CandidateSolver) -> None:
@@ -60,7 +64,8 @@ class Evaluator:
         self.memory_bound = MemoryBound(solver)
         self.interrupted: Solved | None = None
         self.free_bounds: dict[Case, float] = {}
-        self.alone: dict[tuple[object, ...], float] = {}
+        self.seconds_alone: dict[Key, float] = {}
+        self.last: tuple[Key, DraftProgram] | None = None
         # Pipelines are solved within tightening limits for their order alone.
         self.quickly = self.request
         if solver.is_exact:
@@ -95,6 +100,8 @@ class Evaluator:
         if solver.is_exact or self.request.may_offload:
             free = solver.free_solution(candidate, tables, below)
             self.free_bounds[case] = free.lower_bound
+            if solver.is_exact and solver.promise_of(candidate, free.lower_bound) >= below:
+                return None
             beyond = solver.beyond(case, tables, free)
             fits = free.memory + beyond <= room
             fits = fits and tables.host_of(free.choices) <= tables.host_room
@@ -127,7 +134,7 @@ class Evaluator:
         failures: list[Infeasible] = []
         for other in self._at_shares(solved):
             try:
-                played = self._played(other, enough)
+                played = self._played(other, enough, below)
             except Infeasible as error:
                 failures.append(error)
                 continue
@@ -168,18 +175,21 @@ class Evaluator:
                     seen.add(other.solution.choices)
                     yield other
 
-    def _played(self, solved: Solved, below: float) -> Played | None:
-        """The program of one solution; None where it takes `below` seconds or more."""
+    def _played(self, solved: Solved, below: float, best: float) -> Played | None:
+        """The program of one solution; None where it takes `below` seconds or more.
+
+        `best`: seconds of the incumbent. Whether slower programs fit the memory is not of interest.
+        """
         if solved.candidate.stages > 1:
             return self._pipeline(solved, below)
         if self.memory_bound.on_fronts:
             if solved.free and not self._is_misjudged(solved, self._seconds_alone(solved), below):
-                return self._alone(solved, below)
+                return self._alone(solved, below, best)
             try:
                 return self._on_front(solved, solved.tables, below)
             except Infeasible as error:
                 raise self._misfit(solved.candidate, error.minimum_memory) from None
-        return self._alone(solved, below)
+        return self._alone(solved, below, best)
 
     def _misfit(self, candidate: Candidate, memory: float) -> Infeasible:
         """The error of a program of so many bytes a device, as bytes of all stages' tables."""
@@ -187,48 +197,57 @@ class Evaluator:
         room = self.solver.room(candidate)
         return Infeasible(max(needed, math.nextafter(room, math.inf)), room)
 
-    def _alone(self, solved: Solved, below: float) -> Played | None:
+    def _alone(self, solved: Solved, below: float, best: float) -> Played | None:
         """The program without stages of a folded solution, written out for the whole graph."""
         seconds = self._seconds_alone(solved)
         if seconds >= below:
             return None
+        if seconds >= best:
+            return Played(solved=solved, seconds=seconds, limited=not solved.free)
         limit = self.solver.memory_limit(solved.candidate)
-        tables, choices = self._unfolded(solved)
-        schedule = self.solver.schedule_of(solved.candidate, solved.mode, short=False)
-        draft = DraftProgram.of(tables, replace(solved.solution, choices=choices), schedule)
+        draft = self._draft(solved)
         # Smaller units of parameters may make it fit, but then the step is another one.
         fitting = thriftier(draft, limit)
         if fitting.memory.total > limit:
             raise self._misfit(solved.candidate, fitting.memory.total)
-        if fitting is not draft:
-            seconds = fitting.priced().seconds
+        seconds = fitting.timeline.step
         if seconds >= below:
             return None
         return Played(
             solved=solved,
             seconds=seconds,
-            memory=fitting.memory.total,
             limited=not solved.free or fitting is not draft,
             draft=fitting,
         )
 
     def _seconds_alone(self, solved: Solved) -> float:
         """Seconds of a step of the written-out program, as if memory were no question."""
-        candidate = solved.candidate
-        schedule = self.solver.schedule_of(candidate, solved.mode, short=False)
-        key = (candidate, schedule, solved.solution.choices, len(solved.tables.variables))
-        if key not in self.alone:
-            count = candidate.micro_batches
-            whole = self.folded.analysis(short=False, micro_batches=count)
-            self.alone[key] = whole_seconds(
-                solved.tables, solved.solution, self.folded.folding, whole, schedule
-            )
-        return self.alone[key]
+        key = self._key(solved)
+        if key not in self.seconds_alone:
+            self.seconds_alone[key] = self._draft(solved).timeline.step
+        return self.seconds_alone[key]
 
-    def _unfolded(self, solved: Solved) -> tuple[Tables, tuple[int, ...]]:
-        count = solved.candidate.micro_batches
-        analysis = self.folded.analysis(short=False, micro_batches=count)
-        return unfold(solved.tables, solved.solution.choices, self.folded.folding, analysis)
+    def _draft(self, solved: Solved) -> DraftProgram:
+        """The written-out program of a folded solution."""
+        key = self._key(solved)
+        # Programs are large, so only the last one is remembered.
+        if self.last is None or self.last[0] != key:
+            candidate = solved.candidate
+            analysis = self.folded.analysis(short=False, micro_batches=candidate.micro_batches)
+            tables, choices = unfold(
+                solved.tables, solved.solution.choices, self.folded.folding, analysis
+            )
+            schedule = self.solver.schedule_of(candidate, solved.mode, short=False)
+            solution = replace(solved.solution, choices=choices)
+            self.last = key, DraftProgram.of(tables, solution, schedule)
+        return self.last[1]
+
+    def _key(self, solved: Solved) -> Key:
+        """What a written-out program depends on."""
+        schedule = self.solver.schedule_of(solved.candidate, solved.mode, short=False)
+        # Tables that offer host memory have other variables.
+        variables = len(solved.tables.variables)
+        return solved.candidate, schedule, solved.solution.choices, variables
 
     def _on_front(self, solved: Solved, tables: Tables, below: float) -> Played | None:
         """The fastest program on the front of a case, as far as the tables let it be below."""
@@ -238,12 +257,13 @@ class Evaluator:
             ceiling = below / solved.seconds * solved.solution.cost
         front = self.memory_bound.front(solved.case, tables)
         best = front.best(ceiling=ceiling)
+        if self._is_misjudged(solved, best.seconds, below):
+            best = front.best(ceiling=ceiling, few=EFFORT.few)
         if best.seconds >= below:
             return None
         return Played(
             solved=replace(solved, tables=tables, solution=best.solution),
             seconds=best.seconds,
-            memory=best.memory,
             limited=front.tightened,
         )
 
@@ -254,7 +274,7 @@ class Evaluator:
         Tables tell little of steps that mostly launch.
         """
         brief = solved.seconds < EFFORT.brief
-        return brief and EFFORT.exposed * solved.seconds < seconds < EFFORT.near * below
+        return brief and EFFORT.exposed * solved.seconds < seconds
 
     # --- Pipelines. ---
 
@@ -296,7 +316,6 @@ class Evaluator:
         return Played(
             solved=replace(solved, tables=part.tables, solution=part.solution),
             seconds=program.seconds,
-            memory=program.memory,
             limited=full and program.tightened,
         )
 
