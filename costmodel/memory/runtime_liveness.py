@@ -100,6 +100,7 @@ class _Played(Steps):
         entered = [self.value(place, self.here) for place in self.outer[number]]
         for index in segment.steps:
             self._step(index, self.here, keep=self.train and not segment.recomputed)
+        # The caller holds a segment's inputs until the segment is over.
         for memory in entered:
             self.read(memory)
         if self.train:
@@ -191,6 +192,7 @@ class _Played(Steps):
             else:
                 self.tick(place[0])
                 self.read(before)
+                # The first gradient may be held elsewhere, so the first sum is made in new memory.
                 total = before if place in self.own else self.new(self.size[before])
                 if parameter:
                     self.own.add(place)
@@ -206,6 +208,7 @@ class _Played(Steps):
         self._wait([unit.number])
         self.tick(self._name(unit))
         moving = self._gathering(unit)
+        # It stops while a collective is under way; without one the gather is over at once.
         if next(moving, unit) is None:
             self.coming[unit.number] = moving
 
@@ -259,6 +262,7 @@ class _Played(Steps):
         for step in self._members(unit.members):
             memory = self.values.pop((step.tensor, step.chain[-1]), STORED)
             self.read(memory)
+            # Its storage is freed, although autograd still refers to the tensor.
             if unit.mode is Mode.PER_PASS and memory != STORED:
                 self.closed.add(memory)
 

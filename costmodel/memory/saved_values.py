@@ -210,6 +210,7 @@ def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> 
             (True, i, op.outputs[i]) for i in saved.outputs
         ]
         if segment >= 0:
+            # A recomputed operator saves only parameters and what enters its segment.
             weights = [
                 place for place in places[op.name] if tensors[place[2]].role is Role.PARAMETER
             ]

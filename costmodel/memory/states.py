@@ -115,6 +115,7 @@ def states_of(
     for tensor in filter(lambda t: of(t.name), graph.parameters):
         size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
         trained = analysis.train and tensor.trainable
+        # Where only the master is stored, it counts as such, below.
         stored += 0.0 if trained and precision.casts(tensor) else size
         if trained:
             elements = size / DTYPE_BYTES[tensor.dtype]

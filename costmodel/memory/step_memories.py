@@ -134,6 +134,7 @@ class Steps(LiveBytes):
         for index, (before, after) in enumerate(itertools.pairwise(step.chain)):
             self.read(memory)
             if index >= step.bucketed:
+                # The steps before only say that gradients are summed in a bucket: the value stays.
                 ahead, _ = self.actions(step.tensor, before, after)
                 if ahead.made:
                     self.scratch.append((self.now, ahead.scratch))
@@ -163,6 +164,7 @@ class Steps(LiveBytes):
         else:
             self.read(before)
             self.read(gradient)
+            # In place, the sum would change what other places refer to.
             if self.holders[before] > 1:
                 self.holders[before] -= 1
                 total = self.new(self.size[before])
@@ -183,6 +185,7 @@ class Steps(LiveBytes):
                 self.holders[gradient] -= 1
                 arrived.append(gradient)
         self.read_saved(index)
+        # Nothing behind this operator leads to the loss.
         if not arrived:
             return
         if facts.scratch is not None:

@@ -301,6 +301,7 @@ def _of_stages(best: StagedProgram) -> Predicted:
     once = sum(s.once for s in slowest)
     stored = sum(float(parts[s].figures.stored[s.start : s.stop].sum()) for s in fullest)
     memory = sum(s.memory for s in fullest)
+    # Each chunk has a host part; those of one device are a number of stages apart.
     hosts = [float(part.figures.host[s.start : s.stop].sum()) for s, part in parts.items()]
     busy = forward + backward + update + exposed
     # The times of passes include their communication, which a plan tells apart.
