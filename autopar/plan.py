@@ -331,7 +331,7 @@ class Plan(Part):
         )
         staged = staged_execution(analysis, self._decided(analysis), cut)
         for chunk in staged.chunks:
-            for name, layout in chunk.whole.program.assignment.storage.items():
+            for name, layout in chunk.stored.items():
                 self._require_storable(name, layout, chunk.mesh)
         return staged
 

@@ -50,6 +50,11 @@ class Chunk:
         """The devices that it runs on."""
         return self.whole.program.assignment.mesh
 
+    @property
+    def stored(self) -> Mapping[str, Layout]:
+        """The layouts in which its parameters are stored, by name."""
+        return self.whole.program.assignment.storage
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:

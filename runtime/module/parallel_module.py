@@ -22,7 +22,7 @@ from autopar.order.execution import Execution
 from autopar.runtime.execution.autograd_node import differentiable_call
 from autopar.runtime.execution.engine import Engine
 from autopar.runtime.execution.gradient_state import GradientState
-from autopar.runtime.parameters.storage import placements_of
+from autopar.runtime.parameters.torch_layouts import placements_of
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.ranks.uncompiled import runs_as_it_is
 from autopar.runtime.ranks.world import World
@@ -62,6 +62,7 @@ _DEFAULTS = ModuleOptions()
 # Parts that copies of a module share; all others are copied with it.
 _SHARED = (
     "_engine",
+    "_storages",
     "_modes",
     "_inputs",
     "other_stages",
@@ -107,6 +108,7 @@ class ParallelModule(HeldShards):
         self._device = torch.device(options.device)
         engine = Engine(execution, groups, self._device, self._stored, exact=options.exact_random)
         self._engine = engine
+        self._storages = engine.storages
         self._modes = Modes(engine, options.evaluation)
         self._graph = engine.graph
         self._parts = BatchParts(engine.graph, engine.world) if options.parts else None
@@ -277,7 +279,7 @@ class ParallelModule(HeldShards):
     def _require_as_planned(self) -> None:
         """Refuse parameters of another type or on another device than planned."""
         for name, parameter in self.graph_parameters().items():
-            planned = self._engine.master(name)
+            planned = self._storages.dtype_of(name)
             if parameter.dtype != planned:
                 raise PlanError(
                     f"parameters have become {parameter.dtype}, which the plan has as {planned}: "
