@@ -21,8 +21,8 @@ from ..costgraph import CostGraph, Infeasible, NoAssignment, Proof, Solution
 from ..elimination.conditioning import Minimiser, Minimum, shrink
 from ..elimination.derived_graphs import soften
 from ..elimination.local_search import descend
+from ..elimination.order_choice import MAX_ENTRIES, typical_schedule
 from ..elimination.pruning import Reduction, reduce
-from ..elimination.schedules import MAX_ENTRIES, typical_schedule
 from ..memory.memory_limit import constrained
 from .interruption import Incumbent, Interrupted
 from .narrowing import PASS, WORK, narrow

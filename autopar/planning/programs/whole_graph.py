@@ -19,7 +19,7 @@ from autopar.planning.tables import Tables, decode
 from autopar.planning.tables.tables import Variable
 from autopar.search import NoAssignment, Solution, condition, solve
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.program import build_program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import Schedule
 
 Row = tuple[int, bool]
