@@ -252,9 +252,10 @@ class TimeWalk:
 
 
 def factor_of(split: tuple[int, int], dims: Dims, rule: Rule) -> tuple[int, int] | None:
-    """The (factor, parts) of a tensor's split (dim, parts).
+    """The factor along which a split (dim, parts) of a tensor cuts, and its parts (None: none).
 
-    It is the innermost term whose outer terms divide the parts.
+    The parts cut all terms outside of it into single elements, and this term into what is left of
+    them.
     """
     dim, parts = split
     outside = 1
