@@ -251,12 +251,7 @@ def cheapest_chain(
             continue
         size = local_bytes(layout, nbytes, mesh)
         for axes, after in steps_from(layout, kinds, shape, mesh):
-            # No chain makes a whole value partial only to sum it again.
-            if layout[axes[0]].kind is Kind.PARTIAL and any(
-                source[axis].kind is not Kind.PARTIAL for axis in axes
-            ):
-                continue
-            if apart and len(axes) > 1:
+            if (apart and len(axes) > 1) or _sums_in_vain(source, layout, axes):
                 continue
             step = Change(axes, layout[axes[0]], after[axes[0]], degree_of(axes, mesh))
             fresh = cost + _change_price(step, size, price, gradient) + STEP_PENALTY
@@ -269,6 +264,13 @@ def cheapest_chain(
     while chain[-1] != source:
         chain.append(came[chain[-1]])
     return tuple(reversed(chain))
+
+
+def _sums_in_vain(source: Layout, layout: Layout, axes: Axes) -> bool:
+    """Whether a step sums over axes on which the source was whole or split, and no sum was due."""
+    return layout[axes[0]].kind is Kind.PARTIAL and any(
+        source[axis].kind is not Kind.PARTIAL for axis in axes
+    )
 
 
 def chain_price(

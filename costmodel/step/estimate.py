@@ -120,6 +120,7 @@ def timeline(
             known[key] = step_seconds(step, analysis, prices)
         return known[key]
 
+    # Where a rank has no core of its own, nothing runs under its computation.
     seen = not hides(prices.cluster)
     habits = overlap or Overlap(
         gradients=not seen, prefetch=not seen, slowdown=SLOWDOWN[prices.cluster.backend]
@@ -152,6 +153,7 @@ def _update(plan: Scheduled, prices: MeshPrices, optimizer: str, *, streams: boo
         stored = max(
             local_bytes(program.assignment.storage[tensor.name], tensor.bytes, prices.mesh.shape), 1
         )
+        # Equal parameters of all layers are priced once.
         key = (tensor.bytes, stored, tensor.dtype, tensor.trainable)
         if key not in known:
             shards = np.array([max(tensor.bytes // stored, 1)])

@@ -17,7 +17,8 @@ from autopar.order.scheduled import Scheduled, scheduled
 from autopar.planning.solve.within_limits import EXACT_METHOD, QUICK_METHOD, solve_within
 from autopar.planning.tables import Tables, decode
 from autopar.search import Infeasible, Solution
-from autopar.sharding.program import Assignment, Program, build_program
+from autopar.sharding.program import Assignment, Program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule
 
 MEMORY_TRIES = 6
