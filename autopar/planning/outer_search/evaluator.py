@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.programs.priced_program import DraftProgram, thriftier
-from autopar.planning.programs.whole_graph import unfold
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.solve.within_limits import QUICK_METHOD
 from autopar.planning.space.candidates import Candidate
@@ -26,13 +25,10 @@ from autopar.planning.stages.staged_program import StagedProgram, best_pipeline
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible, Interrupted, NoAssignment
-from autopar.sharding.schedule import Schedule
 
 from .candidate_solver import CandidateSolver
 from .memory_bound import MemoryBound
-
-Key = tuple[Candidate, Schedule, tuple[int, ...], int]
-"""A candidate, the schedule inside a stage, the choices, and the number of variables."""
+from .written_out import WrittenOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,8 +49,7 @@ class Evaluator:
     """Promises and programs of candidates.
 
     `free_bounds`: bounds on the sum of a case's tables without a limit of memory. `interrupted`:
-    the solution of an interrupted solve. `seconds_alone`: of programs without stages, as if memory
-    were no question. `last`: the last of them.
+    the solution of an interrupted solve.
     """
 
     def __init__(self, solver: CandidateSolver) -> None:
@@ -64,8 +59,7 @@ class Evaluator:
         self.memory_bound = MemoryBound(solver)
         self.interrupted: Solved | None = None
         self.free_bounds: dict[Case, float] = {}
-        self.seconds_alone: dict[Key, float] = {}
-        self.last: tuple[Key, DraftProgram] | None = None
+        self.written_out = WrittenOut(solver)
         # Pipelines are solved within tightening limits for their order alone.
         self.quickly = self.request
         if solver.is_exact:
@@ -183,7 +177,9 @@ class Evaluator:
         if solved.candidate.stages > 1:
             return self._pipeline(solved, below)
         if self.memory_bound.on_fronts:
-            if solved.free and not self._is_misjudged(solved, self._seconds_alone(solved), below):
+            if solved.free and not self._is_misjudged(
+                solved, self.written_out.seconds(solved), below
+            ):
                 return self._alone(solved, below, best)
             try:
                 return self._on_front(solved, solved.tables, below)
@@ -199,13 +195,13 @@ class Evaluator:
 
     def _alone(self, solved: Solved, below: float, best: float) -> Played | None:
         """The program without stages of a folded solution, written out for the whole graph."""
-        seconds = self._seconds_alone(solved)
+        seconds = self.written_out.seconds(solved)
         if seconds >= below:
             return None
         if seconds >= best:
             return Played(solved=solved, seconds=seconds, limited=not solved.free)
         limit = self.solver.memory_limit(solved.candidate)
-        draft = self._draft(solved)
+        draft = self.written_out.program(solved)
         # Smaller units of parameters may make it fit, but then the step is another one.
         fitting = thriftier(draft, limit)
         if fitting.memory.total > limit:
@@ -219,35 +215,6 @@ class Evaluator:
             limited=not solved.free or fitting is not draft,
             draft=fitting,
         )
-
-    def _seconds_alone(self, solved: Solved) -> float:
-        """Seconds of a step of the written-out program, as if memory were no question."""
-        key = self._key(solved)
-        if key not in self.seconds_alone:
-            self.seconds_alone[key] = self._draft(solved).timeline.step
-        return self.seconds_alone[key]
-
-    def _draft(self, solved: Solved) -> DraftProgram:
-        """The written-out program of a folded solution."""
-        key = self._key(solved)
-        # Programs are large, so only the last one is remembered.
-        if self.last is None or self.last[0] != key:
-            candidate = solved.candidate
-            analysis = self.folded.analysis(short=False, micro_batches=candidate.micro_batches)
-            tables, choices = unfold(
-                solved.tables, solved.solution.choices, self.folded.folding, analysis
-            )
-            schedule = self.solver.schedule_of(candidate, solved.mode, short=False)
-            solution = replace(solved.solution, choices=choices)
-            self.last = key, DraftProgram.of(tables, solution, schedule)
-        return self.last[1]
-
-    def _key(self, solved: Solved) -> Key:
-        """What a written-out program depends on."""
-        schedule = self.solver.schedule_of(solved.candidate, solved.mode, short=False)
-        # Tables that offer host memory have other variables.
-        variables = len(solved.tables.variables)
-        return solved.candidate, schedule, solved.solution.choices, variables
 
     def _on_front(self, solved: Solved, tables: Tables, below: float) -> Played | None:
         """The fastest program on the front of a case, as far as the tables let it be below."""

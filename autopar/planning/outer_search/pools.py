@@ -52,7 +52,7 @@ class PoolSearch:
         self.programs = search.programs
         if self.programs:
             return
-        failures = search.failures
+        failures = search.record.failures
         last = thriftiest(search.misfits, search.whole, failures)
         if last is None:
             raise nothing_fits(search, failures)
