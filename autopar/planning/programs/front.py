@@ -1,9 +1,9 @@
 """The front of a small model's candidate: its solutions by falling memory, priced as programs.
 
-Solving within a memory limit is unsteady. Two solutions that the tables rate alike may differ by
-some per cent as programs, so a little more memory could give a slower plan. The solutions on the
-front of (bytes, seconds) of the tables do not depend on the limit. Of these, the fastest one whose
-program fits is taken:
+Solving within a memory limit is unsteady: two solutions that the tables rate alike may differ by
+some per cent as programs, so that a little more memory could give a slower plan. The solutions on
+the front of (bytes, seconds) of the tables do not depend on the limit. Of these, the fastest one
+whose program fits is taken:
 
     step(M) = min over the front of  step of the program, where that fits M
 
@@ -231,7 +231,7 @@ def price_program(schedule: Schedule, memory_limit: float, whole: Whole | None =
         step = timeline(
             draft.plan, draft.tables.analysis, tables.prices, optimizer=tables.optimizer
         ).step
-        # Without stages no schedule depends on memory, so a limit changes nothing of the step.
+        # Without stages memory chooses no schedule, so there is no other step to tell.
         return Priced(solution=solution, seconds=step, memory=draft.memory.total, free=step)
 
     return price
