@@ -45,8 +45,6 @@ WEAKER: Mapping[str, Any] = {
     "fittings": 1,
     "full": 0.5,
     "plenty": 1.0,
-    "surely": 1.0,
-    "cut": 1.0,
     "few": 1,
     "fronts": 0,
     "brief": 0.0,

@@ -31,7 +31,9 @@ class Effort:
     finer: int = 3
     """Ways in which an axis is split in two."""
     near: float = 1.05
-    """Programs up to this much behind the best are played to their end, at other shares, too."""
+    """Programs up to this much behind the best are played to their end, at other shares, too; of a
+    front, those whose tables are so much behind the first that fits.
+    """
     filled: int = 4
     """Micro-batches for each stage with which unequal groups of devices are tried."""
 
@@ -69,11 +71,6 @@ class Effort:
     """The share of the memory that counts as all of it."""
     plenty: float = 0.5
     """The share of the memory up to which it is no question what programs need beyond tables."""
-    surely: float = 0.1
-    """The same of a small model, whose transient values may be several times what it keeps."""
-    cut: float = 1.05
-    """The promise up to which solutions on a front are played, beside that of the first that fits.
-    """
     few: int = 4
     """Solutions on a front that are played where memory is no question, but tables misjudge."""
     fronts: int = 8

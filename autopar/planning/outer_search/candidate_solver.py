@@ -216,9 +216,7 @@ class CandidateSolver:
         """
         candidate = case.candidate
         room = self.room(candidate)
-        # Transient values of a small model may take several times the bytes that it keeps.
-        looked_at = EFFORT.surely if self.folded.is_small else EFFORT.plenty
-        if candidate.stages > 1 or solution.memory < looked_at * room:
+        if candidate.stages > 1 or solution.memory < EFFORT.plenty * room:
             return 0.0
         schedule = self.schedule_of(candidate, case.mode, short=True)
         return bytes_beyond(tables, solution, schedule, self.folded.counts, room)
