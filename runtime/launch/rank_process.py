@@ -26,6 +26,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
+from autopar.runtime import strict_backend
+
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
 STEP_TIMEOUT = 60.0
@@ -34,6 +36,8 @@ SLOW = 10.0
 """A collective may take this many times the first step, if that is longer than `STEP_TIMEOUT`."""
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
+BACKEND = "AUTOPAR_BACKEND"
+"""The environment variable with the backend of forked ranks: gloo (the default) or strict."""
 
 Kind = Literal["alive", "done", "failed"]
 
@@ -223,6 +227,8 @@ def _join(start: Start) -> None:
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
     limit = timedelta(seconds=start.timeout)
     store = TCPStore(LOOPBACK, start.port, None, False, limit, wait_for_workers=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=start.number, world_size=start.world, timeout=limit
-    )
+    place: dict[str, Any] = {"store": store, "rank": start.number, "world_size": start.world}
+    if os.environ.get(BACKEND) == strict_backend.NAME:
+        strict_backend.init_process_group(**place, timeout=limit)
+    else:
+        dist.init_process_group("gloo", **place, timeout=limit)
