@@ -10,6 +10,7 @@ the ranks, the group, the action of the step, and the orders of both ranks:
   a batch must be a batch at either end.
 - Tensors are contiguous, of a type that NCCL has, on the device of the group.
 - An operation may end late, and its results are garbage until it has been waited for.
+- A backward pass runs on a thread of autograd, not on the caller's.
 
 Ranks that wait for each other are told as well, so nothing hangs. The backend needs torch's private
 operators `c10d::...`; it is made for tests and for `autopar doctor`.
@@ -29,6 +30,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from . import operations
+from .autograd_threads import run_backward_on_a_thread
 from .communicator import Communicator
 from .kernels import BATCHES, COMMUNICATORS, KERNELS
 from .progress import Progress, Wait
@@ -101,6 +103,7 @@ def init_process_group(
     if bound:
         # `init_process_group` itself takes no device for ranks on CPUs.
         _world().bound_device_id = BOUND
+    run_backward_on_a_thread()
 
 
 def _world() -> dist.ProcessGroup:

@@ -25,6 +25,9 @@ PATIENCE = 1.0
 TICK = 0.25
 """Seconds between two looks at the others."""
 
+AUTOGRAD = "autopar-autograd"
+"""The name of the thread on which backward passes run while the program waits."""
+
 Node = tuple[str, int, str]
 """A host ("host", rank, "") or a queue ("queue", rank, name of the group)."""
 
@@ -86,8 +89,7 @@ class Progress:
         """Inside, the host waits."""
         thread = threading.current_thread()
         # Threads beside the program, which save checkpoints for example, do not hold it up.
-        # Autograd's own threads do: Python knows them as dummies.
-        host = thread is threading.main_thread() or isinstance(thread, threading._DummyThread)
+        host = thread is threading.main_thread() or thread.name == AUTOGRAD
         if not host:
             yield
             return
