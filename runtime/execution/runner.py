@@ -17,7 +17,7 @@ from torch import Tensor
 from autopar.order.actions import Action, Word
 from autopar.order.scheduled import Mode
 from autopar.runtime.random_numbers.draw_state import Draws
-from autopar.runtime.ranks.current_action import PRESENT, at, named
+from autopar.runtime.ranks.current_action import at, named, present
 
 from .stage import Passing, Stage
 from .tied_parameters import TiedSums
@@ -57,9 +57,10 @@ class Call:
         wait as shares.
         """
         try:
+            log = present().log
             for action in actions:
-                if PRESENT.log is not None:
-                    PRESENT.log.append(action)
+                if log is not None:
+                    log.append(action)
                 with at(action), named(action):
                     self._do(action, keep=keep, summed=summed)
             self._settle()

@@ -1,7 +1,8 @@
 """Backward passes on a thread of their own, as on CUDA, where autograd has one for each device.
 
 On CPUs autograd runs nodes on the caller's thread. Here a pass of the main thread runs on another,
-with the modes of dispatch, which autograd carries to its threads.
+with the state that autograd carries to its threads: modes of dispatch, and the objects in torch's
+own thread-local storage.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
+
+from autopar.runtime.ranks.current_action import CARRIED
 
 from .progress import AUTOGRAD
 
@@ -37,8 +40,12 @@ def _carried(call: Callable[[], Any]) -> Callable[[], Any]:
     """The call with this thread's state."""
     private: Any = _python_dispatch
     modes = private._get_current_dispatch_mode_stack()
+    known = torch._C._is_key_in_tls(CARRIED)
+    carried = torch._C._get_obj_in_tls(CARRIED) if known else None
 
     def run() -> Any:
+        if known:
+            torch._C._stash_obj_in_tls(CARRIED, carried)
         with contextlib.ExitStack() as stack:
             for mode in modes:
                 # Entering a mode would begin it once more; its owner has done so.

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autopar.runtime.ranks.current_action import PRESENT
+from autopar.runtime.ranks.current_action import present
 
 from .progress import Head, Progress, RuleBroken, Wait
 from .statements import BYTES, REMEMBERED, Statement, collective_difference, message_difference
@@ -134,11 +134,12 @@ class Communicator:
     def issue(self, operation: Operation) -> Work:
         """Put an operation at the end of the queue."""
         self.progress.check()
+        action = present().action
         statement = Statement(
             rank=self.progress.rank,
             kind=operation.kind,
             facts=operation.facts,
-            action=str(PRESENT.action) if PRESENT.action is not None else "",
+            action=str(action) if action is not None else "",
             outgoing=operation.outgoing,
             incoming=operation.incoming,
             members=operation.members,
