@@ -12,6 +12,7 @@ from torch import Tensor
 from autopar.ir import Graph
 from autopar.order.execution import Execution
 from autopar.runtime.parameters.storage import Storage
+from autopar.runtime.ranks.collectives import in_movable_type
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.ranks.world import World
 from autopar.runtime.redistribution.steps import gather_full
@@ -111,7 +112,7 @@ class ParameterPlaces:
             shape = self.graph.tensors[name].shape
             whole = torch.empty(shape, dtype=self.master(name), device=self.device)
         # The ranks of the holding stage have it now; the first of them tells all others.
-        dist.broadcast(whole, src=self.world.firsts[stage])
+        dist.broadcast(in_movable_type(whole), src=self.world.firsts[stage])
         return whole
 
 

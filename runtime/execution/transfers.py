@@ -5,6 +5,9 @@ There is one message for each type of a chunk's values.
 Between stages of equal meshes every rank sends to the rank with the same coordinates, in the
 value's own layout. Between unequal ones a value is gathered whole first and sent to every rank that
 reads it. Its gradient, whole as well, goes back the same way.
+
+Each direction between two ranks has a group of its own. So a send that waits for its receive holds
+up no message of the other direction.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.order.execution import Chunk, Execution, Handed
+from autopar.order.messages import receivers
 from autopar.runtime.lowering.frame import Frame
 from autopar.runtime.lowering.program import Place, Time
+from autopar.runtime.ranks.collectives import in_movable_type
 from autopar.runtime.ranks.world import World
 from autopar.runtime.redistribution.steps import Chain, act, step_actions
 from autopar.sharding.layout import Kind, Layout, R, local_shape
@@ -108,16 +113,12 @@ class Edge:
         """The ranks at the other end; a receiver has exactly one."""
         here, there = (0, 1) if forward == sending else (1, 0)
         own = self.rank - self.starts[here]
-        if self.direct:
-            return [self.starts[there] + own]
-        # Ranks of the smaller mesh serve several of the larger one, by turns.
+        first = self.starts[there]
         if not sending:
-            return [self.starts[there] + own % self.sizes[there]]
-        return [
-            self.starts[there] + other
-            for other in range(self.sizes[there])
-            if other % self.sizes[here] == own
-        ]
+            return [first + own % self.sizes[there]]
+        # Ranks of the smaller mesh serve several of the larger one, by turns.
+        others = receivers(own, self.sizes[here], self.sizes[there])
+        return [first + other for other in others]
 
     # --- messages ---
 
@@ -134,7 +135,8 @@ class Edge:
             # One message for all values of a type, since every message costs a latency.
             flat = torch.cat([value.reshape(-1) for value in values if value.dtype is dtype])
             for other in self._others(forward=forward, sending=True):
-                work = dist.isend(flat, other, group=self.messages)
+                group = self.messages[self.rank, other]
+                work = dist.isend(in_movable_type(flat), other, group=group)
                 assert work is not None
                 # The memory must stay until the message has gone.
                 under_way.append((work, flat))
@@ -151,7 +153,7 @@ class Edge:
             sizes = [torch.Size(end.shapes[i]).numel() for i in of_type]
             flat = torch.empty(sum(sizes), dtype=dtype, device=self.device)
             # Messages between two ranks arrive in the order of sending, so they need no tag.
-            dist.recv(flat, other, group=self.messages)
+            dist.recv(in_movable_type(flat), other, group=self.messages[other, self.rank])
             pieces = flat.split(sizes)  # type: ignore[no-untyped-call]
             for i, piece in zip(of_type, pieces, strict=True):
                 values[i] = piece.view(end.shapes[i])

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autopar.runtime.ranks.collectives import MOVABLE
-from autopar.runtime.ranks.process_groups import group_of
+from autopar.runtime.ranks.collectives import in_movable_type
+from autopar.runtime.ranks.process_groups import message_group
 
 
 def exchange(
@@ -32,24 +32,19 @@ def exchange(
         giver = source[number % len(source)]
         if me not in (giver, taker):
             continue
-        group = group_of(sorted((giver, taker)), messages=True)
+        group = message_group(giver, taker)
         if me == giver:
             assert value is not None
-            dist.send(_carried(value.contiguous()), dst=taker, group=group)
+            dist.send(in_movable_type(value.contiguous()), dst=taker, group=group)
         else:
             received = torch.empty_like(like)
-            dist.recv(_carried(received), src=giver, group=group)
+            dist.recv(in_movable_type(received), src=giver, group=group)
     return received
 
 
 def own_rank() -> int:
     """The number of this rank; 0 where there are no others."""
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _carried(value: Tensor) -> Tensor:
-    """A tensor in one piece that backends can carry: itself, or its bytes."""
-    return value if value.dtype in MOVABLE else value.view(-1).view(torch.uint8)
 
 
 class Hand(torch.autograd.Function):
