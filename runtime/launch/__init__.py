@@ -4,7 +4,7 @@ from autopar.forking import keep_forkable
 
 from .environment import init_alone, init_from_environment, require_cuda
 from .failing_ranks import Lives
-from .local_ranks import run_ranks
+from .local_ranks import forked_on, run_ranks
 from .rank_process import begin_step, end_steps, in_steps, let_wait
 from .termination import OTHERS_STAY
 
@@ -13,6 +13,7 @@ __all__ = [
     "Lives",
     "begin_step",
     "end_steps",
+    "forked_on",
     "in_steps",
     "init_alone",
     "init_from_environment",

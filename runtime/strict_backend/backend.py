@@ -117,6 +117,8 @@ def _register() -> None:
         return
     devices = ["cpu", BOUND.type]
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
+    # Gloo serves GPUs too, so torch takes a group of Gloo in a world that is bound to one.
+    dist.Backend.backend_capability["gloo"].append(BOUND.type)
     library: Any = torch.library.Library
     _STATE.library = library("c10d", "IMPL")
     with warnings.catch_warnings():

@@ -108,6 +108,9 @@ def message_difference(one: Statement, other: Statement) -> str:
     """The disagreement of two ranks about the messages between them; empty if there is none."""
     if one.outgoing == other.incoming and one.incoming == other.outgoing:
         return ""
+    # Both ranks tell the same.
+    if other.rank < one.rank:
+        return message_difference(other, one)
     if one.outgoing and other.outgoing and not one.incoming and not other.incoming:
         return (
             f"ranks {one.rank} and {other.rank} both send first, and each send waits for its "

@@ -12,15 +12,8 @@ from torch import Tensor, nn
 from autopar.api import plan_loaded
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
-from autopar.runtime.launch.rank_process import BACKEND
 from autopar.runtime.run import run_plan
 from autopar.runtime.strict_backend import NAME
-
-
-@pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks forked in these tests are strict ones."""
-    monkeypatch.setenv(BACKEND, NAME)
 
 
 class _Tied(nn.Module):
@@ -99,5 +92,6 @@ def test_plans(model: Callable[[], LoadedModel], wanted: dict[str, Any]) -> None
     """Two steps of a plan, compared with one device and with its prices."""
     loaded = model()
     plan = plan_loaded(loaded, cluster="local-cpu", **wanted).plan
-    report = run_plan(loaded, plan, steps=2, check=True)
+    report = run_plan(loaded, plan, steps=2, check=True, backend=NAME)
     assert report.ok and "as priced" in report.collectives, report
+    assert report.backend == NAME

@@ -9,17 +9,11 @@ import pytest
 
 from autopar.errors import RunError
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.launch.rank_process import BACKEND
-from autopar.runtime.strict_backend import NAME
 from autopar.runtime.strict_backend.progress import find_circle
 from autopar.runtime.strict_backend.statements import BYTES, Statement
 from tests.runtime.strict_backend import breaking
 
-
-@pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks forked in these tests are strict ones."""
-    monkeypatch.setenv(BACKEND, NAME)
+pytestmark = pytest.mark.usefixtures("strict_ranks")
 
 
 RULES = [
@@ -35,7 +29,7 @@ RULES = [
     (breaking.crossed_groups, r"no rank can go on(.|\n)*all_reduce(.|\n)*all_reduce"),
     (breaking.members_alone, r"rank 0 makes the group .0, 2. while|but barrier on rank 1"),
     (breaking.unlike_groups, r"rank 0 makes the group .0, 1. while rank 1 makes .1, 2."),
-    (breaking.both_send, r"ranks . and . both send first, and each send waits for its receive"),
+    (breaking.both_send, r"ranks 0 and 1 both send first, and each send waits for its receive"),
     (breaking.sends_in_a_circle, r"no rank can go on(.|\n)*send of 2 float32 to rank"),
     (breaking.message_size, r"rank 0 sends 2 float32 .* rank 1 sends nothing and receives 3 float"),
     (breaking.message_and_collective, r"no rank can go on(.|\n)*send of 2 float32 to rank 1"),
