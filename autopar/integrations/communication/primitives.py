@@ -257,7 +257,10 @@ def _pair(source: int, target: int) -> ProcessGroup:
 
 
 def send(value: Tensor, to: int) -> None:
-    """Hand a tensor to rank `to`, which calls `recv`; waits until it is taken."""
+    """Hand a tensor to rank `to`, which calls `recv`.
+
+    It waits until the tensor is taken; on GPUs not the program waits, but what it issues next.
+    """
     import torch.distributed as dist
 
     require_init()

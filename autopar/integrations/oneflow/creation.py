@@ -132,7 +132,8 @@ def global_tensor(local: Tensor, placement: TensorPlacement, sbp: Words) -> Glob
     for kind, size in zip(kinds, placement.mesh.shape, strict=True):
         if kind.kind is Kind.SPLIT:
             shape[kind.dim] *= size
-    part = local.to(placement.device) if placement.here else stand_in(local.dtype, [local])
+    device = placement.device
+    part = local.to(device) if placement.here else stand_in(local.dtype, device, [local])
     return GlobalTensor(part, kinds, placement, shape)
 
 

@@ -88,9 +88,9 @@ class StandIn(torch.autograd.Function):
     """The result of an operator on ranks that hold nothing of it."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, dtype: torch.dtype, device: torch.device, *inputs: Tensor) -> Tensor:
         ctx.shapes = [(value.shape, value.dtype, value.device) for value in inputs]
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device=device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -98,10 +98,14 @@ class StandIn(torch.autograd.Function):
             torch.zeros(shape, dtype=dtype, device=device) if dtype.is_floating_point else None
             for shape, dtype, device in ctx.shapes
         ]
-        return (None, *zeros)
+        return (None, None, *zeros)
 
 
-def stand_in(dtype: torch.dtype, inputs: Sequence[Tensor]) -> Tensor:
-    """An empty tensor behind `inputs`."""
-    out: Tensor = StandIn.apply(dtype, *inputs)  # type: ignore[no-untyped-call]
+def stand_in(dtype: torch.dtype, device: torch.device, inputs: Sequence[Tensor]) -> Tensor:
+    """An empty tensor behind `inputs`, on the device that other ranks have the result on.
+
+    Autograd has a thread for each device, and the exchanges of a backward pass must be in the order
+    of one thread.
+    """
+    out: Tensor = StandIn.apply(dtype, device, *inputs)  # type: ignore[no-untyped-call]
     return out if dtype.is_floating_point or dtype.is_complex else out.detach()
