@@ -57,6 +57,10 @@ class _End:
     chains: tuple[tuple[Layout, ...], ...]
 
 
+Arriving = tuple[dist.Work, dict[int, Tensor]]
+"""A message on its way, and the pieces of its memory by their places among the edge's values."""
+
+
 class Edge:
     """The values from chunk `source` to chunk `target`, seen from a rank of one of them."""
 
@@ -141,25 +145,36 @@ class Edge:
                 # The memory must stay until the message has gone.
                 under_way.append((work, flat))
 
-    def receive(self, *, forward: bool) -> list[Tensor]:
-        """Wait for values, or for the gradients of those that have one."""
+    def begin_receive(self, *, forward: bool) -> list[Arriving]:
+        """Begin to receive values, or the gradients of those that have one."""
         end = self.into if forward else self.out
         assert end is not None
         wanted = [i for i in range(len(end.places)) if forward or end.flows[i]]
-        values: dict[int, Tensor] = {}
+        messages = []
         (other,) = self._others(forward=forward, sending=False)
+        group = self.messages[other, self.rank]
         for dtype in dict.fromkeys(end.dtypes[i] for i in wanted):
             of_type = [i for i in wanted if end.dtypes[i] is dtype]
             sizes = [torch.Size(end.shapes[i]).numel() for i in of_type]
             flat = torch.empty(sum(sizes), dtype=dtype, device=self.device)
             # Messages between two ranks arrive in the order of sending, so they need no tag.
-            dist.recv(in_movable_type(flat), other, group=self.messages[other, self.rank])
-            pieces = flat.split(sizes)  # type: ignore[no-untyped-call]
-            for i, piece in zip(of_type, pieces, strict=True):
-                values[i] = piece.view(end.shapes[i])
+            work = dist.irecv(in_movable_type(flat), other, group=group)
+            assert work is not None
+            pieces = zip(of_type, flat.split(sizes), strict=True)  # type: ignore[no-untyped-call]
+            messages.append((work, {i: piece.view(end.shapes[i]) for i, piece in pieces}))
+        return messages
+
+    def receive(self, messages: Sequence[Arriving], *, forward: bool) -> list[Tensor]:
+        """Wait for what `begin_receive` began, in the order of the values."""
+        end = self.into if forward else self.out
+        assert end is not None
+        values: dict[int, Tensor] = {}
+        for work, pieces in messages:
+            work.wait()
+            values.update(pieces)
         if not self.direct and not forward:
-            return [self._part(values[i], end.chains[i]) for i in wanted]
-        return [values[i] for i in wanted]
+            return [self._part(values[i], end.chains[i]) for i in sorted(values)]
+        return [values[i] for i in sorted(values)]
 
     def gradients_of(self, behind: dict[Place, Tensor]) -> list[Tensor]:
         """The gradients at the receiving end, taken from there.
