@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -76,18 +77,26 @@ def _new_group(key: Key) -> dist.ProcessGroup:
     torchs_name = distributed_c10d._hash_ranks_to_str
     distributed_c10d._hash_ranks_to_str = name
     world = distributed_c10d._get_default_group()
-    device = world.bound_device_id
+    bound = world.bound_device_id
     try:
         # From a world that is bound to a device torch splits groups off, and all of its ranks would
-        # have to come. The device of its own has NCCL connect the members now, in this order, and
-        # not in the first collective.
-        if device is not None:
+        # have to come.
+        if bound is not None:
             world.bound_device_id = None
         group: dist.ProcessGroup = dist.new_group(
-            list(ranks), use_local_synchronization=True, device_id=device
+            list(ranks), use_local_synchronization=True, device_id=bound or _own_device()
         )
     finally:
         distributed_c10d._hash_ranks_to_str = torchs_name
-        if device is not None:
-            world.bound_device_id = device
+        if bound is not None:
+            world.bound_device_id = bound
     return group
+
+
+def _own_device() -> torch.device | None:
+    """The device that a group is bound to; None where a backend does not ask for one."""
+    # With a device NCCL connects the members now, in the order in which groups are made. Without
+    # one it would do so in the first messages, and the program would wait in each.
+    if "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return None

@@ -126,6 +126,36 @@ def test_a_group_is_made_once() -> None:
     assert run_ranks(_groups, 3, timeout=60.0) == [[True] * 4] * 3
 
 
+def _devices_of_groups() -> list[Any]:
+    """The devices to which a group is bound, and to which the world is while one is made."""
+    seen: list[Any] = []
+    world = dist.group.WORLD
+    assert world is not None
+
+    def new_group(ranks: list[int], **options: Any) -> Any:
+        seen.extend((options["device_id"], world.bound_device_id))
+        return world
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", new_group)
+        group_of([0, 2])
+        patch.setattr(dist, "get_backend", lambda: "nccl")
+        patch.setattr(torch.cuda, "current_device", lambda: 3)
+        message_group(0, 1)
+        world.bound_device_id = torch.device("cuda", 5)
+        message_group(1, 0)
+        seen.append(world.bound_device_id)
+        world.bound_device_id = None
+    return seen
+
+
+def test_groups_on_gpus_are_bound_and_made_of_an_unbound_world() -> None:
+    """Torch would make them by a split, to which ranks outside do not come."""
+    (seen,) = run_ranks(_devices_of_groups, 1, timeout=60.0)
+    gpus = [torch.device("cuda", number) for number in (3, 5)]
+    assert seen == [None, None, gpus[0], None, gpus[1], None, gpus[1]]
+
+
 def _refused(plan: Execution) -> str:
     with pytest.raises(PlanError) as caught:
         World.of(plan)
