@@ -28,11 +28,11 @@ def train(args: argparse.Namespace) -> None:
     ):  # where callables of the user are found
         if folder not in sys.path:
             sys.path.insert(0, folder)
-    from autopar.runtime.launch import run_ranks
+    from autopar.runtime.launch import launched, launched_first, run_ranks
 
     from .loop import train
 
-    if "RANK" in os.environ:
+    if launched() is not None:
         made = train(config)
     else:
         ranks = config.training.ranks or 1
@@ -43,7 +43,7 @@ def train(args: argparse.Namespace) -> None:
             if ranks == 1
             else run_ranks(train, ranks, config, timeout=COLLECTIVE_TIMEOUT, endless=True)[0]
         )
-    if os.environ.get("RANK", "0") == "0":
+    if launched_first():
         done = f"{made} steps made" if made else "nothing is left to do"
         print(
             f"{done}; the training of {config.training.steps} steps is in {config.training.folder}"
@@ -62,11 +62,9 @@ def _with_options(config: Config, args: argparse.Namespace) -> Config:
 
 
 def _require_cpu(config: Config, ranks: int, path: str) -> None:
-    import torch
+    from autopar.runtime.launch import default_backend
 
-    if config.training.backend == "nccl" or (
-        config.training.backend is None and torch.cuda.is_available()
-    ):
+    if (config.training.backend or default_backend()) != "gloo":
         raise RunError(
             f"ranks on GPUs are started by torchrun: torchrun --nproc-per-node {ranks} -m autopar "
             f"train {path}"

@@ -203,9 +203,10 @@ def elastic(
     place = _folder(folder, planning)
     import torch
 
+    from autopar.runtime.launch import default_backend
     from autopar.runtime.training.sampling import sampler
 
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    backend = backend or default_backend()
     if backend == "gloo":
         planning.setdefault("cluster", LOCAL)
     planning["optimizer"] = optimizer_name
@@ -242,11 +243,11 @@ def _join(folder: Path, backend: str) -> None:
     """
     import torch.distributed as dist
 
-    from autopar.runtime.launch import Lives, init_alone, init_from_environment
+    from autopar.runtime.launch import Lives, init_alone, init_from_environment, launched
 
     if dist.is_initialized():
         return
-    if "RANK" not in os.environ:
+    if launched() is None:
         init_alone(backend)
         return
     from autopar.runtime.training.manifest import LATEST

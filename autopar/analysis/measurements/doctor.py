@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -65,12 +64,15 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
     """
     import torch
 
+    from autopar.runtime.launch import launched
+
     if nproc is not None and nproc < 1:
         raise UsageError(f"--nproc is {nproc}; it must be at least 1")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # Forked processes cannot share a driver, so torchrun starts this command once for every GPU.
-    if gpus and "RANK" not in os.environ:
-        launched = [
+    place = launched()
+    if gpus and place is None:
+        words = [
             "-m",
             "torch.distributed.run",
             "--standalone",
@@ -79,8 +81,8 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
             "-m",
             "autopar",
         ]
-        return subprocess.run([sys.executable, *launched, *sys.argv[1:]], check=False).returncode
-    ranks = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else nproc or 2
+        return subprocess.run([sys.executable, *words, *sys.argv[1:]], check=False).returncode
+    ranks = nproc or 2 if place is None else place.world
     backend = "nccl" if gpus else "gloo"
     bandwidth, silent = (
         ((), "one rank has nobody to talk to") if ranks < 2 else _bandwidth(ranks, backend, quick)
@@ -91,7 +93,7 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
         for name, options, least in PLANS
         if ranks >= least
     )
-    if os.environ.get("RANK", "0") != "0":
+    if place is not None and place.rank != 0:
         return None
     return Diagnosis(
         backend=backend, ranks=ranks, parity=parity, bandwidth=bandwidth, silent=silent
