@@ -12,12 +12,6 @@ from autopar.errors import RunError, UsageError
 
 from .config import Config, load_config
 
-COLLECTIVE_TIMEOUT = 600.0
-"""Seconds that a rank waits for another until the first step is done.
-
-Until then a rank may still be planning.
-"""
-
 
 def train(args: argparse.Namespace) -> None:
     """Train, and say how far it went."""
@@ -41,7 +35,7 @@ def train(args: argparse.Namespace) -> None:
         made = (
             train(config)
             if ranks == 1
-            else run_ranks(train, ranks, config, timeout=COLLECTIVE_TIMEOUT, endless=True)[0]
+            else run_ranks(train, ranks, config, timeout=config.training.timeout, endless=True)[0]
         )
     if launched_first():
         done = f"{made} steps made" if made else "nothing is left to do"

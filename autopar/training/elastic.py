@@ -183,6 +183,7 @@ def elastic(
     loss: str | Callable[..., Any] | None = None,
     optimizer_name: str = "adamw",
     backend: str | None = None,
+    timeout: float = 600.0,
     weights: str | Path | None = None,
     trust: bool = False,
     **planning: Any,
@@ -197,8 +198,9 @@ def elastic(
     `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`:
     checkpoints and plans, visible to all ranks. `optimizer`: makes the module's optimizer;
     `optimizer_name`: the optimizer that is planned for. `data`: the dataset, or its length, for
-    `Training.sampler`, which draws by `seed`, or in order without `shuffle`. `weights`: the weights
-    that a new training begins with. `planning`: other options of `autopar.plan`.
+    `Training.sampler`, which draws by `seed`, or in order without `shuffle`. `timeout`: seconds
+    that a rank may be late to a collective. `weights`: the weights that a new training begins with.
+    `planning`: other options of `autopar.plan`.
     """
     place = _folder(folder, planning)
     import torch
@@ -210,7 +212,7 @@ def elastic(
     if backend == "gloo":
         planning.setdefault("cluster", LOCAL)
     planning["optimizer"] = optimizer_name
-    _join(place, backend)
+    _join(place, backend, timeout)
     loaded = _load(model, example_inputs, batch=batch, dtype=dtype, loss=loss, trust=trust)
     replanned = _planned_together(loaded, place, planning)
     from autopar.api import parallelize
@@ -236,7 +238,7 @@ def _folder(folder: str | Path, planning: dict[str, Any]) -> Path:
     return Path(folder).absolute()
 
 
-def _join(folder: Path, backend: str) -> None:
+def _join(folder: Path, backend: str, timeout: float) -> None:
     """Be one of the ranks that a launcher has started.
 
     A process that is one already, or that runs alone, stays as it is.
@@ -255,7 +257,7 @@ def _join(folder: Path, backend: str) -> None:
     latest = folder / LATEST
     progress = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
     lives = Lives(folder, progress) if "TORCHELASTIC_RUN_ID" in os.environ else None
-    init_from_environment(backend, lives=lives)
+    init_from_environment(backend, timeout=timeout, lives=lives)
 
 
 def _load(model: Any, example_inputs: Any, **options: Any) -> LoadedModel:

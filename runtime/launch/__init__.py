@@ -8,10 +8,11 @@ from .environment import init_alone, init_from_environment
 from .failing_ranks import Lives
 from .launchers import LaunchedRank, launched, launched_first
 from .local_ranks import run_ranks
-from .rank_process import begin_step, end_steps, in_steps, let_wait
+from .rank_process import LATE, begin_step, end_steps, in_steps
 from .termination import OTHERS_STAY
 
 __all__ = [
+    "LATE",
     "OTHERS_STAY",
     "LaunchedRank",
     "Lives",
@@ -24,7 +25,6 @@ __all__ = [
     "init_from_environment",
     "launched",
     "launched_first",
-    "let_wait",
     "require_backend",
     "run_ranks",
 ]

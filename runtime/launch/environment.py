@@ -17,18 +17,18 @@ from .devices import Claim, claim, own_device, remember
 from .failing_ranks import WITH_OTHERS, Lives
 from .heartbeat import watch_in_steps
 from .launchers import launched, require_launched
-from .rank_process import die_with
+from .rank_process import LATE, die_with
 
 
 def init_from_environment(
-    backend: str, *, timeout: float = 600.0, lives: Lives | None = None
+    backend: str, *, timeout: float = LATE, lives: Lives | None = None
 ) -> torch.device:
     """Join the process group that the launcher's environment describes; this rank's device.
 
-    Where a rank has no device of its own, or another backend, every rank raises `RunError`.
-    Restarted ranks meet under a fresh prefix of the store, so that they do not read the addresses
-    of the dead. With `lives`, ranks that keep failing are left out, and RANK and WORLD_SIZE are
-    those of the rest.
+    `timeout`: seconds that a rank may be late to a collective. Where a rank has no device of its
+    own, or another backend, every rank raises `RunError`. Restarted ranks meet under a fresh prefix
+    of the store, so that they do not read the addresses of the dead. With `lives`, ranks that keep
+    failing are left out, and RANK and WORLD_SIZE are those of the rest.
     """
     require_known(backend)
     if backend == "mpi" or launched() is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -41,6 +42,18 @@ def group_of(ranks: Sequence[int], *, messages: bool = False) -> dist.ProcessGro
     return _GROUPS.made[key]
 
 
+def late() -> timedelta | None:
+    """The time that a rank may be late to collectives of all ranks; None: torch's default.
+
+    New groups are to wait as long. Torch would give them half an hour with Gloo.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    options = getattr(world._get_backend(world._device_types[0]), "options", None)
+    limit: timedelta | None = getattr(options, "_timeout", None)
+    return limit
+
+
 def _new_group(key: Key) -> dist.ProcessGroup:
     """A group with a name made of its ranks.
 
@@ -60,7 +73,9 @@ def _new_group(key: Key) -> dist.ProcessGroup:
     distributed_c10d._hash_ranks_to_str = name
     try:
         # Members alone synchronise: ranks of other stages make other groups and would not come.
-        group: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True)
+        group: dist.ProcessGroup = dist.new_group(
+            list(ranks), timeout=late(), use_local_synchronization=True
+        )
     finally:
         distributed_c10d._hash_ranks_to_str = torchs_name
     return group
