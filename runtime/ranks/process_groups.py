@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 Key = tuple[tuple[int, ...], bool]
+_HOSTS: Key = ((), True)
 
 
 @dataclass(slots=True)
@@ -31,15 +33,35 @@ def group_of(ranks: Sequence[int], *, messages: bool = False) -> dist.ProcessGro
     `messages`: a separate group for messages between two ranks. Collectives of a group are counted,
     and ranks send unequal numbers of messages.
     """
+    made = _made()
+    key = tuple(ranks), messages
+    if key not in made:
+        world = dist.group.WORLD if key == (tuple(range(dist.get_world_size())), False) else None
+        made[key] = world if world is not None else _new_group(key)
+    return made[key]
+
+
+def host_group(device: torch.device | str) -> dist.ProcessGroup | None:
+    """The group for messages of the hosts of all ranks, which compute on `device`.
+
+    Its messages wait for no device. None: the group of all ranks, whose tensors are on the host.
+    Collective, the first time.
+    """
+    if torch.device(device).type == "cpu":
+        return None
+    made = _made()
+    if _HOSTS not in made:
+        made[_HOSTS] = dist.new_group(backend="gloo", timeout=late())
+    return made[_HOSTS]
+
+
+def _made() -> dict[Key, dist.ProcessGroup]:
+    """The groups made in the present process group of all ranks."""
     # A program may end its process group and start another: groups of the old one are of no use.
     if _GROUPS.world is not dist.group.WORLD:
         _GROUPS.world = dist.group.WORLD
         _GROUPS.made = {}
-    key = tuple(ranks), messages
-    if key not in _GROUPS.made:
-        world = dist.group.WORLD if key == (tuple(range(dist.get_world_size())), False) else None
-        _GROUPS.made[key] = world if world is not None else _new_group(key)
-    return _GROUPS.made[key]
+    return _GROUPS.made
 
 
 def late() -> timedelta | None:

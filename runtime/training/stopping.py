@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import UsageError
-from autopar.runtime.launch import OTHERS_STAY, begin_step, end_steps
-from autopar.runtime.ranks.process_groups import late
+from autopar.runtime.launch import OTHERS_STAY, begin_step, device_of_group, end_steps
+from autopar.runtime.ranks.process_groups import host_group
 
 from .saving import finish_saving
 
@@ -43,9 +43,7 @@ class _Bell:
         self.grace = grace
         self.rung = False
         self.timer: threading.Timer | None = None
-        # On GPUs a message of the host's own, for which no stream has to be waited for.
-        apart = dist.is_initialized() and "gloo" not in dist.get_backend()
-        self.group = dist.new_group(backend="gloo", timeout=late()) if apart else None
+        self.group = host_group(device_of_group()) if dist.is_initialized() else None
 
     def ring(self, number: int, frame: FrameType | None) -> None:
         """Take the signal: from now on the time for the save runs."""
