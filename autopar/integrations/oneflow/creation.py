@@ -53,7 +53,7 @@ def _made(
     kinds = layout_of_words(sbp, len(where.mesh.axes), len(shape))
     require_even(kinds, shape, where.mesh.shape)
     whole = make()
-    part = whole.to(where.device) if where.here else whole.new_empty(0)
+    part = whole.to(where.device) if where.here else whole.new_empty(0, device=where.device)
     with torch.no_grad():
         tensor = GlobalTensor(part, (R,) * len(kinds), where, shape).brought(kinds)
     own = GlobalTensor(tensor.part.clone(), kinds, where, shape)
@@ -127,7 +127,10 @@ def global_tensor(local: Tensor, placement: TensorPlacement, sbp: Words) -> Glob
     for kind, size in zip(kinds, placement.mesh.shape, strict=True):
         if kind.kind is Kind.SPLIT:
             shape[kind.dim] *= size
-    part = local.to(placement.device) if placement.here else stand_in(local.dtype, [local])
+    if placement.here:
+        part = local.to(placement.device)
+    else:
+        part = stand_in(local.dtype, placement.device, [local])
     return GlobalTensor(part, kinds, placement, shape)
 
 
