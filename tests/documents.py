@@ -120,7 +120,7 @@ INSTEAD: dict[str, str] = {
     "plan hf:path/config.json --batch 64 --seq 4096": "plan hf:path/config.json --batch 8 --seq 16 "
     "--devices 2 --cluster local-cpu",
     "python benchmarks/": f"python {ROOT}/benchmarks/",
-    "python -m pytest -m gpu tests": f"python -m pytest -q -m gpu {ROOT}/tests/runtime/test_gpu.py",
+    "python -m pytest -m gpu tests": f"python -m pytest -q -m gpu {ROOT}/tests/gpu/test_gpu.py",
 }
 """What a test runs instead of a part of a command: where it would take long, or the page leaves a
 word open.

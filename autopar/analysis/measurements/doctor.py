@@ -88,15 +88,20 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
         ((), "one rank has nobody to talk to") if ranks < 2 else _bandwidth(ranks, backend, quick)
     )
     # After the measurement, which makes the process group under torchrun.
-    parity = tuple(
-        _run(name, options, ranks, backend, quick)
-        for name, options, least in PLANS
-        if ranks >= least
-    )
+    parity = compared_plans(ranks, backend, quick=quick)
     if place is not None and place.rank != 0:
         return None
     return Diagnosis(
         backend=backend, ranks=ranks, parity=parity, bandwidth=bandwidth, silent=silent
+    )
+
+
+def compared_plans(ranks: int, backend: str, *, quick: bool) -> tuple[Parity, ...]:
+    """The plans that so many ranks can run, each compared with one device."""
+    return tuple(
+        _run(name, options, ranks, backend, quick)
+        for name, options, least in PLANS
+        if ranks >= least
     )
 
 
