@@ -1,4 +1,4 @@
-"""What runs on this machine's GPUs, written down: `make gpu`.
+"""A report of this machine's GPUs, of everything that they can run: `make gpu`.
 
 Every part runs in a process of its own, so that one that crashes or hangs leaves the others their
 turn. Only torch, numpy and pydantic are needed.

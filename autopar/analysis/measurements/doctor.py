@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ PLANS: tuple[tuple[str, dict[str, Any], int], ...] = (
 """The name, the planning options, and the fewest ranks of each plan to run."""
 BATCH = 8
 WIDTH = 64
+TAIL = 40
+"""The last lines of ranks that are kept in case they end without a diagnosis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +59,19 @@ class Diagnosis:
         return all(one.ok for one in self.parity)
 
 
-def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """The end of the ranks that torchrun has started: its exit code, and their last lines."""
+
+    code: int
+    tail: str
+
+
+def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | Launched | None:
     """Inspect, measure and run.
 
-    On a machine with GPUs the ranks are those of torchrun, whose exit code is returned. None on all
-    ranks except one.
+    On a machine with GPUs the ranks are those of torchrun, of which the first has the diagnosis.
+    None on all ranks except one.
     """
     import torch
 
@@ -72,16 +83,7 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
     # Forked processes cannot share a driver, so torchrun starts this command once for every GPU.
     place = launched()
     if gpus and place is None:
-        words = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(min(nproc or gpus, gpus)),
-            "-m",
-            "autopar",
-        ]
-        return subprocess.run([sys.executable, *words, *sys.argv[1:]], check=False).returncode
+        return launch(min(nproc or gpus, gpus))
     ranks = nproc or 2 if place is None else place.world
     backend = "nccl" if gpus else "gloo"
     bandwidth, silent = (
@@ -94,6 +96,20 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
     return Diagnosis(
         backend=backend, ranks=ranks, parity=parity, bandwidth=bandwidth, silent=silent
     )
+
+
+def launch(ranks: int) -> Launched:
+    """Run this process's own command on ranks of torchrun, and pass on what they say."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    process = subprocess.Popen(
+        [sys.executable, *words, "-m", "autopar", *sys.argv[1:]], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    tail: deque[str] = deque(maxlen=TAIL)
+    for line in process.stderr:
+        sys.stderr.write(line)
+        tail.append(line)
+    return Launched(code=process.wait(), tail="".join(tail))
 
 
 def compared_plans(ranks: int, backend: str, *, quick: bool) -> tuple[Parity, ...]:
