@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from autopar.errors import RunError
 
+from . import rank_process
 from .rank_process import BEAT, LOOPBACK, Start, rank_main
 from .termination import ASKED, TERM_GRACE, Ending, end_by_sigterm, on_sigterm
 
@@ -102,7 +103,9 @@ def fork_ranks(
     store: TCPStore | None = None
     ends = _Ends(lifeline=lifeline, alive=alive, listener=listener)
     try:
-        _start(ranks, function, nproc, args, timeout, ends)
+        # A collective waits as long as on ranks of a launcher, unless the whole call is shorter.
+        late = timeout if endless else min(timeout, rank_process.LATE)
+        _start(ranks, function, nproc, args, late, ends)
         # Served by this process, the store outlives every rank; it starts only now, since its
         # thread would not survive a fork.
         store = _serve(listener)

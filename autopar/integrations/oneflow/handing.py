@@ -73,7 +73,7 @@ class Hand(torch.autograd.Function):
         received = exchange(value.detach() if me in source else None, source, target, like)
         ctx.device = value.device
         if received is None:
-            return value.new_empty(0)
+            return value.new_empty(0, device=device)
         # Autograd takes an input that is returned as it is for one that was changed in place.
         return received.view_as(received) if received is value else received
 
@@ -93,9 +93,9 @@ class StandIn(torch.autograd.Function):
     """The result of an operator on ranks that hold nothing of it."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, dtype: torch.dtype, device: torch.device, *inputs: Tensor) -> Tensor:
         ctx.shapes = [(value.shape, value.dtype, value.device) for value in inputs]
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device=device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,10 +103,13 @@ class StandIn(torch.autograd.Function):
             torch.zeros(shape, dtype=dtype, device=device) if dtype.is_floating_point else None
             for shape, dtype, device in ctx.shapes
         ]
-        return (None, *zeros)
+        return (None, None, *zeros)
 
 
-def stand_in(dtype: torch.dtype, inputs: Sequence[Tensor]) -> Tensor:
-    """An empty tensor behind `inputs`."""
-    out: Tensor = StandIn.apply(dtype, *inputs)  # type: ignore[no-untyped-call]
+def stand_in(dtype: torch.dtype, device: torch.device, inputs: Sequence[Tensor]) -> Tensor:
+    """An empty tensor behind `inputs`, on the device of this rank.
+
+    Autograd has a thread for each type of device, and no order between two threads.
+    """
+    out: Tensor = StandIn.apply(dtype, device, *inputs)  # type: ignore[no-untyped-call]
     return out if dtype.is_floating_point or dtype.is_complex else out.detach()
