@@ -9,11 +9,12 @@ WORKERS ?= 2
 # One thread a process: the tests and the demo start several processes on few cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow ci-slow check docs versions version gpu prove operators bench clean
+.PHONY: help demo test slow ci-slow strict check docs versions version gpu prove operators bench clean
 
 help:
 	@echo "make demo    plan GPT-2 for 8 ranks, run it on this machine, compare with one device"
 	@echo "make test    the tests that take seconds      make slow    the others"
+	@echo "make strict  the tests of ranks, held to NCCL's rules"
 	@echo "make check   ruff, mypy --strict, doctests"
 	@echo "make versions  the tests that use torch, on every Python that the project allows and this machine has"
 	@echo "make gpu     what this machine's GPUs run, in build/gpu-report.md, by its own torch (GPU_PYTHON=python3)"
@@ -61,6 +62,12 @@ ci-slow: $(VENV)/.dev
 	  tests/planning/outer_search/test_best_first.py tests/planning/tables/test_offload.py tests/planning/stages/test_pipeline_estimate.py \
 	  tests/runtime/training/test_leftovers.py tests/runtime/training/test_optimizers.py tests/cli/test_cli.py tests/test_documents.py \
 	  tests/test_document_commands.py tests/gpu/test_report.py
+
+# Ranks are told what would hang on NCCL, and their backward passes run on a thread of their own (CONTRIBUTING.md).
+STRICT_TESTS ?= tests/end_to_end tests/runtime tests/integrations tests/training tests/operators
+
+strict: $(VENV)/.dev
+	$(BIN)/python -m pytest --strict-backend -n $(WORKERS) -q $(STRICT_TESTS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ from .models.model_values import model_values
 from .module.held_shards import Values
 from .module.parallel_module import ModuleOptions, ParallelModule
 from .ranks.agreement import agree, digest
+from .ranks.collectives import in_movable_type
 from .ranks.current_action import aside
 from .ranks.world import World
 
@@ -114,7 +115,7 @@ def from_first_rank(
         # The broadcast writes into a copy, since the caller's own weights must stay as they are.
         whole = mine.detach().to(device, copy=True).contiguous()
         with aside():
-            dist.broadcast(whole, src=0)
+            dist.broadcast(in_movable_type(whole), src=0)
         return whole
 
     # All ranks have the same names in the same order: a broadcast waits for its like.

@@ -23,7 +23,7 @@ from autopar.sharding.analysis import analyse
 from .checking.check import CollectiveLog, Observation, Report, differences, observe, optimizer_of
 from .checking.reference import exact, reference_observation
 from .files.module_weights import fill_module
-from .launch import in_steps, launched, require_backend, run_ranks
+from .launch import forked_on, in_steps, launched, require_backend, run_ranks
 from .models.example_inputs import example_values
 from .models.model_values import model_values
 from .module.held_shards import Values
@@ -99,6 +99,7 @@ def run_plan(
 ) -> RunReport:
     """Run a plan on ranks: those of `torchrun` if this process is one, else forked Gloo ranks.
 
+    `backend`: gloo or nccl; strict is Gloo on forked ranks that are held to the rules of NCCL.
     `check`: compare outputs, gradients and updated weights with one device, and each rank's
     collectives with the priced ones. `weights`: files to read instead of a PyTorch model's own
     weights. `profile`: measure the steps of the first rank of each stage, and write their traces
@@ -122,8 +123,10 @@ def run_plan(
             f"{plan.devices} -m autopar run PLAN --model MODEL --backend nccl"
         )
     values = _values(job, weights)
-    results = run_ranks(_run_rank, plan.devices, job, torch.device("cpu"), values, timeout=TIMEOUT)
-    return _report(job, results, "gloo", _compare(job, results[0]))
+    cpu = torch.device("cpu")
+    with forked_on(backend) as name:
+        results = run_ranks(_run_rank, plan.devices, job, cpu, values, timeout=TIMEOUT)
+    return _report(job, results, name, _compare(job, results[0]))
 
 
 def _values(job: _Job, weights: str | Path | None) -> Values:

@@ -7,7 +7,7 @@ from .devices import device_of_group
 from .environment import init_alone, init_from_environment
 from .failing_ranks import Lives
 from .launchers import LaunchedRank, launched, launched_first
-from .local_ranks import run_ranks
+from .local_ranks import forked_on, run_ranks
 from .rank_process import LATE, begin_step, end_steps, in_steps
 from .termination import OTHERS_STAY
 
@@ -20,6 +20,7 @@ __all__ = [
     "default_backend",
     "device_of_group",
     "end_steps",
+    "forked_on",
     "in_steps",
     "init_alone",
     "init_from_environment",

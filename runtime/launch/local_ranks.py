@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from autopar.errors import RunError
 
 from .fork_server import run_clean
 from .forked_ranks import fork_ranks, quiet_fork
+from .rank_process import BACKEND
 
 
 def run_ranks(
@@ -38,6 +40,24 @@ def run_ranks(
     if not can_fork():
         return run_clean(function, nproc, args, timeout, endless=endless)
     return fork_ranks(function, nproc, args, timeout, endless=endless)
+
+
+@contextlib.contextmanager
+def forked_on(backend: str | None) -> Iterator[str]:
+    """Inside, ranks are forked on a backend; its name.
+
+    None: that of the environment variable `AUTOPAR_BACKEND`, or else gloo.
+    """
+    before = os.environ.get(BACKEND)
+    chosen = backend or before or "gloo"
+    # Forks and the process that forks for others get the environment, whatever lies between.
+    os.environ[BACKEND] = chosen
+    try:
+        yield chosen
+    finally:
+        os.environ.pop(BACKEND)
+        if before is not None:
+            os.environ[BACKEND] = before
 
 
 def can_fork() -> bool:

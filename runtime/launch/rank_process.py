@@ -24,12 +24,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from autopar.runtime import strict_backend
+
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
 LATE = 600.0
 """Seconds that a rank may be late to a collective: it may compile, wait for data, or evaluate."""
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
+BACKEND = "AUTOPAR_BACKEND"
+"""The environment variable with the backend of forked ranks: gloo (the default) or strict."""
 
 Kind = Literal["alive", "done", "failed"]
 
@@ -185,6 +189,8 @@ def _join(start: Start) -> None:
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
     limit = timedelta(seconds=start.timeout)
     store = TCPStore(LOOPBACK, start.port, None, False, limit, wait_for_workers=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=start.number, world_size=start.world, timeout=limit
-    )
+    place: dict[str, Any] = {"store": store, "rank": start.number, "world_size": start.world}
+    if os.environ.get(BACKEND) == strict_backend.NAME:
+        strict_backend.init_process_group(**place, timeout=limit)
+    else:
+        dist.init_process_group("gloo", **place, timeout=limit)

@@ -15,9 +15,15 @@ import torch
 
 from autopar.analysis.measurements import doctor, machine
 from autopar.analysis.measurements.doctor import PLANS
+from autopar.api import plan_loaded
 from autopar.cli import run
 from autopar.errors import RunError, UsageError
+from autopar.frontends.load import ModelOptions, load_model
+from autopar.order.actions import Word
+from autopar.order.messages import issued_by
+from autopar.order.ranks import rank_order
 from autopar.runtime.launch.launchers import LAUNCHERS, MEETING
+from autopar.sharding.analysis import analyse
 
 
 def test_a_machine_is_checked(
@@ -54,6 +60,24 @@ def test_a_plan_that_differs_is_told(
         and "send us the file of autopar doctor --report FILE" in said
     )
     assert "one rank has nobody to talk to" in said
+
+
+def test_plans_run_by_the_rules_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them with messages of the size that is named."""
+    monkeypatch.setattr(doctor, "PLANS", PLANS[:2])
+    monkeypatch.setattr(doctor, "MESSAGE", 2**20)
+    results = doctor._by_nccls_rules(2, "gloo")
+    assert [(one.plan, one.ok) for one in results] == [
+        ("data, strict", True),
+        ("1f1b, 1 MiB messages, strict", True),
+    ], results
+    module, inputs = doctor._wide(2)
+    model = load_model(module, ModelOptions(train=True), inputs)
+    plan = plan_loaded(model, devices=2, cluster="local-cpu", **doctor.LARGE).plan
+    execution = plan.execution(analyse(model.graph, train=True))
+    sends = [a for a in rank_order(execution, 0, train=True) if a.word is Word.SEND_FORWARD]
+    sizes = [message.nbytes for send in sends for message in issued_by(execution, send, 0)]
+    assert sizes == [2**20] * 2
 
 
 def test_ranks_are_counted() -> None:

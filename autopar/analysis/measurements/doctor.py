@@ -21,6 +21,9 @@ PLANS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("1f1b", {"stages": 2, "micro_batches": 2, "schedule": "1f1b"}, 2),
 )
 """The name, the planning options, and the fewest ranks of each plan to run."""
+LARGE: dict[str, Any] = {"stages": 2, "micro_batches": 2, "schedule": "1f1b"}
+"""The planning options of a pipeline whose messages have `MESSAGE` bytes on two ranks."""
+MESSAGE = 64 * 2**20
 BATCH = 8
 WIDTH = 64
 TAIL = 40
@@ -91,6 +94,8 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | Launched | None:
     )
     # After the measurement, which makes the process group under torchrun.
     parity = compared_plans(ranks, backend, quick=quick)
+    if not quick and ranks > 1:
+        parity += _by_nccls_rules(ranks, backend)
     if place is not None and place.rank != 0:
         return None
     return Diagnosis(
@@ -158,20 +163,64 @@ def _model() -> tuple[Any, Any]:
         return Model(), (torch.randint(0, WIDTH, (BATCH, 16)),)
 
 
-def _run(name: str, options: dict[str, Any], ranks: int, backend: str, quick: bool) -> Parity:
-    """Plan, run, and compare with one device."""
+def _wide(ranks: int) -> tuple[Any, Any]:
+    """A model that is as wide wherever it is cut, and a batch of two messages for two ranks."""
+    import torch
+    from torch import Tensor, nn
+
+    width = 64 * WIDTH
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(WIDTH, width)
+            self.gain = nn.Parameter(torch.ones(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (torch.tanh(self.up(x)) * self.gain).square().mean()
+
+    rows = MESSAGE // (4 * width)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Wide(), (torch.randn(2 * rows * max(1, ranks // 2), WIDTH),)
+
+
+def _by_nccls_rules(ranks: int, backend: str) -> tuple[Parity, ...]:
+    """The plans on a backend where a send waits for its receive, and one with large messages.
+
+    Gloo and NCCL take small messages before they are received, which hides a deadlock.
+    """
+    # Real NCCL has these rules; it has run the small plans.
+    strict = "strict" if backend == "gloo" else backend
+    small = PLANS[1:] if strict != backend else ()
+    large = f"1f1b, {MESSAGE // 2**20} MiB messages"
+    return (
+        *(_run(f"{name}, {strict}", options, ranks, strict, False) for name, options, _ in small),
+        _run(f"{large}, {strict}", LARGE, ranks, strict, False, _wide(ranks)),
+    )
+
+
+def _run(
+    name: str,
+    options: dict[str, Any],
+    ranks: int,
+    backend: str,
+    quick: bool,
+    case: tuple[Any, Any] | None = None,
+) -> Parity:
+    """Plan, run, and compare with one device; `case`: a module and its inputs."""
     from autopar.api import plan_loaded
     from autopar.configured import load_any
     from autopar.frontends.load import ModelOptions
     from autopar.runtime.run import run_plan
 
     began = time.perf_counter()
-    module, inputs = _model()
+    module, inputs = case or _model()
     try:
         loaded = load_any(module, ModelOptions(train=True), inputs)
         devices = 1 if options.get("mesh") == (1,) else ranks
         plan = plan_loaded(
-            loaded, devices=devices, cluster="local-cpu" if backend == "gloo" else None, **options
+            loaded, devices=devices, cluster=None if backend == "nccl" else "local-cpu", **options
         ).plan
         report = run_plan(loaded, plan, steps=1 if quick else 2, check=True, backend=backend)
         ok = report.ok

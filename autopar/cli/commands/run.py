@@ -66,7 +66,7 @@ def add_options(parser: Parser) -> None:
         ),
     )
     planning_option(parser, "cluster", help="the cluster to recalibrate (default: the plan's)")
-    backend_option(parser)
+    backend_option(parser, strict=True)
     add(
         "--weights",
         metavar="FILE|FOLDER",

@@ -127,10 +127,8 @@ def global_tensor(local: Tensor, placement: TensorPlacement, sbp: Words) -> Glob
     for kind, size in zip(kinds, placement.mesh.shape, strict=True):
         if kind.kind is Kind.SPLIT:
             shape[kind.dim] *= size
-    if placement.here:
-        part = local.to(placement.device)
-    else:
-        part = stand_in(local.dtype, placement.device, [local])
+    device = placement.device
+    part = local.to(device) if placement.here else stand_in(local.dtype, device, [local])
     return GlobalTensor(part, kinds, placement, shape)
 
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autopar.runtime.ranks.collectives import MOVABLE
-from autopar.runtime.ranks.process_groups import group_of
+from autopar.runtime.ranks.collectives import in_movable_type
+from autopar.runtime.ranks.process_groups import message_group
 
 
 def exchange(
@@ -32,24 +32,19 @@ def exchange(
         giver = source[number % len(source)]
         if me not in (giver, taker):
             continue
-        group = group_of(sorted((giver, taker)), messages=True)
+        group = message_group(giver, taker)
         if me == giver:
             assert value is not None
-            dist.send(_carried(value.contiguous()), dst=taker, group=group)
+            dist.send(in_movable_type(value.contiguous()), dst=taker, group=group)
         else:
             received = torch.empty_like(like)
-            dist.recv(_carried(received), src=giver, group=group)
+            dist.recv(in_movable_type(received), src=giver, group=group)
     return received
 
 
 def own_rank() -> int:
     """The number of this rank; 0 where there are no others."""
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _carried(value: Tensor) -> Tensor:
-    """A tensor in one piece that backends can carry: itself, or its bytes."""
-    return value if value.dtype in MOVABLE else value.view(-1).view(torch.uint8)
 
 
 class Hand(torch.autograd.Function):
@@ -107,9 +102,10 @@ class StandIn(torch.autograd.Function):
 
 
 def stand_in(dtype: torch.dtype, device: torch.device, inputs: Sequence[Tensor]) -> Tensor:
-    """An empty tensor behind `inputs`, on the device of this rank.
+    """An empty tensor behind `inputs`, on the device that other ranks have the result on.
 
-    Autograd has a thread for each type of device, and no order between two threads.
+    Autograd has a thread for each device, and the exchanges of a backward pass must be in the order
+    of one thread.
     """
     out: Tensor = StandIn.apply(dtype, device, *inputs)  # type: ignore[no-untyped-call]
     return out if dtype.is_floating_point or dtype.is_complex else out.detach()
