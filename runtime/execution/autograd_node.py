@@ -134,7 +134,7 @@ class _Record:
         }
 
     def _described(self, name: str, gradient: Tensor | None) -> Tensor | None:
-        return None if gradient is None else self.engine.described(name, gradient)
+        return None if gradient is None else self.engine.storages.described(name, gradient)
 
     def _make_ready(self, saved: Shares) -> None:
         """Prepare another backward pass, which comes if the caller keeps the graph."""

@@ -36,7 +36,7 @@ class OtherStages:
         value: Tensor = torch.zeros(PLACES, dtype=like.dtype, device=engine.device)
         # torch's functions over lists of gradients want DTensors or plain tensors, not both.
         if isinstance(like, DTensor):
-            value = engine.replicated(value)
+            value = engine.storages.replicated(value)
         self.parameter = nn.Parameter(value)
 
     def look(self, engine: Engine, parameters: Parameters) -> None:
@@ -48,7 +48,7 @@ class OtherStages:
         rest = ((squares - largest**2).clamp(min=0.0) / (PLACES - 1)).sqrt()
         gradient = torch.cat([largest.reshape(1), rest.expand(PLACES - 1)]).to(self.parameter.dtype)
         if isinstance(self.parameter, DTensor):
-            gradient = engine.replicated(gradient)
+            gradient = engine.storages.replicated(gradient)
         self.parameter.grad = gradient
         mine = next((p.grad for p in parameters.values() if p.grad is not None), None)
         # A gradient scaler may look at this rank's own parameters alone, and all ranks must skip

@@ -16,7 +16,7 @@ from autopar.model import LoadedModel
 from autopar.runtime.execution.engine import Engine
 from autopar.runtime.files.module_weights import saved_buffers
 from autopar.runtime.files.weight_files import FileTensor
-from autopar.runtime.parameters.storage import local_of
+from autopar.runtime.parameters.storage import Storages, local_of
 from autopar.runtime.ranks.contents import Contents
 
 from .gradients_elsewhere import OtherStages
@@ -30,6 +30,7 @@ class HeldShards(Recalling):
 
     _device: torch.device
     _engine: Engine
+    _storages: Storages
     _graph: Graph
     other_stages: OtherStages | None
 
@@ -72,7 +73,7 @@ class HeldShards(Recalling):
             # Parameters that each rank has of its own may differ, and are not part of the digest.
             alone = tensor.name in engine.execution.schedule.reductions.local
             value = self._given(tensor.name, values, Contents() if alone else contents)
-            if engine.holds(tensor.name):
+            if self._storages.holds(tensor.name):
                 own[tensor.name] = self._parameter(tensor.name, value)
         self._places: dict[str, tuple[nn.Module, str]] = {
             name: attach(self, name, parameter) for name, parameter in own.items()
@@ -112,7 +113,7 @@ class HeldShards(Recalling):
         if not isinstance(value, FileTensor):
             value = (value if isinstance(value, Tensor) else value()).detach()
         wanted = self._graph.tensors[name]
-        master = self._engine.master(name)
+        master = self._storages.dtype_of(name)
         planned = getattr(torch, wanted.dtype)
         if tuple(value.shape) != wanted.shape or value.dtype not in (planned, master):
             raise PlanError(
@@ -129,9 +130,8 @@ class HeldShards(Recalling):
 
     def _parameter(self, name: str, value: Tensor | FileTensor) -> nn.Parameter:
         """This rank's shard of a value."""
-        storage, layout = self._engine.storage_of(name)
-        trainable = self._graph.tensors[name].trainable
-        return nn.Parameter(storage.placed(value, layout), requires_grad=trainable)
+        shard = self._storages.of(name).placed(name, value)
+        return nn.Parameter(shard, requires_grad=self._graph.tensors[name].trainable)
 
     def _stored(self, name: str) -> Tensor:
         """This rank's shard of a parameter, wherever the user's changes have put it."""
@@ -180,8 +180,8 @@ class HeldShards(Recalling):
             whole = value.full_tensor()
         if type(whole) not in (Tensor, nn.Parameter):
             return value
-        storage, layout = self._engine.storage_of(name)
-        return storage.placed(whole.detach().to(self._device, parameter.dtype), layout)
+        whole = whole.detach().to(self._device, parameter.dtype)
+        return self._storages.of(name).placed(name, whole)
 
     def _missing_elsewhere(self, state_dict: Mapping[str, Any]) -> list[str]:
         """Parameters of other stages that a whole state dict lacks.
@@ -215,7 +215,7 @@ class HeldShards(Recalling):
 
     def full_value(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor on every rank from our shard of a parameter (or of its gradient)."""
-        return self._engine.whole_parameter(name, local_of(local).detach())
+        return self._storages.whole(name, local_of(local).detach())
 
     def full_values(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The whole tensors on every rank, from each rank's shards of parameters (or gradients).
@@ -232,5 +232,5 @@ class HeldShards(Recalling):
             if holders:
                 shard = local_of(values[name]).detach() if name in values else None
                 # A collective for each name: all ranks have the same list in the same order.
-                whole[name] = self._engine.whole_parameter(name, shard)
+                whole[name] = self._storages.whole(name, shard)
         return whole

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from autopar.planning.model.counts import Counts, Segments
 
+# Not infinite, because infinity times a share or a price of 0 is not a number.
 FORBIDDEN = 1e9
 """A factor that makes any collective more expensive than all other costs."""
 
@@ -19,7 +20,7 @@ class Multiplicities:
     micro-batches between their forward and backward pass at once. `accumulating`: gradients of
     several micro-batches are added up. `hidden`: the share of the parameters' collectives that runs
     under computation. `early`: from parameters to their first reader; on that way the first gather
-    and the last reduction are not hidden (see `first_parameters.py`). `waits`: seconds that every
+    and the last reduction are not hidden (see `first_read.py`). `waits`: seconds that every
     collective of a value waits for earlier ones of parameters. `once`: the counted share of what is
     done once a step. `covers`: the share of the work of passes that does not count, where
     collectives of parameters take longer. `busy`: a link; the collectives of parameters on others

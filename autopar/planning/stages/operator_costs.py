@@ -265,6 +265,7 @@ class _Adder:
         optimizer = self.costed.optimizer
         cluster = self.prices.cluster
         train = self.analysis.train
+        # A parameter without a reader is stored all the same: it counts to the first operator.
         index = self.costed.first.get(tensor.name, 0)
         layout = self.program.assignment.storage[tensor.name]
         size = local_bytes(layout, tensor.bytes, self.mesh)

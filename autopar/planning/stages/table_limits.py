@@ -37,6 +37,7 @@ class TableLimits:
 
     def tighten(self, parts: Sequence[Part], excess: float) -> None:
         """Allow less: no cut of these parts fits, by `excess` bytes of the fullest device."""
+        # A limit between the bytes used and those allowed would have the same solution.
         self.above = used(parts, self.allowed)
         if self.fitting:
             self.allowed = _between(self.above, self.fitting)

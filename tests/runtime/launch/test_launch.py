@@ -145,6 +145,17 @@ def _limits() -> set[float]:
     return {*limits, *map(_limit, groups)}
 
 
+def _waits_for_others() -> None:
+    if dist.get_rank() == 0:
+        time.sleep(4.0)
+
+
+def test_a_rank_waits_for_the_end_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may work on for longer than a rank may be late to a collective."""
+    monkeypatch.setattr(rank_process, "LATE", 2.0)
+    assert run_ranks(_waits_for_others, 2, timeout=60) == [None, None]
+
+
 def _limit(group: Any) -> float:
     seconds: float = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
     return seconds

@@ -29,7 +29,7 @@ from autopar.search import Solution
 from .messages import messages
 
 FORWARD = 1 / 3
-"""The share of a pass that is its forward part."""
+"""The share of a pass that is its forward part: backward, a product becomes two of its size."""
 OUTERMOST = 0.9
 """The weight of the outermost link in a bound; all others share the rest, as less is sent there."""
 
@@ -105,6 +105,8 @@ def hideable(
     both = 2 / sum(replace(work, once=1.0).gathers)
     unit = both / units
     early = both * early
+    # Early parameters of less than a unit are in the first unit, which is exposed in any case.
+    # Those of more fill units of their own, and the unit behind them is exposed as well.
     if early >= 1:
         exposed = 1.0
     elif early < unit:
@@ -232,6 +234,8 @@ def sent_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> Se
         if early:
             early_gathers.append(work.once * gather)
             early_reductions.append(work.once * reduction)
+        # Only the first gather and the last reduction of an early parameter have nothing to run
+        # under.
         gathers.append((often[0] - early * work.once) * gather)
         reductions.append((often[1] - early * work.once) * reduction)
     return Sent(
