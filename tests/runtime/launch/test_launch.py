@@ -22,7 +22,7 @@ from autopar.runtime.launch import (
     rank_process,
     run_ranks,
 )
-from autopar.runtime.ranks.process_groups import group_of
+from autopar.runtime.ranks.process_groups import group_of, late
 
 
 def test_results_come_in_order() -> None:
@@ -161,12 +161,23 @@ def _limit(group: Any) -> float:
     return seconds
 
 
+def _limit_of_new_groups() -> float:
+    limit = late()
+    assert limit is not None
+    return limit.total_seconds()
+
+
+def test_checked_collectives_wait_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    assert run_ranks(_limit_of_new_groups, 2, timeout=77) == [77.0] * 2
+
+
 @pytest.mark.parametrize(
-    ("timeout", "endless", "late"), [(2000, False, 600), (200, False, 200), (2000, True, 2000)]
+    ("timeout", "endless", "wanted"), [(2000, False, 600), (200, False, 200), (2000, True, 2000)]
 )
-def test_a_rank_may_be_late_in_every_step(timeout: float, endless: bool, late: float) -> None:
+def test_a_rank_may_be_late_in_every_step(timeout: float, endless: bool, wanted: float) -> None:
     """A step may compile, wait for data or follow an evaluation, as the first one does."""
-    assert run_ranks(_limits, 2, timeout=timeout, endless=endless) == [{late}] * 2
+    assert run_ranks(_limits, 2, timeout=timeout, endless=endless) == [{wanted}] * 2
 
 
 def test_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
