@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 from autopar.errors import RunError
 
 from . import rank_process
-from .rank_process import BEAT, LOOPBACK, Start, rank_main
+from .rank_process import BEAT, LOOPBACK, Limits, Start, rank_main
 from .termination import ASKED, TERM_GRACE, Ending, end_by_sigterm, on_sigterm
 
 GRACE = 0.5
@@ -105,7 +105,7 @@ def fork_ranks(
     try:
         # A collective waits as long as on ranks of a launcher, unless the whole call is shorter.
         late = timeout if endless else min(timeout, rank_process.LATE)
-        _start(ranks, function, nproc, args, late, ends)
+        _start(ranks, function, nproc, args, Limits(whole=timeout, late=late), ends)
         # Served by this process, the store outlives every rank; it starts only now, since its
         # thread would not survive a fork.
         store = _serve(listener)
@@ -148,7 +148,7 @@ def _start(
     function: Callable[..., Any],
     nproc: int,
     args: tuple[Any, ...],
-    timeout: float,
+    limits: Limits,
     ends: _Ends,
 ) -> None:
     """Fork the ranks, one after the other."""
@@ -164,7 +164,7 @@ def _start(
             number=number,
             world=nproc,
             threads=threads,
-            timeout=timeout,
+            limits=limits,
             parent=os.getpid(),
             pipe=writer,
             lifeline=ends.lifeline,

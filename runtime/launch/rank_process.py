@@ -39,14 +39,21 @@ Kind = Literal["alive", "done", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds of a whole call, and seconds that a rank may be late to a collective in it."""
+
+    whole: float
+    late: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """The data that a rank gets at its start."""
 
     number: int
     world: int
     threads: int
-    timeout: float
-    """Seconds that a rank may be late to a collective."""
+    limits: Limits
     parent: int
     """The parent's process id."""
     pipe: Connection
@@ -128,8 +135,7 @@ def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...])
     try:
         _join(start)
         payload = pickle.dumps(("done", function(*args)))
-        # A rank that ended before the others have joined would break their connections.
-        dist.barrier()
+        _wait_for_all(start.limits.whole)
         status = 0
     except SystemExit as ended:
         # As Python ends a process: None is 0, a text is 1.
@@ -141,6 +147,18 @@ def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _wait_for_all(seconds: float) -> None:
+    """Wait until every rank has come to its end, for as long as the whole call may take.
+
+    A rank that ended before the others have joined would break their connections.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    options = dist.BarrierOptions()
+    options.timeout = timedelta(seconds=seconds)
+    world.barrier(options).wait()
 
 
 def die_with(parent: int) -> None:
@@ -187,7 +205,7 @@ def _join(start: Start) -> None:
         # Gloo would else look up the host's name, which may have no address of this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
-    limit = timedelta(seconds=start.timeout)
+    limit = timedelta(seconds=start.limits.late)
     store = TCPStore(LOOPBACK, start.port, None, False, limit, wait_for_workers=False)
     place: dict[str, Any] = {"store": store, "rank": start.number, "world_size": start.world}
     if os.environ.get(BACKEND) == strict_backend.NAME:

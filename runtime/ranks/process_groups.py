@@ -80,7 +80,9 @@ def late() -> timedelta | None:
     """
     world = dist.group.WORLD
     assert world is not None
-    options = getattr(world._get_backend(world._device_types[0]), "options", None)
+    backend = world._get_backend(world._device_types[0])
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends.
+    options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)
     limit: timedelta | None = getattr(options, "_timeout", None)
     return limit
 

@@ -22,7 +22,7 @@ from autopar.runtime.launch import (
     rank_process,
     run_ranks,
 )
-from autopar.runtime.ranks.process_groups import group_of
+from autopar.runtime.ranks.process_groups import group_of, late
 
 
 def test_results_come_in_order() -> None:
@@ -145,17 +145,39 @@ def _limits() -> set[float]:
     return {*limits, *map(_limit, groups)}
 
 
+def _waits_for_others() -> None:
+    if dist.get_rank() == 0:
+        time.sleep(4.0)
+
+
+def test_a_rank_waits_for_the_end_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may work on for longer than a rank may be late to a collective."""
+    monkeypatch.setattr(rank_process, "LATE", 2.0)
+    assert run_ranks(_waits_for_others, 2, timeout=60) == [None, None]
+
+
 def _limit(group: Any) -> float:
     seconds: float = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
     return seconds
 
 
+def _limit_of_new_groups() -> float:
+    limit = late()
+    assert limit is not None
+    return limit.total_seconds()
+
+
+def test_checked_collectives_wait_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    assert run_ranks(_limit_of_new_groups, 2, timeout=77) == [77.0] * 2
+
+
 @pytest.mark.parametrize(
-    ("timeout", "endless", "late"), [(2000, False, 600), (200, False, 200), (2000, True, 2000)]
+    ("timeout", "endless", "wanted"), [(2000, False, 600), (200, False, 200), (2000, True, 2000)]
 )
-def test_a_rank_may_be_late_in_every_step(timeout: float, endless: bool, late: float) -> None:
+def test_a_rank_may_be_late_in_every_step(timeout: float, endless: bool, wanted: float) -> None:
     """A step may compile, wait for data or follow an evaluation, as the first one does."""
-    assert run_ranks(_limits, 2, timeout=timeout, endless=endless) == [{late}] * 2
+    assert run_ranks(_limits, 2, timeout=timeout, endless=endless) == [{wanted}] * 2
 
 
 def test_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
