@@ -28,3 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from autopar.runtime.strict_backend import NAME
 
         os.environ[BACKEND] = NAME
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of Gloo itself on the strict backend."""
+    if config.getoption("--strict-backend"):
+        for item in items:
+            if item.get_closest_marker("gloo"):
+                item.add_marker(pytest.mark.skip(reason="a test of Gloo itself"))

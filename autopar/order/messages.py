@@ -64,7 +64,7 @@ def receivers(device: int, senders: int, count: int) -> list[int]:
     >>> receivers(1, 2, 4)
     [1, 3]
     """
-    return [number for number in range(count) if number % senders == device]
+    return list(range(device, count, senders))
 
 
 def message_pairs(execution: Execution) -> list[tuple[int, int]]:

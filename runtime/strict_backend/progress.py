@@ -3,7 +3,7 @@
 A *host* is a rank's program; it waits for an operation of a queue, or for others to make a group.
 The operation at the head of a *queue* waits for other ranks, whose queues have other heads or none.
 A rank that has waited for long tells the others through the store. A circle of ranks none of which
-changes while it is looked at twice is a deadlock, however slow the machine is.
+changes for some ticks of their own is a deadlock, however slow the machine is.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ TICK = 0.25
 
 AUTOGRAD = "autopar-autograd"
 """The name of the thread on which backward passes run while the program waits."""
+
+STILL = 4
+"""Ticks for which each rank of a circle says the same before it is taken for a deadlock."""
 
 Node = tuple[str, int, str]
 """A host ("host", rank, "") or a queue ("queue", rank, name of the group)."""
@@ -160,21 +163,13 @@ class Progress:
         }
         circle = find_circle(states)
         seen = {rank: (states[rank]["version"], states[rank]["beat"]) for _, rank, _ in circle}
-        if (
-            seen
-            and seen.keys() == suspects.keys()
-            and all(
-                # Nothing has changed, and each has said so again.
-                seen[rank][0] == version and seen[rank][1] > beat
-                for rank, (version, beat) in suspects.items()
-            )
-        ):
+        versions = {rank: version for rank, (version, _) in seen.items()}
+        if not seen or versions != {rank: version for rank, (version, _) in suspects.items()}:
+            return seen
+        # Every rank has said the same for a while, also where the machine leaves it little time.
+        if all(beat - suspects[rank][1] >= STILL for rank, (_, beat) in seen.items()):
             self.fail(RuleBroken(deadlock(circle, states)))
-        fresh = suspects.keys() != seen.keys() or any(
-            seen[rank][0] != suspects[rank][0] for rank in seen
-        )
-        # The beats of the first look count, since all ranks must speak once more after it.
-        return seen if fresh else suspects
+        return suspects
 
 
 def _edges(node: Node, states: Mapping[int, Mapping[str, Any]]) -> Iterator[Node]:

@@ -183,7 +183,10 @@ def _refused() -> None:
 
 @pytest.mark.parametrize(
     "work",
-    [_reductions, _moves, _numbers, _several, _groups, _refused],
+    [
+        *(_reductions, _moves, _numbers, _several, _groups),
+        pytest.param(_refused, marks=pytest.mark.gloo),
+    ],
     ids=lambda f: f.__name__.strip("_"),
 )
 def test_on_ranks(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from autopar.order.actions import Action, Word
 from autopar.runtime.ranks.current_action import at
+from autopar.runtime.ranks.process_groups import group_of
 
 C10D = torch.ops._c10d_functional
 
@@ -87,6 +88,12 @@ def unlike_groups() -> None:
     """Ranks 0 and 1 make unlike groups in one split."""
     members = [0, 1] if dist.get_rank() == 0 else [1, 2]
     dist.new_group(members, use_local_synchronization=True)
+
+
+def made_in_a_circle() -> None:
+    """Each rank makes another group first, and waits there for the next rank."""
+    rank = dist.get_rank()
+    group_of(sorted((rank, (rank + 1) % 3)))
 
 
 def both_send() -> None:

@@ -29,6 +29,10 @@ RULES = [
     (breaking.crossed_groups, r"no rank can go on(.|\n)*all_reduce(.|\n)*all_reduce"),
     (breaking.members_alone, r"rank 0 makes the group .0, 2. while|but barrier on rank 1"),
     (breaking.unlike_groups, r"rank 0 makes the group .0, 1. while rank 1 makes .1, 2."),
+    (
+        breaking.made_in_a_circle,
+        r"no rank can go on(.|\n)*rank 0 waits for ranks .1,. to make the gr",
+    ),
     (breaking.both_send, r"ranks 0 and 1 both send first, and each send waits for its receive"),
     (breaking.sends_in_a_circle, r"no rank can go on(.|\n)*send of 2 float32 to rank"),
     (breaking.message_size, r"rank 0 sends 2 float32 .* rank 1 sends nothing and receives 3 float"),
