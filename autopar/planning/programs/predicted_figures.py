@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autopar.plan_parts import Predicted
 from autopar.planning.stages import StagedProgram
-from autopar.planning.stages.stage import once_of
+from autopar.planning.stages.stage import Stage, once_of
 
 from .priced_program import PricedProgram
 
@@ -34,31 +36,34 @@ def _of_stages(best: StagedProgram) -> Predicted:
     """Figures of the slowest stage; what it waits for others is the bubble."""
     pipeline = best.pipeline
     count = best.schedule.micro_batches
-    stages = best.stages
     parts = dict(zip(pipeline.stages, best.parts_of_stages, strict=True))
-    groups = [pipeline.stages[number::stages] for number in range(stages)]
+    # Chunk k runs on the devices of stage k modulo the number of stages.
+    groups = [pipeline.stages[number :: best.stages] for number in range(best.stages)]
     slowest = max(
         groups,
-        key=lambda group: sum(count * (s.forward + s.backward) + s.once + s.update for s in group),
+        key=lambda chunks: sum(
+            count * (chunk.forward + chunk.backward) + chunk.once + chunk.update for chunk in chunks
+        ),
     )
-    fullest = max(groups, key=lambda group: sum(s.memory for s in group))
-    moved = count * sum(s.moved for s in slowest)
-    forward, backward = (
-        count * sum(getattr(s, name) for s in slowest) for name in ("forward", "backward")
-    )
-    update = sum(s.update for s in slowest)
-    exposed = (
-        sum(s.once for s in slowest)
-        - once_of(slowest, best.schedule.unit_bytes, best.parts[0].group.cluster).hidden
-    )
-    once = sum(s.once for s in slowest)
-    stored = sum(float(parts[s].figures.stored[s.start : s.stop].sum()) for s in fullest)
-    memory = sum(s.memory for s in fullest)
-    # Each chunk has a host part; those of one device are a number of stages apart.
-    hosts = [float(part.figures.host[s.start : s.stop].sum()) for s, part in parts.items()]
+    fullest = max(groups, key=lambda chunks: _sum(chunks, "memory"))
+
+    def of_operators(chunks: Sequence[Stage], name: str) -> float:
+        """The sum of a figure that is known for operators alone."""
+        figures = ((chunk, getattr(parts[chunk].figures, name)) for chunk in chunks)
+        return sum(float(of[chunk.start : chunk.stop].sum()) for chunk, of in figures)
+
+    forward = count * _sum(slowest, "forward")
+    backward = count * _sum(slowest, "backward")
+    moved = count * _sum(slowest, "moved")
+    update = _sum(slowest, "update")
+    once = _sum(slowest, "once")
+    cluster = best.parts[0].group.cluster
+    exposed = once - once_of(slowest, best.schedule.unit_bytes, cluster).hidden
     busy = forward + backward + update + exposed
-    # The times of passes include their communication, which a plan tells apart.
+    # The times of passes include their communication, which a plan lists apart.
     computed = 1 - moved / (forward + backward) if moved else 1.0
+    memory = _sum(fullest, "memory")
+    stored = of_operators(fullest, "stored")
     return Predicted(
         step=pipeline.step,
         forward=computed * forward,
@@ -69,6 +74,11 @@ def _of_stages(best: StagedProgram) -> Predicted:
         bubble=max(pipeline.step - busy, 0.0),
         memory=memory,
         memory_parts={"stored": stored, "activations": memory - stored},
-        host_memory=max(sum(hosts[k::stages]) for k in range(stages)),
-        streamed=sum(float(parts[s].figures.streamed[s.start : s.stop].sum()) for s in slowest),
+        # A host holds the state of all chunks of its device.
+        host_memory=max(of_operators(chunks, "host") for chunks in groups),
+        streamed=of_operators(slowest, "streamed"),
     )
+
+
+def _sum(chunks: Sequence[Stage], name: str) -> float:
+    return sum(float(getattr(chunk, name)) for chunk in chunks)

@@ -193,7 +193,7 @@ def smallest(
 
     Raises `Infeasible` if none does.
 
-    The tables add memory up operator by operator, but the program has its peak at one moment, so
+    The tables add memory up operator by operator, but the program has its peak at one moment. So
     the solution of least memory need not be the program of least memory. Equal solutions are tried
     once. If the parameters alone exceed the limit, only the first solution is tried, for the
     message.

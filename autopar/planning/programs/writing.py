@@ -184,7 +184,7 @@ def _collectives(best: PricedProgram | StagedProgram) -> Iterator[CollectivePlan
         yield from _priced(best.program, best.schedule, best.tables.prices)
         return
     holder = dict(_holders(best))
-    # Stages are told by what one micro-batch sends in them.
+    # Of a stage the plan lists what one micro-batch sends.
     once = replace(best.schedule, micro_batches=1)
     for part in best.parts:
         yield from (

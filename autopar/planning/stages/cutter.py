@@ -169,7 +169,7 @@ class Cutter:
             return pipeline
         best = pipeline
         flying = self._flying(pipeline.schedule, pipeline.interleave)
-        # Stages tell operators; the cuts are numbers of pieces.
+        # Stages name operators, cuts are numbers of pieces.
         ends = [pipeline.stages[0].start, *(stage.stop for stage in pipeline.stages)]
         cuts = tuple(int(place) for place in np.searchsorted(self.pieces, ends))
         for _ in range(SHIFTS):
@@ -219,7 +219,7 @@ class Cutter:
         )
 
     def _handed(self, chunks: Sequence[Stage]) -> list[float]:
-        """Return the bytes that the first chunk of each stage hands on; the model's end none."""
+        """Return the bytes that the first chunk of each stage hands on; the last one has none."""
         handed = []
         for stage, figures in enumerate(self.figures):
             is_last = stage + 1 == len(chunks)

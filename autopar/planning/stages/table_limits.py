@@ -21,8 +21,8 @@ TIGHTEST = 0.7
 class TableLimits:
     """The limits within which the groups' tables are solved next.
 
-    `allowed`: bytes of all stages of each group. `above`: the least limits whose solutions no cut
-    fitted. `fitting`: limits whose solutions a cut fitted, if any did.
+    `allowed`: bytes of all stages of each group. `above`: the least limits under which no cut has
+    fitted. `fitting`: limits under which a cut has fitted (None: none yet).
     """
 
     def __init__(self, groups: Sequence[Group], allowed: list[float]) -> None:

@@ -90,9 +90,9 @@ def hideable(
         (1 - e) / slowdown        e = (u - early) / (1 - early), u = 2 / (n (a + b)), early = 0
                                   where it is more than u
 
-    Of n units, each gathered a times and reduced b times, one gather and one reduction are seen.
-    From their share that of the `early` parameters is taken, which are first in order and counted
-    by themselves.
+    A step gathers each of n units a times, and reduces it b times. One gather and one reduction
+    have nothing to run under: their share is u. The `early` parameters are first in order and
+    counted by themselves, so their share is taken off.
 
     `parameters`: bytes of all of them. `tensors`: by name. With several `stages` half of it is
     hidden, because the one pass under which it runs is short beside a step.
@@ -291,7 +291,7 @@ def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> 
 
 
 def _seen(seconds: float, cover: float, units: int, slowdown: float) -> float:
-    """Return the exposed seconds of `seconds` in so many units under a pass (see the module)."""
+    """Return how much of `seconds`, sent in so many units, is exposed (see the module)."""
     # One unit is always exposed. Of the others it is what exceeds the pass, and at least the time
     # by which they slow it.
     rest = seconds * (1 - 1 / units)
