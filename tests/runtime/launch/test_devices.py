@@ -192,8 +192,9 @@ def _launched(visible: str, port: int) -> str:
     stand_in = _Devices(visible)
     torch.get_device_module = lambda kind: stand_in
     environment.device_type = lambda backend: "cuda"
-    # torch has no GPUs here, with which it could make the group.
-    environment._init = lambda *arguments: None
+    # torch has no GPUs here, with which it could make the group. Ranks meet all the same, since the
+    # store ends with the first of them.
+    environment._init = lambda *arguments: dist.barrier()
     try:
         return str(environment.init_from_environment("gloo", timeout=30))
     except RunError as error:

@@ -22,7 +22,7 @@ from autopar.runtime.launch import (
     rank_process,
     run_ranks,
 )
-from autopar.runtime.ranks.process_groups import group_of, late
+from autopar.runtime.ranks.process_groups import group_of, late, message_group
 
 
 def test_results_come_in_order() -> None:
@@ -138,7 +138,7 @@ def test_a_rank_that_keeps_others_waiting_is_named(
 
 def _limits() -> set[float]:
     """The timeouts of all groups before, in and after steps."""
-    groups = [dist.group.WORLD, group_of([0, 1]), group_of([0, 1], messages=True)]
+    groups = [dist.group.WORLD, group_of([1, 0]), message_group(0, 1)]
     limits = []
     for _ in in_steps(3):
         limits += [_limit(group) for group in groups]
