@@ -10,12 +10,12 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from .errors import PlanError
-from .file_limits import PLAN_BYTES
 from .ir import Graph
 from .order.execution import Execution, execution
-from .order.plan_on_mesh import Decided
+from .order.plan_on_mesh import Decided, cold_decision, named_decision
 from .order.stages import Pipelined, staged_execution
 from .outputs import write_whole
+from .plan_file import read_plan_file
 from .plan_matching import differences
 from .plan_parts import (
     AxisSpec,
@@ -31,16 +31,13 @@ from .plan_parts import (
     SchedulePlan,
     StagePlan,
     mesh_of,
-    upgraded,
 )
 from .sharding.analysis import Analysis
 from .sharding.candidates import is_storable
 from .sharding.layout import Kind, Layout, R, format_layout, is_valid, parse_layout
 from .sharding.mesh import Mesh
-from .sharding.program import Assignment, Decision, Program, build_program
-
-SCHEMA = "autopar-plan"
-VERSION = 3
+from .sharding.program import Assignment, Decision, Program
+from .sharding.program_builder import build_program
 
 
 class Plan(Part):
@@ -115,28 +112,8 @@ class Plan(Part):
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a strategy checkpoint; `PlanError` with the fault for any other file."""
-        path = Path(path)
         try:
-            if path.stat().st_size > PLAN_BYTES:
-                raise PlanError(
-                    f"{path}: larger than {PLAN_BYTES // 2**20} MiB, so it is no strategy "
-                    "checkpoint"
-                )
-            data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
-        except OSError as error:
-            raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise PlanError(f"{path}: not a strategy checkpoint: {error}") from error
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise PlanError(f"{path}: not a strategy checkpoint: it holds no 'schema': '{SCHEMA}'")
-        data = upgraded(data)
-        if data.get("version") != VERSION:
-            raise PlanError(
-                f"{path}: version {data.get('version')!r} of the plan file; this autopar reads "
-                f"version {VERSION}"
-            )
-        try:
-            return cls.model_validate(data)
+            return cls.model_validate(read_plan_file(Path(path)))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -185,16 +162,10 @@ class Plan(Part):
     def assignment(self, analysis: Analysis) -> Assignment:
         """The plan's decisions for a matching model."""
         mesh = self.mesh_
-        whole: Layout = (R,) * len(mesh.axes)
         decisions = {}
         for op in analysis.graph.operators:
             if op.name in analysis.cold:
-                decisions[op.name] = Decision(
-                    options=(),
-                    rule=None,
-                    inputs=(whole,) * len(op.inputs),
-                    outputs=(whole,) * len(op.outputs),
-                )
+                decisions[op.name] = cold_decision(op, mesh)
             else:
                 decisions[op.name] = self._decision(op.name, analysis, mesh)
         decided = self._decided(analysis)
@@ -293,25 +264,7 @@ class Plan(Part):
     def _decision(self, name: str, analysis: Analysis, mesh: Mesh) -> Decision:
         if name not in self.operators:
             raise PlanError(f"the plan has no strategy for the operator {name!r}")
-        offer = analysis.offers[name]
-        names = self.operators[name].strategy
-        known = {option.name: option for option in offer.options}
-        options = tuple(known[n] for n in names if n in known)
-        if len(options) != len(mesh.axes) or len(names) != len(mesh.axes):
-            raise PlanError(
-                f"the plan's strategy of {name!r} is {' '.join(names)}; valid on each axis are "
-                f"{', '.join(known)}"
-            )
-        inputs = tuple(tuple(o.inputs[i] for o in options) for i in range(len(offer.call.inputs)))
-        outputs = tuple(
-            tuple(o.outputs[i] for o in options) for i in range(len(offer.call.outputs))
-        )
-        pairs = zip((*offer.call.inputs, *offer.call.outputs), (*inputs, *outputs), strict=True)
-        if not all(is_valid(layout, tensor.shape, mesh.shape) for tensor, layout in pairs):
-            raise PlanError(
-                f"the plan's strategy of {name!r} ({' '.join(names)}) does not divide its sizes"
-            )
-        return Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)
+        return named_decision(name, analysis.offers[name], self.operators[name].strategy, mesh)
 
     def program(self, analysis: Analysis) -> Program:
         """The local program that executes the plan."""
@@ -331,13 +284,9 @@ class Plan(Part):
         )
         staged = staged_execution(analysis, self._decided(analysis), cut)
         for chunk in staged.chunks:
-            for name, layout in chunk.whole.program.assignment.storage.items():
+            for name, layout in chunk.stored.items():
                 self._require_storable(name, layout, chunk.mesh)
         return staged
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def as_text(layouts: Mapping[str, Layout]) -> dict[str, str]:

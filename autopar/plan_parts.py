@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -283,23 +283,3 @@ class Provenance(Part):
 def mesh_of(axes: tuple[AxisSpec, ...]) -> Mesh:
     """The mesh of the file's axes."""
     return Mesh(axes=tuple(Axis(name=axis.name, size=axis.size, level=axis.level) for axis in axes))
-
-
-_GATHERED_IN_2 = {"kept": "per_step", "again": "per_pass"}
-"""The words of version 2 for `SchedulePlan.gathered`."""
-
-
-def upgraded(data: dict[str, Any]) -> dict[str, Any]:
-    """The content of a plan file of an older version as one of the present version."""
-    if data.get("version") == 1:
-        # Version 1 knew one stage and no schedule, so these fields never said anything.
-        fields = ("stages", "micro_batches", "recompute")
-        data = {name: value for name, value in data.items() if name not in fields}
-        return data | {"version": 3}
-    if data.get("version") == 2:
-        schedule = data.get("schedule")
-        if isinstance(schedule, dict) and schedule.get("gathered") in _GATHERED_IN_2:
-            schedule = schedule | {"gathered": _GATHERED_IN_2[schedule["gathered"]]}
-            data = data | {"schedule": schedule}
-        return data | {"version": 3}
-    return data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from autopar.sharding.analysis import analyse
 from .checking.check import CollectiveLog, Observation, Report, differences, observe, optimizer_of
 from .checking.reference import exact, reference_observation
 from .files.module_weights import fill_module
-from .launch import forked_on, in_steps, require_cuda, run_ranks
+from .launch import forked_on, in_steps, launched, require_backend, run_ranks
 from .models.example_inputs import example_values
 from .models.model_values import model_values
 from .module.held_shards import Values
@@ -115,10 +114,10 @@ def run_plan(
     job = _Job(
         model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed, profile=trace
     )
-    if "RANK" in os.environ:
+    if launched() is not None:
         return _on_launched_ranks(job, backend, weights)
     if backend == "nccl":
-        require_cuda()
+        require_backend(backend)
         raise RunError(
             "nccl ranks are started by torchrun: torchrun --nproc-per-node "
             f"{plan.devices} -m autopar run PLAN --model MODEL --backend nccl"

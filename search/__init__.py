@@ -14,7 +14,8 @@ imports run in this order. Other folders import from here alone:
 
 from .costgraph import CostGraph, Infeasible, NoAssignment, Solution, solution
 from .elimination.derived_graphs import condition
-from .elimination.schedules import forget_orders, sharing_orders
+from .elimination.order_choice import forget_orders
+from .elimination.shared_orders import sharing_orders
 from .memory.bounding import Bounded, bound_within
 from .memory.frontier import frontier
 from .memory.lagrangian import least_memory

@@ -186,7 +186,10 @@ def least_bottleneck(values: Table, stages: int) -> float:
     # Predicted seconds are known less exactly than this, so a finer bisection would gain nothing.
     while high - low > 1e-4 * high:
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if _parts(total, middle) <= stages else (middle, high)
+        if _parts(total, middle) <= stages:
+            high = middle
+        else:
+            low = middle
     return high
 
 

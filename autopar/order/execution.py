@@ -10,7 +10,8 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.layout import Layout
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.micro_batches import of_micro_batch, split_batch
-from autopar.sharding.program import Assignment, build_program
+from autopar.sharding.program import Assignment
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule
 from autopar.sharding.time_split import TimeSplit, micro_batch_options
 
@@ -49,6 +50,11 @@ class Chunk:
     def mesh(self) -> Mesh:
         """The devices that it runs on."""
         return self.whole.program.assignment.mesh
+
+    @property
+    def stored(self) -> Mapping[str, Layout]:
+        """The layouts in which its parameters are stored, by name."""
+        return self.whole.program.assignment.storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

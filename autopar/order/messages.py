@@ -171,14 +171,10 @@ def _tied(execution: Execution, stage: int, device: int) -> Iterator[Message]:
             continue
         tensor = execution.chunks[0].whole.program.graph.tensors[name]
         chunks = [
-            next(
-                c
-                for c in execution.chunks[s :: execution.stages]
-                if name in c.whole.program.assignment.storage
-            )
+            next(c for c in execution.chunks[s :: execution.stages] if name in c.stored)
             for s in stages
         ]
-        layouts = [chunk.whole.program.assignment.storage[name] for chunk in chunks]
+        layouts = [chunk.stored[name] for chunk in chunks]
         firsts = [first_rank(execution, number) for number in stages]
         own = chunks[stages.index(stage)]
         size = execution.schedule.types.reduced_bytes(tensor)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.errors import PlanError
 from autopar.ir import Operator
-from autopar.sharding.analysis import Analysis
+from autopar.sharding.analysis import Analysis, Offer
 from autopar.sharding.layout import Layout, R, is_valid, replicated
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Decision
@@ -31,6 +32,39 @@ class Decided:
     host: frozenset[str]
 
 
+def cold_decision(operator: Operator, mesh: Mesh) -> Decision:
+    """The decision for an operator of the preamble: it works on whole values, without a rule."""
+    whole = replicated(len(mesh.axes))
+    return Decision(
+        options=(),
+        rule=None,
+        inputs=(whole,) * len(operator.inputs),
+        outputs=(whole,) * len(operator.outputs),
+    )
+
+
+def named_decision(operator: str, offer: Offer, strategy: Sequence[str], mesh: Mesh) -> Decision:
+    """The decision for an operator by the names of its options, one for each axis.
+
+    Raises `PlanError` if the operator has no such options, or if they do not divide its sizes.
+    """
+    known = {option.name: option for option in offer.options}
+    options = tuple(known[name] for name in strategy if name in known)
+    if len(options) != len(mesh.axes) or len(strategy) != len(mesh.axes):
+        raise PlanError(
+            f"the plan's strategy of {operator!r} is {' '.join(strategy)}; valid on each axis are "
+            f"{', '.join(known)}"
+        )
+    inputs = tuple(tuple(o.inputs[i] for o in options) for i in range(len(offer.call.inputs)))
+    outputs = tuple(tuple(o.outputs[i] for o in options) for i in range(len(offer.call.outputs)))
+    pairs = zip((*offer.call.inputs, *offer.call.outputs), (*inputs, *outputs), strict=True)
+    if not all(is_valid(layout, tensor.shape, mesh.shape) for tensor, layout in pairs):
+        raise PlanError(
+            f"the plan's strategy of {operator!r} ({' '.join(strategy)}) does not divide its sizes"
+        )
+    return Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOnMesh:
     """A plan's decisions for the operators of a stage with this mesh."""
@@ -47,12 +81,7 @@ class PlanOnMesh:
     def decisions(self, operators: Sequence[Operator]) -> dict[str, Decision]:
         """The decisions for these operators, and for all cold ones, which work on whole values."""
         decisions = {
-            op.name: Decision(
-                options=(),
-                rule=None,
-                inputs=(self.whole,) * len(op.inputs),
-                outputs=(self.whole,) * len(op.outputs),
-            )
+            op.name: cold_decision(op, self.mesh)
             for op in self.analysis.graph.operators
             if op.name in self.analysis.cold
         }

@@ -45,7 +45,7 @@ def tied_parameters(execution: Execution) -> dict[str, tuple[int, ...]]:
     """The trained parameters that several stages hold, and these stages."""
     holders: dict[str, dict[int, None]] = {}
     for number, chunk in enumerate(execution.chunks):
-        for name in chunk.whole.program.assignment.storage:
+        for name in chunk.stored:
             holders.setdefault(name, {})[number % execution.stages] = None
     gradients = execution.chunks[0].whole.program.assignment.gradients
     return {

@@ -45,24 +45,10 @@ def segments_of(
     starts = [0, *itertools.accumulate(len(steps) for steps, _ in parts)]
     unit_of = {index: unit.number for unit in units for index in unit.members}
     read = Reads(program, modes)
-    cuts = {
-        start
-        for (_, repeated), edges in zip(parts, itertools.pairwise(starts), strict=True)
-        if repeated
-        for start in edges
-    }
-    first: dict[int, int] = {}
-    for position, index in enumerate(order):
-        for member in read.forward.get(index, ()):
-            first.setdefault(unit_of[member], position)
-    for position in first.values():
-        part = bisect.bisect_right(starts, position) - 1
-        # A recomputed stretch runs again in one piece, so its units are gathered in front of it.
-        cuts.add(starts[part] if part < len(parts) and parts[part][1] else position)
     recomputed = {index for steps, repeated in parts if repeated for index in steps}
     before = units_before(program, modes, unit_of)
     segments = []
-    bounds = sorted({0, len(order)} | cuts)
+    bounds = sorted({0, len(order)} | _cuts(parts, starts, order, read, unit_of))
     for low, high in itertools.pairwise(bounds):
         steps = _early(program, order[low:high])
         members = {member for index in steps for member in read.forward.get(index, ())}
@@ -87,6 +73,34 @@ def segments_of(
         )
     # A program without steps still has passes, which need a segment.
     return tuple(segments) or (Segment(steps=(), recomputed=False, units=(), wanted=()),)
+
+
+def _cuts(
+    parts: Sequence[tuple[Sequence[int], bool]],
+    starts: Sequence[int],
+    order: Sequence[int],
+    read: Reads,
+    unit_of: Mapping[int, int],
+) -> set[int]:
+    """The positions in `order` at which a segment begins.
+
+    They are the ends of recomputed stretches, and the first reader of each unit.
+    """
+    cuts = {
+        start
+        for (_, repeated), edges in zip(parts, itertools.pairwise(starts), strict=True)
+        if repeated
+        for start in edges
+    }
+    first: dict[int, int] = {}
+    for position, index in enumerate(order):
+        for member in read.forward.get(index, ()):
+            first.setdefault(unit_of[member], position)
+    for position in first.values():
+        part = bisect.bisect_right(starts, position) - 1
+        # A recomputed stretch runs again in one piece, so its units are gathered in front of it.
+        cuts.add(starts[part] if part < len(parts) and parts[part][1] else position)
+    return cuts
 
 
 def _early(program: Program, indices: Sequence[int]) -> tuple[int, ...]:

@@ -18,7 +18,8 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.layout import Layout, replicated
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.micro_batches import of_micro_batch, split_batch
-from autopar.sharding.program import Assignment, build_program
+from autopar.sharding.program import Assignment
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.rules import without_parameters
 from autopar.sharding.schedule import Schedule
 from autopar.sharding.time_split import TimeSplit, micro_batch_options

@@ -135,11 +135,13 @@ def _work(op: Operator, offer: Offer) -> float:
     """The multiply-adds of an operator, or else the product of all its factors."""
     if op.kind == EXPERTS:
         return float(multiply_adds(offer.call))
-    counted = RULES[op.kind].products or ("",)
+    # Each product names the factors that it leaves out; other operators multiply all of them.
+    left_out = RULES[op.kind].products or ("",)
+    sizes = {factor.name: factor.size for factor in offer.rule.factors}
     return float(
         sum(
-            math.prod(f.size for f in offer.rule.factors if not f.name.startswith(tuple(left)))
-            for left in counted
+            math.prod(size for name, size in sizes.items() if not name.startswith(tuple(left)))
+            for left in left_out
         )
     )
 

@@ -117,8 +117,10 @@ def split_variants(
 
 
 def _to_factor(hint: tuple[int, int], dims: Dims, rule: Rule) -> tuple[int, int] | None:
-    """The (factor, parts) that a hint on a tensor dim means: the innermost term whose outer terms
-    divide the parts.
+    """The factor that a hint (dim, parts) on a tensor cuts inside, and into how many parts.
+
+    The parts cut all terms outside of it into single elements, and this term into what is left of
+    them. None: the parts end between two terms, or in no term.
     """
     dim, parts = hint
     outer = 1

@@ -195,22 +195,8 @@ def bind(
         _expand_star(t, len(s), depth, pattern.text) for t, s in zip(tensors, shapes, strict=True)
     ]
     sizes = _solve_sizes(spelled, shapes, pattern)
-    names = [name for name in sizes if not name.isdigit()]
-    literals = [name for name in sizes if name.isdigit()]
-    factors = [Factor(name=n, size=sizes[n], whole=n in pattern.whole) for n in names]
-    factors += [Factor(name=n, size=sizes[n], whole=True) for n in literals]
+    factors = _factors(pattern, sizes)
     position = {factor.name: i for i, factor in enumerate(factors)}
-    for (name, *others), meaning in pattern.clauses:
-        # A factor may have left with an optional input; its clause then says nothing.
-        if name in position:
-            old = factors[position[name]]
-            partners = tuple(position[other] for other in others)
-            if meaning in REDUCERS:
-                factors[position[name]] = replace(old, reduction=meaning)
-            elif meaning in SPECIALS:
-                factors[position[name]] = replace(old, special=meaning)
-            else:
-                factors[position[name]] = replace(old, communication=meaning, partners=partners)
     dims = [
         tuple(
             ()
@@ -227,6 +213,27 @@ def bind(
         outputs=tuple(dims[len(inputs) :]),
         addends=frozenset(i for i in pattern.addends if i < len(inputs)),
     )
+
+
+def _factors(pattern: Pattern, sizes: Mapping[str, int]) -> list[Factor]:
+    """The factors with these sizes, the written ones first, each with what its clause says."""
+    names = [name for name in sizes if not name.isdigit()]
+    literals = [name for name in sizes if name.isdigit()]
+    factors = [Factor(name=n, size=sizes[n], whole=n in pattern.whole) for n in names]
+    factors += [Factor(name=n, size=sizes[n], whole=True) for n in literals]
+    position = {factor.name: i for i, factor in enumerate(factors)}
+    for (name, *others), meaning in pattern.clauses:
+        # A factor may have left with an optional input; its clause then says nothing.
+        if name in position:
+            old = factors[position[name]]
+            partners = tuple(position[other] for other in others)
+            if meaning in REDUCERS:
+                factors[position[name]] = replace(old, reduction=meaning)
+            elif meaning in SPECIALS:
+                factors[position[name]] = replace(old, special=meaning)
+            else:
+                factors[position[name]] = replace(old, communication=meaning, partners=partners)
+    return factors
 
 
 def local_elements(dims: Dims, local: NDArray[np.float64]) -> NDArray[np.float64]:

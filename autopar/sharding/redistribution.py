@@ -117,14 +117,18 @@ def is_step(before: Layout, after: Layout) -> bool:
     axes = changed_axes(before, after)
     if not axes or len({(before[axis], after[axis]) for axis in axes}) > 1:
         return False
-    source = before[axes[0]]
-    target = after[axes[0]]
+    return _may_become(before, axes, after[axes[0]])
+
+
+def _may_become(layout: Layout, axes: Axes, target: Placement) -> bool:
+    """Whether a layout may change to another placement on axes on which it is the same."""
+    source = layout[axes[0]]
     if not may_change(source, target):
         return False
     # An axis further in that is split alike nests inside this one, and would have to go first.
     ends = [end for end in (source, target) if end.kind is Kind.SPLIT]
-    return not any(
-        before[axis] in ends for axis in range(axes[0] + 1, len(before)) if axis not in axes
+    return not ends or not any(
+        layout[axis] in ends for axis in range(axes[0] + 1, len(layout)) if axis not in axes
     )
 
 
@@ -140,12 +144,13 @@ def _steps_from(
     layout: Layout, kinds: tuple[Placement, ...], shape: tuple[int, ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Axes, Layout], ...]:
     """Searches of chains come by the same layouts again and again."""
-    changed = ((axes, _with(layout, axes, kind)) for axes in _alike(layout, mesh) for kind in kinds)
-    return tuple(
-        (axes, after)
-        for axes, after in changed
-        if is_step(layout, after) and is_valid(after, shape, mesh)
+    changed = (
+        (axes, _with(layout, axes, kind))
+        for axes in _alike(layout, mesh)
+        for kind in kinds
+        if kind != layout[axes[0]] and _may_become(layout, axes, kind)
     )
+    return tuple((axes, after) for axes, after in changed if is_valid(after, shape, mesh))
 
 
 def _alike(layout: Layout, mesh: Sequence[int]) -> Iterator[Axes]:
@@ -246,12 +251,7 @@ def cheapest_chain(
             continue
         size = local_bytes(layout, nbytes, mesh)
         for axes, after in steps_from(layout, kinds, shape, mesh):
-            # No chain makes a whole value partial only to sum it again.
-            if layout[axes[0]].kind is Kind.PARTIAL and any(
-                source[axis].kind is not Kind.PARTIAL for axis in axes
-            ):
-                continue
-            if apart and len(axes) > 1:
+            if (apart and len(axes) > 1) or _sums_in_vain(source, layout, axes):
                 continue
             step = Change(axes, layout[axes[0]], after[axes[0]], degree_of(axes, mesh))
             fresh = cost + _change_price(step, size, price, gradient) + STEP_PENALTY
@@ -264,6 +264,13 @@ def cheapest_chain(
     while chain[-1] != source:
         chain.append(came[chain[-1]])
     return tuple(reversed(chain))
+
+
+def _sums_in_vain(source: Layout, layout: Layout, axes: Axes) -> bool:
+    """Whether a step sums over axes on which the source was whole or split, and no sum was due."""
+    return layout[axes[0]].kind is Kind.PARTIAL and any(
+        source[axis].kind is not Kind.PARTIAL for axis in axes
+    )
 
 
 def chain_price(

@@ -52,6 +52,7 @@ def train(config: Config) -> int:
         batch=config.data.batch,
         dtype=config.model.dtype,
         backend=table.backend,
+        timeout=table.timeout,
         weights=config.model.weights,
         **{**config.plan, "optimizer_name": config.optimizer.name},
     )

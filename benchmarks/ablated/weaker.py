@@ -47,6 +47,7 @@ WEAKER: Mapping[str, Any] = {
     "plenty": 1.0,
     "surely": 1.0,
     "cut": 1.0,
+    "few": 1,
     "fronts": 0,
     "brief": 0.0,
     # The programs of the whole graph.

@@ -49,6 +49,7 @@ SUFFIXES = (".json", ".yaml", ".yml")
 
 
 def _level(file: LinksFile, sources: dict[str, Source]) -> Level:
+    # The links between pools have no size of their own: it is that of the cluster.
     size, slots = (file.size, file.slots) if isinstance(file, LevelFile) else (1, 0)
     wiring = (
         None if file.wiring is None else Wiring(torus=file.wiring.torus, joined=file.wiring.joined)
@@ -69,6 +70,7 @@ def _level(file: LinksFile, sources: dict[str, Source]) -> Level:
 
 
 def _protocol(level: str, file: ProtocolFile, sources: dict[str, Source]) -> Protocol:
+    # Protocols of one name are told apart by their first collective.
     key = ".".join((level, file.name, *file.collectives[:1]))
     figures = numbers(file, key, sources, file.said)
     return Protocol(

@@ -141,6 +141,8 @@ def _reach(wiring: Wiring, group: int) -> Reach:
         # The group's messages pass through other children, which send as well.
         return _reach(wiring, wiring.children)
     loads = nx.edge_betweenness_centrality(graph, normalized=False)
+    # Betweenness counts the pairs whose messages pass a link: in the time in which the fullest link
+    # carries them, every device sends to every other one.
     fullest = max(load / graph.edges[edge]["capacity"] for edge, load in loads.items())
     # On a whole torus all devices look alike.
     even = bool(wiring.torus) and group == wiring.children

@@ -148,6 +148,7 @@ def grouped_seconds(
         )
     form = device.kernels.grouped[kernel]
     product = GroupedProduct(dealt=Dealt.evenly(rows, experts), n=n, k=k)
+    # The form's own launch is that of a whole layer, of which this is one product.
     return device.launch + form.product(product, speed_of(device, dtype), itemsize=itemsize)
 
 

@@ -197,6 +197,7 @@ class ProductForm:
         n = product.n
         k = product.k
         cache = speed.reference * self.cache
+        # A kernel loads whole steps of the inner side, and pads the last one.
         inner = np.ceil(k / _SPLIT / _STEP) * _STEP
         # Rates between tiles of 64 x 64 (2^12 elements) and 256 x 256, linear in their logarithms.
         reached = np.exp(

@@ -115,7 +115,7 @@ class GraphBuilder:
         dtype: str | None = None,
         **attributes: Value,
     ) -> tuple[str, ...]:
-        """Add an operator with one output of shape `out`."""
+        """Add an operator with one output of shape `out`; returns the output's name in a tuple."""
         output = self.result(name, out, dtype)
         return self.append(
             name, kind, tuple(inputs.values()), output, wanted, {**_refs(inputs), **attributes}
@@ -205,6 +205,7 @@ class GraphBuilder:
         other: str | None = None,
         dtype: str | None = None,
     ) -> str:
+        """Add an operator on the elements of `x`, and of `other` if it is given; its output."""
         inputs = {"self": x} if other is None else {"self": x, "other": other}
         return self.op(name, kind, inputs, self.size(x), wanted, dtype=dtype)[0]
 

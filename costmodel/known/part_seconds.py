@@ -24,10 +24,10 @@ from autopar.sharding.program import (
     Compute,
     Program,
     Redistribute,
-    build_program,
     chain_collectives,
     operator_collectives,
 )
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS

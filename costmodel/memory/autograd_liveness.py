@@ -187,6 +187,7 @@ class _Walk(Steps):
 
     def read_saved(self, index: int) -> None:
         for memory in self.saved.get(index, ()):
+            # Only the shard was saved: the value is gathered anew for this moment.
             while memory in self.shard:
                 self.scratch.append((self.now, self.size[memory]))
                 memory = self.shard[memory]
@@ -202,6 +203,7 @@ class _Walk(Steps):
         for bucket in scheduled(self.program).buckets:
             moment = max([moment, *(self.ready.get(name, 0) for name in bucket.parameters)])
             flat = self.new(float(bucket.nbytes), BUFFER)
+            # The copy was made as soon as the last of its gradients was complete.
             self.birth[flat] = moment
             if any(degree_of(axes, self.mesh) > 1 for axes in bucket.sums):
                 self.scratch.append((moment, float(bucket.nbytes)))

@@ -83,6 +83,7 @@ def flat_steps(plan: Scheduled, members: Sequence[int], *, back: bool) -> list[F
             act = actions(own.before, own.after, sizes[0], own.degree)[back]
             sent = own.transfers[back]
             each.append(
+                # Backward a gradient goes from the second layout to the first.
                 (sizes[back], sizes[not back], act, 0 if sent is None else sent.scale * sizes[0])
             )
         before, after, acts, moved = zip(*each, strict=True)

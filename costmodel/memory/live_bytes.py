@@ -67,6 +67,7 @@ class LiveBytes:
 
         `accumulating`: a complete gradient has been added to a buffer and is gone.
         """
+        # A memory that is read in the last moment is subtracted in the one behind it.
         moments = self.now + 2
         changes = [[0.0] * moments for _ in range(5)]
         saved_of: dict[str, float] = {}

@@ -141,6 +141,7 @@ def _at_peak(
         "host": states.host,
     }
     # When the optimizer runs, activations are gone and all gradients are there.
+    # Permanent buffers of gradients (`main`) exist in both moments, and are not in the walk.
     if states.gradients + temporaries > totals[peak] + waiting + (
         states.gradients if main else 0.0
     ):

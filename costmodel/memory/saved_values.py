@@ -196,29 +196,9 @@ def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> 
         return SavedValues(shares={}, weights=frozenset())
     facts = facts_of(analysis)
     tensors = analysis.graph.tensors
-    roots: dict[str, str] = {}
-    places: dict[str, list[tuple[bool, int, str]]] = {}
     segment_of = {name: number for number, segment in enumerate(segments) for name in segment}
-    made_in: dict[str, int] = {}
-    for op in analysis.warm:
-        segment = segment_of.get(op.name, -1)
-        made_in.update(dict.fromkeys(op.outputs, segment))
-        if facts[op.name].view:
-            roots.update((name, roots.get(op.inputs[0], op.inputs[0])) for name in op.outputs)
-        saved = facts[op.name].keeps
-        places[op.name] = [(False, i, op.inputs[i]) for i in saved.inputs] + [
-            (True, i, op.outputs[i]) for i in saved.outputs
-        ]
-        if segment >= 0:
-            weights = [
-                place for place in places[op.name] if tensors[place[2]].role is Role.PARAMETER
-            ]
-            entering = [
-                (False, i, name)
-                for i, name in enumerate(op.inputs)
-                if name in made_in and made_in[name] != segment
-            ]
-            places[op.name] = weights + entering
+    roots = _roots(analysis, facts)
+    places = _places(analysis, facts, segment_of)
     count = Counter(roots.get(name, name) for listed in places.values() for _, _, name in listed)
     shares: dict[str, tuple[Share, ...]] = {}
     for op in analysis.warm:
@@ -239,6 +219,43 @@ def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> 
     return SavedValues(
         shares=shares, weights=used, passing=_passing(analysis, segments[-1]) if segments else {}
     )
+
+
+def _roots(analysis: Analysis, facts: Mapping[str, Facts]) -> dict[str, str]:
+    """The tensor whose memory each view is, through views of views."""
+    roots: dict[str, str] = {}
+    for op in analysis.warm:
+        if facts[op.name].view:
+            roots.update((name, roots.get(op.inputs[0], op.inputs[0])) for name in op.outputs)
+    return roots
+
+
+def _places(
+    analysis: Analysis, facts: Mapping[str, Facts], segment_of: Mapping[str, int]
+) -> dict[str, list[tuple[bool, int, str]]]:
+    """The values that each operator saves: whether an output, its position, and its name."""
+    tensors = analysis.graph.tensors
+    places: dict[str, list[tuple[bool, int, str]]] = {}
+    made_in: dict[str, int] = {}
+    for op in analysis.warm:
+        segment = segment_of.get(op.name, -1)
+        made_in.update(dict.fromkeys(op.outputs, segment))
+        saved = facts[op.name].keeps
+        places[op.name] = [(False, i, op.inputs[i]) for i in saved.inputs] + [
+            (True, i, op.outputs[i]) for i in saved.outputs
+        ]
+        if segment >= 0:
+            # A recomputed operator saves only parameters and what enters its segment.
+            weights = [
+                place for place in places[op.name] if tensors[place[2]].role is Role.PARAMETER
+            ]
+            entering = [
+                (False, i, name)
+                for i, name in enumerate(op.inputs)
+                if name in made_in and made_in[name] != segment
+            ]
+            places[op.name] = weights + entering
+    return places
 
 
 def _passing(analysis: Analysis, segment: Sequence[str]) -> dict[str, tuple[Share, ...]]:

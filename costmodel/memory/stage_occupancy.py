@@ -117,6 +117,7 @@ def stage_memory(members: Sequence[tuple[Load, float]], *, in_flight: float) -> 
     for load, count in members:
         held += count * load.saved
         if count:
+            # The last of equal layers has the peak: all of them have saved by then.
             peak = max(peak, (held, load.excess), key=sum)
 
     def stored(name: str) -> float:

@@ -115,6 +115,7 @@ def states_of(
     for tensor in filter(lambda t: of(t.name), graph.parameters):
         size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
         trained = analysis.train and tensor.trainable
+        # Where only the master is stored, it counts as such, below.
         stored += 0.0 if trained and precision.casts(tensor) else size
         if trained:
             elements = size / DTYPE_BYTES[tensor.dtype]
@@ -128,18 +129,8 @@ def states_of(
                 apart += elements * of_gradient / gradient_shards
             else:
                 states += elements * of_state * count / optimizer_shards
-    stored += sum(
-        tensor.bytes
-        for tensor in graph.tensors.values()
-        if tensor.role is Role.CONSTANT and of(tensor.name)
-    )
-    stored += sum(
-        local_bytes(layout, graph.tensors[name].bytes, mesh)
-        for name, layout in inputs_read(program)
-        if of(name)
-    )
     return States(
-        parameters=stored,
+        parameters=stored + _read_bytes(program, of),
         gradients=gradients,
         master=master,
         optimizer=states,
@@ -148,3 +139,20 @@ def states_of(
         streamed=streamed_bytes(streamed),
         apart=apart,
     )
+
+
+def _read_bytes(program: Program, of: Callable[[str], bool]) -> int:
+    """Bytes of the constants, and of the parts of inputs that operators read."""
+    graph = program.graph
+    mesh = program.assignment.mesh.shape
+    constants = sum(
+        tensor.bytes
+        for tensor in graph.tensors.values()
+        if tensor.role is Role.CONSTANT and of(tensor.name)
+    )
+    inputs = sum(
+        local_bytes(layout, graph.tensors[name].bytes, mesh)
+        for name, layout in inputs_read(program)
+        if of(name)
+    )
+    return constants + inputs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from autopar.ir import Role
 from autopar.sharding.layout import Kind, Layout
@@ -102,28 +101,23 @@ class Steps(LiveBytes):
                 self.keeper.setdefault(memory, operator.name)
 
     def made_bytes(self, step: Compute, made: Made) -> float:
+        """Bytes on this rank of a buffer that an operator makes besides its outputs."""
         operator = step.operator
         decision = step.decision
-        names, layouts = (
-            (operator.outputs, decision.outputs)
-            if made.output
-            else (operator.inputs, decision.inputs)
-        )
+        names = operator.outputs if made.output else operator.inputs
+        layouts = decision.outputs if made.output else decision.inputs
         name = names[made.position]
-        rule = decision.rule
-        if made.factors and rule is not None:
-            plain = (
+        each = made.nbytes
+        # The tensor lacks these factors, but the buffer is split by them.
+        if made.factors and decision.rule is not None:
+            each /= math.prod(
                 size
                 for option, size in zip(decision.options, self.mesh, strict=True)
-                if splits_plainly(option, rule, made.factors)
+                if splits_plainly(option, decision.rule, made.factors)
             )
-            made = replace(made, nbytes=made.nbytes / math.prod(plain), factors=())
-        return (
-            self.bytes_of(name, layouts[made.position])
-            / max(self.tensors[name].bytes, 1)
-            * self.tensors[name].size
-            * made.nbytes
-        )
+        tensor = self.tensors[name]
+        share = self.bytes_of(name, layouts[made.position]) / max(tensor.bytes, 1)
+        return share * tensor.size * each
 
     def redistribute(self, step: Redistribute, values: dict[Place, int]) -> None:
         """Run a redistribution step by step; inputs arrive in the layout in which they are read."""
@@ -134,6 +128,7 @@ class Steps(LiveBytes):
         for index, (before, after) in enumerate(itertools.pairwise(step.chain)):
             self.read(memory)
             if index >= step.bucketed:
+                # The steps before only say that gradients are summed in a bucket: the value stays.
                 ahead, _ = self.actions(step.tensor, before, after)
                 if ahead.made:
                     self.scratch.append((self.now, ahead.scratch))
@@ -163,6 +158,7 @@ class Steps(LiveBytes):
         else:
             self.read(before)
             self.read(gradient)
+            # In place, the sum would change what other places refer to.
             if self.holders[before] > 1:
                 self.holders[before] -= 1
                 total = self.new(self.size[before])
@@ -183,6 +179,7 @@ class Steps(LiveBytes):
                 self.holders[gradient] -= 1
                 arrived.append(gradient)
         self.read_saved(index)
+        # Nothing behind this operator leads to the loss.
         if not arrived:
             return
         if facts.scratch is not None:

@@ -72,6 +72,7 @@ class Distances:
 
     def rows(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds from each of `sources` to every layout."""
+        # Most layouts are the source of no redistribution: their rows are never worked out.
         if not self.known[sources].all():
             wanted = np.zeros(self.space.size, dtype=bool)
             wanted[sources] = True
@@ -95,10 +96,13 @@ class Distances:
         part = names.index(Kind.BROADCAST)
         digits = self.space.digits()[sources]
         shards = self.space.divisors()[sources]
+        # The relaxation knows no price that depends on coming first, so each leading step is tried
+        # by itself (as in `parameter_chain`).
         for lead in axis_sets(self.space.mesh):
             chosen = np.nonzero((digits[:, lead] == whole).all(axis=1))[0]
             after = digits[chosen].copy()
             after[:, lead] = part
+            # A parameter's part has one line, as the algorithm is chosen for the whole message.
             (alpha, beta) = share("all_reduce", lead)[-1]
             cost = exposed * (alpha + beta * nbytes / shards[chosen]) + STEP_PENALTY
             prices[chosen] = np.minimum(
@@ -113,6 +117,7 @@ class Distances:
         sets = len(space.mesh) + len(self.joint)
         reach = np.full((space.size, len(sources)), math.inf)
         reach[sources, np.arange(len(sources))] = 0.0
+        # A layout with unequal shards is reached from nowhere, not even from itself.
         reach[~self.valid] = math.inf
         # No chain makes a whole value partial only to sum it again.
         partial = np.array([kind.kind is Kind.PARTIAL for kind in space.kinds])
@@ -139,6 +144,7 @@ class Distances:
         size = len(self.space.kinds)
         axes = len(self.space.mesh)
         before = reach.copy()
+        # One operation relaxes all layouts that differ on this axis alone.
         grid = reach.reshape(size**axis, size, size ** (axes - axis - 1), -1)
         for x, costs in enumerate(self.steps[axis]):
             origin = grid[:, x] + closed if self.space.kinds[x].kind is Kind.PARTIAL else grid[:, x]
@@ -196,6 +202,8 @@ def _pattern(space: LayoutSpace, axis: int) -> _Pattern:
                 continue
             blocked[x, :, y] = 0.0
             for index, kind in ((x, before), (y, after)):
+                # Where an inner axis splits the same dim, its pieces lie inside this axis's, and
+                # would no longer be contiguous shards behind the step.
                 if kind.kind is Kind.SPLIT and axis + 1 < axes:
                     blocked[x, :, y][(inner[:, x] == index).any(axis=-1)] = math.inf
             step[x, y] = moves.number(*transfers(before, after, space.mesh[axis]))

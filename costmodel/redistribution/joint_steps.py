@@ -63,6 +63,7 @@ class JointPattern:
         """
         before = reach[self.codes]
         origin = before.copy()
+        # As on single axes: only what was partial at the source is summed.
         for x in self.partial:
             origin[x] += closed
         after = np.minimum(before, (origin[:, None] + costs).min(axis=0))

@@ -94,6 +94,7 @@ class LayoutSpace:
                 degree = np.ones(len(digits), dtype=np.int64)
                 for axis, size in enumerate(self.mesh):
                     degree[digits[:, axis] == index] *= size
+                # A split over no device (degree 1) asks nothing of the dim.
                 ok &= (degree == 1) | ((parts % done == 0) & (shape[dim] % (parts * degree) == 0))
                 done = np.where(degree > 1, parts * degree, done)
         return ok

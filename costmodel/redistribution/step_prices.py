@@ -68,6 +68,7 @@ class Moves:
         seconds = np.zeros((len(self._numbers) + 1, len(sizes)))
         for row, transfer in enumerate(self._numbers):
             moved = transfer.scale * sizes
+            # The backend takes the algorithm that is fastest for these bytes.
             seconds[row] = functools.reduce(
                 np.minimum,
                 [alpha + beta * moved for alpha, beta in price(transfer.collective, axes)],

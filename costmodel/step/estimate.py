@@ -69,18 +69,25 @@ def estimate(
     is known already.
     """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
+    # Gloo's devices are CPUs, whose kernels are composed of smaller ones.
+    memory = memory or predicted_memory(
+        plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"
+    )
     played = timeline(plan, analysis, prices, optimizer=optimizer)
+    return estimate_of(plan, prices, optimizer, played, memory)
+
+
+def estimate_of(
+    plan: Scheduled, prices: MeshPrices, optimizer: str, played: Timeline, memory: Memory
+) -> Estimate:
+    """Return the estimate of a program whose timeline and memory are known."""
     return Estimate(
         forward=played.forward,
         backward=played.backward,
         update=played.update,
         communication=played.communication,
         overlapped=played.hidden,
-        # Gloo's devices are CPUs, whose kernels are composed of smaller ones.
-        memory=memory
-        or predicted_memory(
-            plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"
-        ),
+        memory=memory,
         streamed=_streamed(plan, prices, optimizer),
     )
 
@@ -113,6 +120,7 @@ def timeline(
             known[key] = step_seconds(step, analysis, prices)
         return known[key]
 
+    # Where a rank has no core of its own, nothing runs under its computation.
     seen = not hides(prices.cluster)
     habits = overlap or Overlap(
         gradients=not seen, prefetch=not seen, slowdown=SLOWDOWN[prices.cluster.backend]
@@ -145,6 +153,7 @@ def _update(plan: Scheduled, prices: MeshPrices, optimizer: str, *, streams: boo
         stored = max(
             local_bytes(program.assignment.storage[tensor.name], tensor.bytes, prices.mesh.shape), 1
         )
+        # Equal parameters of all layers are priced once.
         key = (tensor.bytes, stored, tensor.dtype, tensor.trainable)
         if key not in known:
             shards = np.array([max(tensor.bytes // stored, 1)])

@@ -50,6 +50,7 @@ class Gradient:
             columns = math.prod(self.shape[1:])
             nbytes = rank * (rows + columns) * DTYPE_BYTES[self.dtype]
             return self.seconds(nbytes), max(1 - rank / min(rows, columns), 0.0)
+        # A vector has no factors of low rank: it stays in its own type.
         if form not in ROUNDING:
             return self.of(None)
         return self.seconds(self.size * DTYPE_BYTES[form]), max(
@@ -74,6 +75,7 @@ def chosen_formats(gradients: Mapping[str, Gradient], budget: float) -> dict[str
                 steps.append(((whole - seconds) / added, name, form, added))
     formats: dict[str, str] = {}
     spent = 0.0
+    # Equal gains are ordered by name, so that the choice is always the same.
     for _, name, form, added in sorted(steps, key=lambda step: (-step[0], step[1], step[2])):
         if name not in formats and spent + added <= budget**2:
             formats[name] = form

@@ -74,6 +74,7 @@ def streamed_update(
     device = cluster.device
     copied = state_bytes(tensor, shards, optimizer, types) / host_rate(device)
     return (
+        # Neighbouring chunks overlap in a long stream, so that only the longer of both counts.
         np.maximum(update_seconds(tensor, shards, optimizer, cluster, types), copied)
         + COPIES * device.launch
     )
@@ -91,6 +92,7 @@ def stream_seconds(updates: Sequence[float], sizes: Sequence[float], device: Dev
     ins, done, outs = ([0.0] * ALIVE for _ in range(3))
     for chunk in chunks(sizes):
         copied = sum(sizes[chunk]) / rate
+        # A chunk comes in where an earlier one went out, because `ALIVE` chunks fit at once.
         ins.append(max(ins[-1], done[-2], outs[-3]) + copied)
         done.append(max(ins[-1], done[-1]) + sum(updates[chunk]))
         outs.append(max(done[-1], outs[-1]) + copied)

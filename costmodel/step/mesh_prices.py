@@ -117,6 +117,8 @@ class MeshPrices:
         key = (kind, axes, share)
         if key not in self.known:
             nbytes = self.unit_bytes
+            # The backend chooses its algorithm for the whole message, not for a parameter's part of
+            # it.
             alpha, beta = min(self.lines(kind, axes), key=lambda line: line[0] + line[1] * nbytes)
             self.known[key] = ((alpha / SHARERS, beta + share * alpha / nbytes),)
         return self.known[key]
@@ -256,6 +258,8 @@ def storage_bytes(
     if not train or not tensor.trainable:
         return np.asarray(tensor.bytes / shards, dtype=np.float64)
     stored = types.stored_bytes(tensor)
+    # A gradient is summed in the type in which it travels, and cast to that of storage at the end:
+    # the wider of both is allocated.
     whole = (1 + optimizer_named(optimizer).states) * stored + max(
         stored, types.reduced_bytes(tensor)
     )

@@ -101,6 +101,7 @@ class Player:
         actions = self.plan.actions()
         number = 0
 
+        # Actions of units lie between passes: they count to the forward pass that began last.
         def micro_batch(pair: tuple[Action, str]) -> int:
             nonlocal number
             number = (
@@ -124,6 +125,7 @@ class Player:
                 self.units.gather(units[action.unit])
             case Word.RELEASE:
                 assert action.unit is not None
+                # Nothing is released before it has come, even if no segment read it.
                 self.units.wait([action.unit])
             case Word.FORWARD:
                 assert action.segment is not None

@@ -52,6 +52,7 @@ class _Chain(NamedTuple):
 
     @classmethod
     def of(cls, graph: Graph, step: Redistribute, mesh: Sequence[int]) -> _Chain:
+        # Steps before the first collective are local, and take no time on a stream.
         number = departure(step, mesh) or 0
         ahead, back = chain_collectives(
             graph, replace(step, chain=step.chain[number : number + 2]), mesh
@@ -224,6 +225,7 @@ class PassPlayer:
         travelling = coming = Sent(0.0, 0.0)
         for number in range(rounds):
             last = number == rounds - 1
+            # In the last round all keys and values have come by: only gradients still travel.
             coming = coming if last else self.issuer.started(back[2 * number])
             clock.compute(step.operator.name, step.operator.kind, seconds / rounds)
             clock.wait(travelling.end)

@@ -60,6 +60,7 @@ def simulate(orders: Orders, times: Times, interleave: int = 1) -> PipelineRun:
         else:
             end = free[stage] = start + float(work[action.word][stage])
         timed[stage].append(Timed(action=action, start=start, end=end))
+    # A message at the very end lengthens nothing, so steps are told by their passes.
     passes = [[t for t in done if t.action.word in work] for done in timed]
     seconds = max(done[-1].end for done in passes)
     idle = tuple(seconds - sum(t.end - t.start for t in done) for done in passes)

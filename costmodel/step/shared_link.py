@@ -89,6 +89,7 @@ class SharedLink:
             for one in sending:
                 one.start = self.time if one.left == one.work else one.start
                 one.left -= step / sharers
+                # Rounding may leave a little of a transfer that is over.
                 if over and one.left <= SAME * one.work:
                     one.end = self.time + step
                     self.queues[one.stream].pop(0)

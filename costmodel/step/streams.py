@@ -63,6 +63,7 @@ class Clock:
 
     def send(self, name: str, kind: str, stream: str, seconds: float, after: float) -> Sent:
         """Communicate on `stream`, not before `after`."""
+        # A group of one rank sends nothing, and keeps no stream busy.
         if seconds <= 0:
             return Sent(after, after)
         start = max(after, self.free.get(stream, 0.0))
@@ -81,6 +82,7 @@ class Clock:
         """Put a transfer on the link of its stream, and update the others there."""
         link = self.shared[sent.stream]
         sent.after = after
+        # The link is played to the present only: what is issued later may still slow this down.
         link.send(sent, min(self.now, after))
         for one in link.waiting():
             self.free[one.stream] = one.end
@@ -95,6 +97,7 @@ class Clock:
         self.now += seconds
         self.free = {stream: end + seconds for stream, end in self.free.items()}
         for sent in self.under_way:
+            # Those of a shared link are shifted by the link itself, once.
             if sent.stream not in self.shared:
                 sent.shift(seconds)
         for link in set(self.shared.values()):

@@ -82,6 +82,8 @@ class UnitPlayer:
         for moving in self.going:
             if moving.unit in self.followers.get(unit.number, ()):
                 self._finish(moving)
+            # A last sum in place has no step behind it, so nothing waits for it before the step
+            # ends.
             elif moving.left > 0 or not moving.rests:
                 self._go_on(moving)
         self.going = [moving for moving in self.going if moving.until is not None]
@@ -117,6 +119,7 @@ class UnitPlayer:
                     yield from self._sent(step, first.tensor)
 
     def _reducing(self, unit: Unit, *, last: bool) -> Iterator[Sent]:
+        # Backward, the group that was gathered last has its gradients first.
         for group in reversed(unit.groups) if last or unit.mode is not Mode.ONCE else ():
             first = self.program.steps[group[0]]
             assert isinstance(first, Redistribute)
@@ -150,6 +153,7 @@ class UnitPlayer:
     def _begun(
         self, unit: int, steps: Iterator[Sent], left: int = 0, *, rests: bool = False
     ) -> _Moving:
+        # The generator issues the first collective here, and each later one when it is asked.
         return _Moving(unit, steps, next(steps, None), left - 1, self.clock.phase, rests)
 
     def _go_on(self, moving: _Moving) -> None:

@@ -24,7 +24,8 @@ from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
 from autopar.runtime.parameters.host_states import host_states
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.program import Assignment, Decision, Program, build_program
+from autopar.sharding.program import Assignment, Decision, Program
+from autopar.sharding.program_builder import build_program
 
 from .differences import LEARNING_RATES, Entry, Observation, Report, differences
 

@@ -22,7 +22,8 @@ from autopar.plan import Plan
 from autopar.runtime.local_forms.randomness import is_random
 from autopar.runtime.lowering import Arrival
 from autopar.runtime.parameters.gradients import Gradients
-from autopar.runtime.parameters.storage import device_mesh
+from autopar.runtime.parameters.storage import Storages
+from autopar.runtime.parameters.torch_layouts import device_mesh
 from autopar.runtime.parameters.units import Stored
 from autopar.runtime.random_numbers.draw_state import Draws
 from autopar.runtime.ranks.agreement import first_rank_says
@@ -34,14 +35,13 @@ from autopar.runtime.redistribution.steps import gather_full
 from autopar.sharding.layout import Layout, local_shape
 from autopar.sharding.program import Program
 
-from .parameter_places import ParameterPlaces
 from .runner import Call, before_backward
 from .stage import Neighbours, Stage
 from .tied_parameters import TiedSums
 from .transfers import edges_of
 
 
-class Engine(ParameterPlaces):
+class Engine:
     """Runs a plan on this rank."""
 
     def __init__(
@@ -113,6 +113,17 @@ class Engine(ParameterPlaces):
         other.tied = TiedSums(self.execution, self.world, stored)
         other.stages = {number: stage.on(stored) for number, stage in self.stages.items()}
         return other
+
+    @property
+    def groups(self) -> DeviceGroups:
+        """This rank's mesh."""
+        assert self.world.groups is not None
+        return self.world.groups
+
+    @cached_property
+    def storages(self) -> Storages:
+        """The storages of the parameters of all chunks."""
+        return Storages(self.execution, self.world, self.device)
 
     # --- outputs and constants ---
 

@@ -71,7 +71,7 @@ class TiedSums:
         return share
 
     def _holds(self, number: int, name: str) -> bool:
-        return name in self.execution.chunks[number].whole.program.assignment.storage
+        return name in self.execution.chunks[number].stored
 
     def _dtype(self, name: str) -> torch.dtype:
         """The type in which the gradient travels."""
@@ -80,7 +80,7 @@ class TiedSums:
         return dtype
 
     def _layout(self, number: int, name: str) -> Layout:
-        return self.execution.chunks[number].whole.program.assignment.storage[name]
+        return self.execution.chunks[number].stored[name]
 
     def _holder(self, stage: int, name: str) -> int:
         chunks = range(stage, len(self.execution.chunks), self.execution.stages)

@@ -26,10 +26,10 @@ def run_ranks(
     """Call `function(*args)` on `nproc` Gloo ranks of this machine; the results by rank.
 
     A rank that raises, dies or falls silent ends the others; its traceback is in the `RunError`.
-    `timeout`: seconds that bound the whole call (unless it is `endless`) and every collective in
-    it; a rank that calls `begin_step` bounds collectives closer. SIGTERM to this process goes to
-    the ranks, where `autopar.steps` saves and ends. Then this process ends too, with exit code 0,
-    or by the signal if the ranks do not end in good order within 30 seconds.
+    `timeout`: seconds that bound the whole call, in which a rank may be 10 minutes late to a
+    collective; if the call is `endless`, seconds that a rank may be late. SIGTERM to this process
+    goes to the ranks, where `autopar.steps` saves and ends. Then this process ends too, with exit
+    code 0, or by the signal if the ranks do not end in good order within 30 seconds.
 
     Ranks are forked from this process, so nothing is copied. If autograd has started threads for
     devices here, which no fork survives, function and arguments are pickled for a process that has

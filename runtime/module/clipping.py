@@ -58,10 +58,7 @@ def _counts_here(engine: Engine, name: str) -> bool:
     """Whether this rank's shard of a gradient is one that no other rank counts."""
     if engine.world.groups is None:
         return False
-    storages = {
-        number: chunk.whole.program.assignment.storage
-        for number, chunk in enumerate(engine.execution.chunks)
-    }
+    storages = {number: chunk.stored for number, chunk in enumerate(engine.execution.chunks)}
     # Several stages may hold a tied parameter: the first of them counts it.
     first = next(number for number, storage in storages.items() if name in storage)
     if first not in engine.stages:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
+
 from autopar.errors import PlanError
 from autopar.order.execution import Execution
 from autopar.runtime.execution.compiling import compile_engine
@@ -24,6 +26,16 @@ class Modes:
         self.only = ""
         self._evaluating: Engine | None = None
         self.compiled: Mapping[str, Any] | None = None
+
+    def planned_in(self, original: nn.Module) -> None:
+        """Take over the mode in which the original was planned, and know whether it has another."""
+        self.planned = original.training
+        changing = [name for name, part in original.named_modules() if _has_modes(part)]
+        if not original.training and changing:
+            self.only = (
+                f"the model was in evaluation when it was planned, and its {changing[0]!r} does "
+                "something else in training: call train() before autopar.plan"
+            )
 
     def engine(self, *, training: bool) -> Engine:
         """The engine of a mode."""
@@ -59,3 +71,9 @@ class Modes:
         other.only = self.only
         other.compiled = self.compiled
         return other
+
+
+def _has_modes(part: nn.Module) -> bool:
+    """Whether a module behaves differently in training and in evaluation."""
+    drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
+    return drops or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 
 from autopar.errors import PlanError
 from autopar.model import LoadedModel
@@ -22,16 +20,15 @@ from autopar.order.execution import Execution
 from autopar.runtime.execution.autograd_node import differentiable_call
 from autopar.runtime.execution.engine import Engine
 from autopar.runtime.execution.gradient_state import GradientState
-from autopar.runtime.parameters.storage import placements_of
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.ranks.uncompiled import runs_as_it_is
 from autopar.runtime.ranks.world import World
-from autopar.runtime.redistribution.steps import apply_chain, gather_full, whole_chain
-from autopar.sharding.layout import Layout, R
+from autopar.sharding.layout import Layout
 from autopar.sharding.program import Program
 
 from .batch_parts import BatchParts
 from .call_inputs import CallInputs
+from .call_outputs import CallOutputs
 from .clipping import clip_grad_norm
 from .gradients_elsewhere import OtherStages
 from .held_shards import HeldShards, Values
@@ -45,8 +42,9 @@ class ModuleOptions:
 
     `device`: where the module computes. `whole`: outputs are whole on every rank, else DTensors.
     `exact_random`: random numbers are those of torch's generator on one device. `debug`: batches
-    are compared in every call. `parts`: a call gets this rank's part of the batch. `evaluation`
-    makes the execution of a module in evaluation, if it is another.
+    are compared in every call, and all elements of batches and weights. `parts`: a call gets this
+    rank's part of the batch. `evaluation` makes the execution of a module in evaluation, if it is
+    another.
     """
 
     device: torch.device | str = "cpu"
@@ -62,12 +60,13 @@ _DEFAULTS = ModuleOptions()
 # Parts that copies of a module share; all others are copied with it.
 _SHARED = (
     "_engine",
+    "_storages",
     "_modes",
     "_inputs",
     "other_stages",
     "gradient_state",
     "_graph",
-    "_record",
+    "_outputs",
     "_places",
     "_buffer_places",
     "_parts",
@@ -107,33 +106,26 @@ class ParallelModule(HeldShards):
         self._device = torch.device(options.device)
         engine = Engine(execution, groups, self._device, self._stored, exact=options.exact_random)
         self._engine = engine
+        self._storages = engine.storages
         self._modes = Modes(engine, options.evaluation)
         self._graph = engine.graph
         self._parts = BatchParts(engine.graph, engine.world) if options.parts else None
         self._inputs = CallInputs(
             engine.graph, model, parts=self._parts, device=self._device, debug=options.debug
         )
-        self._record = model.torch if model is not None else None
-        self._whole_outputs = options.whole
+        self._outputs = CallOutputs(engine, model, whole=options.whole)
         self._structured = model is not None
-        self._has_loss_function = model is not None and model.loss is not None
         self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
         if model is not None and model.torch is not None:
             recall(self, model.module)
-        self._hold(values, model, aliases)
+        self._hold(values, model, aliases, debug=options.debug)
         self.gradient_state = GradientState()
         self.other_stages = self._others(engine)
 
     def planned_in(self, original: nn.Module) -> None:
         """Be in the mode in which the original was planned, and know whether there is another."""
         self.train(original.training)
-        self._modes.planned = original.training
-        changing = [name for name, part in original.named_modules() if _has_modes(part)]
-        if not original.training and changing:
-            self._modes.only = (
-                f"the model was in evaluation when it was planned, and its {changing[0]!r} does "
-                "something else in training: call train() before autopar.plan"
-            )
+        self._modes.planned_in(original)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; shares that wait to be summed are dropped too."""
@@ -188,19 +180,7 @@ class ParallelModule(HeldShards):
             return self.local_outputs(*args, **kwargs)
         self._require_no_gradient_from_outputs()
         local = self.local_outputs(*args, **kwargs)
-        values = dict(zip((name for name, _ in self._engine.outputs), local, strict=True))
-        record = self._record
-        if record is None:
-            outputs = tuple(self._global(values[name], name) for name in self._graph.outputs)
-            return outputs[0] if len(outputs) == 1 else outputs
-        # Outputs that are no tensors were fixed when the model was planned.
-        leaves = list(record.output_values or (None,) * len(record.output_names))
-        for place, name in enumerate(record.output_names):
-            if name is not None:
-                leaves[place] = self._global(values[name], name)
-        structured = pytree.tree_unflatten(leaves, record.out_spec)
-        # The loss function's value stands behind the model's own outputs.
-        return structured[0] if self._has_loss_function else structured
+        return self._outputs.structured(local)
 
     def _require_no_gradient_from_outputs(self) -> None:
         """Refuse a call whose outputs would be thought to lead back to the parameters."""
@@ -277,7 +257,7 @@ class ParallelModule(HeldShards):
     def _require_as_planned(self) -> None:
         """Refuse parameters of another type or on another device than planned."""
         for name, parameter in self.graph_parameters().items():
-            planned = self._engine.master(name)
+            planned = self._storages.dtype_of(name)
             if parameter.dtype != planned:
                 raise PlanError(
                     f"parameters have become {parameter.dtype}, which the plan has as {planned}: "
@@ -330,35 +310,4 @@ class ParallelModule(HeldShards):
 
         The collectives are no part of the planned program.
         """
-        whole = []
-        for value, (_, layout) in zip(outputs, self._engine.outputs, strict=True):
-            # With stages outputs have no layout: they are whole already.
-            whole.append(gather_full(value, layout, self._engine.groups) if layout else value)
-        return tuple(whole)
-
-    def _global(self, value: Tensor, name: str) -> Tensor:
-        """An output as the caller sees it: whole, or a DTensor of which this rank holds a part."""
-        layout = dict(self._engine.outputs)[name]
-        if all(placement == R for placement in layout):
-            return value
-        groups = self._engine.groups
-        if self._whole_outputs:
-            return apply_chain(value, whole_chain(layout), groups, gradient=True)
-        tensor = self._graph.tensors[name]
-        # That of the whole; torch would derive the stride from this rank's part.
-        stride = torch.empty(tensor.shape, device="meta").stride()
-        places = placements_of(layout, groups.mesh.shape)
-        return DTensor.from_local(
-            value,
-            self._engine.device_mesh(),
-            places,
-            run_check=False,
-            shape=torch.Size(tensor.shape),
-            stride=stride,
-        )
-
-
-def _has_modes(part: nn.Module) -> bool:
-    """Whether a module behaves differently in training and in evaluation."""
-    drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
-    return drops or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)
+        return self._outputs.full(outputs)

@@ -147,6 +147,7 @@ def _global_indices(
         places = places // size
     coordinates.reverse()
     flat = torch.zeros_like(places)
+    # In column-major order (`storage_order` 1) the first dim runs fastest, else the last one.
     for axis in reversed(range(len(sizes))) if storage_order else range(len(sizes)):
         flat = flat * sizes[axis] + coordinates[axis]
     # Torch counts places in each plane, ONNX over all samples and channels.

@@ -1,34 +1,27 @@
-"""Parameters of a planned module: this rank's shards as DTensors."""
+"""Parameters of a planned module: this rank's shards as DTensors, in the plan's storage layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor, Replicate
 
-from autopar.errors import PlanError
+from autopar.order.execution import Execution
 from autopar.runtime.files.piece_tensors import in_pieces
 from autopar.runtime.files.weight_files import FileTensor
+from autopar.runtime.ranks.collectives import in_movable_type
 from autopar.runtime.ranks.cuts import cuts_of, shard_of
 from autopar.runtime.ranks.device_groups import DeviceGroups
-from autopar.runtime.ranks.process_groups import group_of
-from autopar.sharding.candidates import is_storable
-from autopar.sharding.layout import (
-    REDUCTIONS,
-    Kind,
-    Layout,
-    R,
-    S,
-    format_layout,
-    local_parts,
-    local_shape,
-)
-from autopar.sharding.layout import Placement as OurPlacement
+from autopar.runtime.ranks.world import World
+from autopar.runtime.redistribution.steps import gather_full
+from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.mesh import Mesh
+
+from .torch_layouts import device_mesh, mesh_without_groups, placements_of
 
 
 def local_of(value: Tensor) -> Tensor:
@@ -36,103 +29,18 @@ def local_of(value: Tensor) -> Tensor:
     return value._local_tensor if isinstance(value, DTensor) else value.detach()
 
 
-def device_mesh(groups: DeviceGroups, device: torch.device | str) -> DeviceMesh:
-    """The mesh as torch's `DeviceMesh`, on existing process groups.
-
-    Nothing here is made by all ranks together: ranks of another stage have another mesh, and would
-    not come.
-    """
-    described = mesh_without_groups(groups.mesh, groups.first, device)
-    if groups.mesh.devices == 1:
-        return described
-    # On an axis of size 1 this rank is its own group: torch wants one for every axis.
-    existing = [
-        group if group is not None else group_of([groups.rank]) for group in groups.process_groups
-    ]
-    names = tuple(axis.name for axis in groups.mesh.axes)
-    kind = torch.device(device).type
-    if len(existing) == 1:
-        return DeviceMesh.from_group(existing[0], kind, mesh_dim_names=names)
-    return DeviceMesh.from_group(existing, kind, mesh=described.mesh, mesh_dim_names=names)
-
-
-def mesh_without_groups(mesh: Mesh, first: int, device: torch.device | str) -> DeviceMesh:
-    """The mesh of ranks of which this one may be none: a description that communicates nothing."""
-    shape: tuple[int, ...] = (1,)
-    names: tuple[str, ...] = ("device",)
-    # A mesh of one device has no axes, which torch does not allow.
-    if mesh.axes:
-        shape = mesh.shape
-        names = tuple(axis.name for axis in mesh.axes)
-    ranks = first + torch.arange(mesh.devices).reshape(shape)
-    return DeviceMesh(torch.device(device).type, ranks, mesh_dim_names=names, _init_backend=False)
-
-
-def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...]:
-    """A layout in torch's words.
-
-    A split within parts is a `_StridedShard` with the local number of parts.
-
-    >>> from autopar.sharding.layout import parse_layout
-    >>> placements_of(parse_layout("S0 R S1/3"), (2, 2, 2))
-    (Shard(dim=0), Replicate(), _StridedShard(dim=1, sf=3))
-    """
-    if not is_storable(layout, mesh):
-        raise PlanError(
-            f"no DTensor lies as [{format_layout(layout)}]: torch cannot split a dim within parts "
-            "on two axes"
-        )
-    so_far = [R] * len(layout)
-    torchs: list[Placement] = []
-    for axis, placement in enumerate(layout):
-        so_far[axis] = placement
-        if placement.kind is Kind.PARTIAL:
-            torchs.append(Partial(placement.reduction))
-        elif placement.kind is not Kind.SPLIT:
-            torchs.append(Replicate())
-        else:
-            parts = local_parts(tuple(so_far), axis, mesh)
-            dim = placement.dim
-            torchs.append(Shard(dim) if parts == 1 else _StridedShard(dim, split_factor=parts))
-    return tuple(torchs)
-
-
-def layout_of(placements: Sequence[Placement]) -> Layout:
-    """Torch's placements as a layout; the gradient of a whole value is whole.
-
-    >>> from torch.distributed.tensor import Replicate, Shard
-    >>> format_layout(layout_of((Shard(0), Replicate())))
-    'S0 R'
-    """
-    ours: list[OurPlacement] = []
-    for placement in placements:
-        # A `_StridedShard` is a `Shard`, too.
-        if isinstance(placement, _StridedShard):
-            ours.append(S(placement.dim, placement.split_factor))
-        elif isinstance(placement, Shard):
-            ours.append(S(placement.dim))
-        elif isinstance(placement, Partial) and placement.reduce_op in REDUCTIONS:
-            ours.append(OurPlacement(Kind.PARTIAL, reduction=placement.reduce_op))
-        elif isinstance(placement, Replicate):
-            ours.append(R)
-        else:
-            valid = "Shard, Replicate and Partial of sum, max or min"
-            raise PlanError(
-                f"the placement {placement} has no counterpart: redistribute() it to one of {valid}"
-            )
-    return tuple(ours)
-
-
 class Storage:
     """The storage of one chunk's parameters on their mesh, seen from this rank.
 
-    `groups`: None if the rank is outside the mesh. `plain`: all of a model's parameters are stored
+    `layouts`: of the parameters, by name, as the plan stores them. `groups`: None if the rank is
+    outside the mesh, whose ranks begin at `first`. `plain`: all of a stage's parameters are stored
     whole on every rank, as plain tensors, which optimizers handle fastest.
     """
 
     def __init__(
         self,
         mesh: Mesh,
+        layouts: Mapping[str, Layout],
         groups: DeviceGroups | None,
         first: int,
         device: torch.device,
@@ -140,24 +48,26 @@ class Storage:
         plain: bool,
     ) -> None:
         self.mesh = mesh
+        self.layouts = layouts
         self.groups = groups
-        self.plain = plain
         self.device = device
-        self.described: DeviceMesh | None = None
+        # In torch's words; None where parameters are plain tensors.
+        self.torch_mesh: DeviceMesh | None = None
         if not plain and groups is not None:
-            self.described = device_mesh(groups, device)
+            self.torch_mesh = device_mesh(groups, device)
         elif not plain:
-            self.described = mesh_without_groups(mesh, first, device)
+            self.torch_mesh = mesh_without_groups(mesh, first, device)
 
-    def placed(self, whole: Tensor | FileTensor, layout: Layout) -> Tensor:
-        """This rank's shard, copied or read out of a whole value.
+    def placed(self, name: str, whole: Tensor | FileTensor) -> Tensor:
+        """This rank's shard of a parameter, copied or read out of its whole value.
 
         It is empty where the rank is none of the mesh.
         """
         size = torch.Size(whole.shape)
         if self.groups is None:
             nothing = torch.empty(0, dtype=whole.dtype, device=self.device)
-            return self.described_as(nothing, layout, size)
+            return self.described(name, nothing, size)
+        layout = self.layouts[name]
         shape = self.mesh.shape
         cuts = cuts_of(layout, shape, self.groups.coordinate)
         if isinstance(whole, FileTensor):
@@ -167,11 +77,18 @@ class Storage:
             shard = shard_of(whole, cuts).to(self.device, copy=True)
             shard = shard.contiguous(memory_format=torch.contiguous_format)
         assert tuple(shard.shape) == local_shape(layout, tuple(size), shape)
-        return self.described_as(shard, layout, size)
+        return self.described(name, shard, size)
 
-    def described_as(self, shard: Tensor, layout: Layout, shape: torch.Size) -> Tensor:
-        """A shard as the DTensor that it is part of."""
-        if self.described is None:
+    def described(self, name: str, shard: Tensor, shape: torch.Size) -> Tensor:
+        """A shard of a parameter (or of its gradient) as a part of the whole, of this shape."""
+        return self._described(shard, self.layouts[name], shape)
+
+    def replicated(self, value: Tensor) -> Tensor:
+        """A value that all ranks of the mesh have, as a DTensor on it."""
+        return self._described(value, (R,) * len(self.mesh.axes), value.shape)
+
+    def _described(self, shard: Tensor, layout: Layout, shape: torch.Size) -> Tensor:
+        if self.torch_mesh is None:
             return shard
         # The stride of the whole, contiguous; torch would derive it from this shard's.
         stride = torch.empty(shape, device="meta").stride()
@@ -180,10 +97,99 @@ class Storage:
             DTensor.from_local(
                 # The check would communicate, and not every rank describes this shard.
                 shard,
-                self.described,
+                self.torch_mesh,
                 placements,
                 run_check=False,
                 shape=shape,
                 stride=stride,
             )
         )
+
+
+class Storages:
+    """The storages of all chunks of a plan, seen from this rank: who holds which parameter."""
+
+    def __init__(self, execution: Execution, world: World, device: torch.device) -> None:
+        self.execution = execution
+        self.world = world
+        self.device = device
+        self.chunks = tuple(self._of_chunk(number) for number in range(len(execution.chunks)))
+        # The chunks of this rank; none if it is idle, several in an interleaved pipeline.
+        self.own: tuple[int, ...] = ()
+        if world.stage is not None:
+            self.own = tuple(range(world.stage, len(self.chunks), execution.stages))
+
+    def _of_chunk(self, number: int) -> Storage:
+        chunks = self.execution.chunks
+        stage = number % self.execution.stages
+        # All parameters of a stage are plain tensors, or none: an optimizer updates them together,
+        # and torch's fast paths take no mixture.
+        stored = [chunk.stored for chunk in chunks[stage :: self.execution.stages]]
+        plain = not any(_is_split(layout) for layouts in stored for layout in layouts.values())
+        return Storage(
+            chunks[number].mesh,
+            chunks[number].stored,
+            self.world.groups if stage == self.world.stage else None,
+            self.world.firsts[stage],
+            self.device,
+            plain=plain,
+        )
+
+    def holders(self, name: str) -> list[int]:
+        """The chunks that hold a parameter; a tied one may be in several."""
+        return [number for number, chunk in enumerate(self.chunks) if name in chunk.layouts]
+
+    def of(self, name: str) -> Storage:
+        """The storage of a parameter.
+
+        It is that of this rank's own chunk if one holds it, else of the first chunk that does.
+        """
+        holders = self.holders(name)
+        own = next((number for number in holders if number in self.own), holders[0])
+        return self.chunks[own]
+
+    def holds(self, name: str) -> bool:
+        """Whether this rank has a part of a parameter."""
+        return not self.world.staged or any(name in self.chunks[n].layouts for n in self.own)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The type in which a parameter is stored, and its gradient returned."""
+        types = self.execution.schedule.types
+        dtype: torch.dtype = getattr(torch, types.stored(self.execution.graph.tensors[name]))
+        return dtype
+
+    def replicated(self, value: Tensor) -> Tensor:
+        """A value that all ranks of the stage have, as a DTensor on its mesh."""
+        return self.chunks[self.own[0]].replicated(value)
+
+    def described(self, name: str, shard: Tensor) -> Tensor:
+        """A gradient of this rank's shard as the parameter lies."""
+        shape = torch.Size(self.execution.graph.tensors[name].shape)
+        return self.of(name).described(name, shard, shape)
+
+    def whole(self, name: str, shard: Tensor | None) -> Tensor:
+        """The whole tensor on every rank from this rank's shard (None: it has none).
+
+        Collective: every rank calls it.
+        """
+        groups = self.world.groups
+        if not self.world.staged:
+            assert shard is not None and groups is not None
+            return gather_full(shard, self.of(name).layouts[name], groups)
+        holder = self.holders(name)[0]
+        stage = holder % self.execution.stages
+        if stage == self.world.stage:
+            assert shard is not None and groups is not None
+            layout = self.chunks[holder].layouts[name]
+            whole = gather_full(shard, layout, groups).contiguous()
+        else:
+            shape = self.execution.graph.tensors[name].shape
+            whole = torch.empty(shape, dtype=self.dtype_of(name), device=self.device)
+        # The ranks of the holding stage have it now; the first of them tells all others.
+        dist.broadcast(in_movable_type(whole), src=self.world.firsts[stage])
+        return whole
+
+
+def _is_split(layout: Layout) -> bool:
+    """Whether some axis splits a tensor that is stored in this layout."""
+    return any(placement.kind is Kind.SPLIT for placement in layout)

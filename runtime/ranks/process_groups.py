@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 Key = tuple[str, tuple[int, ...]]
+_HOSTS: Key = ("hosts", ())
 
 
 @dataclass(slots=True)
@@ -49,6 +51,15 @@ def message_group(source: int, target: int) -> dist.ProcessGroup:
     return _made(("messages", (source, target)))
 
 
+def host_group(device: torch.device | str) -> dist.ProcessGroup | None:
+    """The group for messages of the hosts of all ranks, which compute on `device`.
+
+    Its messages wait for no device. None: the group of all ranks, whose tensors are on the host.
+    Collective, the first time.
+    """
+    return None if torch.device(device).type == "cpu" else _made(_HOSTS)
+
+
 def _made(key: Key) -> dist.ProcessGroup:
     """The group of a key, made if it does not exist."""
     # A program may end its process group and start another: groups of the old one are of no use.
@@ -56,8 +67,24 @@ def _made(key: Key) -> dist.ProcessGroup:
         _GROUPS.world = dist.group.WORLD
         _GROUPS.made = {}
     if key not in _GROUPS.made:
-        _GROUPS.made[key] = _new_group(key)
+        _GROUPS.made[key] = (
+            dist.new_group(backend="gloo", timeout=late()) if key == _HOSTS else _new_group(key)
+        )
     return _GROUPS.made[key]
+
+
+def late() -> timedelta | None:
+    """The time that a rank may be late to collectives of all ranks; None: torch's default.
+
+    New groups are to wait as long. Torch would give them half an hour with Gloo.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    backend = world._get_backend(world._device_types[0])
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends.
+    options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)
+    limit: timedelta | None = getattr(options, "_timeout", None)
+    return limit
 
 
 def _new_group(key: Key) -> dist.ProcessGroup:
@@ -84,7 +111,10 @@ def _new_group(key: Key) -> dist.ProcessGroup:
         if bound is not None:
             world.bound_device_id = None
         group: dist.ProcessGroup = dist.new_group(
-            list(ranks), use_local_synchronization=True, device_id=bound or _own_device()
+            list(ranks),
+            timeout=late(),
+            use_local_synchronization=True,
+            device_id=bound or _own_device(),
         )
     finally:
         distributed_c10d._hash_ranks_to_str = torchs_name

@@ -22,7 +22,7 @@ from autopar.runtime.compression import LowRank
 from autopar.runtime.execution.stage import Stage
 from autopar.runtime.files.piece_tensors import in_pieces
 from autopar.runtime.module.parallel_module import ParallelModule
-from autopar.runtime.parameters.storage import mesh_without_groups, placements_of
+from autopar.runtime.parameters.torch_layouts import mesh_without_groups, placements_of
 
 from .durable_files import torch_dtype
 from .manifest import COMPRESSION, Entry, Manifest

@@ -66,9 +66,9 @@ def _expected(module: nn.Module) -> dict[str, Entry]:
     }
     if isinstance(module, ParallelModule):
         # Stages on other ranks have parameters, too: the graph knows all of them.
-        master = module.engine.master
+        storages = module.engine.storages
         for tensor in module.engine.graph.parameters:
-            dtype = dtype_name(master(tensor.name))
+            dtype = dtype_name(storages.dtype_of(tensor.name))
             entries[tensor.name] = Entry(shape=tensor.shape, dtype=dtype)
     return entries
 

@@ -25,8 +25,10 @@ from ..costgraph import CostGraph, Edge, NoAssignment
 from ..tables import Indices, Table, shared_map
 from .derived_graphs import condition, restrict, soften, split
 from .local_search import descend
+from .order_choice import MAX_ENTRIES, schedule, typical_schedule
 from .pruning import Reduction, reduce
-from .schedules import MAX_ENTRIES, Schedule, last_of, schedule, typical_schedule
+from .schedules import Schedule
+from .shared_orders import last_of
 
 ROUNDS = 4
 """The largest number of rounds of elimination and descent in an improvement."""

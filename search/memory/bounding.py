@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..costgraph import CostGraph, memory_tables
 from ..elimination.conditioning import Minimiser, prepared
-from ..elimination.schedules import last_of
+from ..elimination.shared_orders import last_of
 from .lagrangian import ENTRIES, FIRST_PRICE, STRIDE
 from .lines import Lines, Point, crossing, height, lines_of, point
 

@@ -20,7 +20,7 @@ import numpy as np
 from ..costgraph import CostGraph, Infeasible
 from ..elimination.conditioning import Minimiser, Minimum, prepare
 from ..elimination.local_search import descend
-from ..elimination.schedules import MAX_ENTRIES
+from ..elimination.order_choice import MAX_ENTRIES
 from ..tables import Table, shared_map
 from .lines import Lines, Point, point
 from .mixtures import arrangement, best_cut

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ..costgraph import CostGraph
-from ..elimination.schedules import last_of
+from ..elimination.shared_orders import last_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

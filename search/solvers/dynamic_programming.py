@@ -21,8 +21,8 @@ from ..costgraph import CostGraph, Infeasible, NoAssignment, Proof, Solution
 from ..elimination.conditioning import Minimiser, Minimum, shrink
 from ..elimination.derived_graphs import soften
 from ..elimination.local_search import descend
+from ..elimination.order_choice import MAX_ENTRIES, typical_schedule
 from ..elimination.pruning import Reduction, reduce
-from ..elimination.schedules import MAX_ENTRIES, typical_schedule
 from ..memory.memory_limit import constrained
 from .interruption import Incumbent, Interrupted
 from .narrowing import PASS, WORK, narrow
@@ -113,11 +113,13 @@ class Aim:
         return self.close > ROUNDING and PASS * solver.plan.volume > self.work
 
     def reached(self, known: Incumbent) -> bool:
-        """Whether the incumbent is near enough."""
+        """Whether the search may end with this incumbent."""
         if known.choices is None:
             return False
-        over = known.gap <= self.loose and known.graph.memory_of(known.choices) > self.room
-        return known.gap <= self.close or known.bound >= self.enough or over
+        if known.gap <= self.close or known.bound >= self.enough:
+            return True
+        # The caller does not use an assignment that takes too much, so it need not be as near.
+        return known.gap <= self.loose and known.graph.memory_of(known.choices) > self.room
 
 
 def eliminate_variables(

@@ -20,8 +20,8 @@ from dataclasses import replace
 from ..costgraph import NoAssignment
 from ..elimination.conditioning import PRUNE_WORK, Minimiser, Minimum
 from ..elimination.filtering import marginals, survivors
+from ..elimination.order_choice import MAX_ENTRIES, typical_schedule
 from ..elimination.pruning import Reduction, reduce
-from ..elimination.schedules import MAX_ENTRIES, typical_schedule
 from ..tables import Indices, Table
 from .interruption import Incumbent
 

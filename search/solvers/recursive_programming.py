@@ -22,7 +22,7 @@ from ..costgraph import CostGraph, Infeasible, Proof, Solution, memory_tables, s
 from ..elimination.conditioning import Minimiser
 from ..elimination.derived_graphs import restrict, soften
 from ..elimination.local_search import descend
-from ..elimination.schedules import follow, typical_order
+from ..elimination.order_choice import follow, typical_order
 from ..memory.lagrangian import least_memory
 from ..tables import Indices, Interner, shared_map
 

@@ -29,7 +29,8 @@ from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, Layout, R, S, is_valid
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.program import Assignment, Compute, Program, Redistribute, build_program
+from autopar.sharding.program import Assignment, Compute, Program, Redistribute
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.rules import without_parameters
 from autopar.sharding.schedule import PLAIN, Schedule
 from tests.sharding.assigned import graph_of

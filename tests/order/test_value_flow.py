@@ -16,7 +16,8 @@ from autopar.sharding.analysis import analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, S
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.program import Program, Redistribute, build_program
+from autopar.sharding.program import Program, Redistribute
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule, Types
 
 SHAPE = Shape(

@@ -22,7 +22,8 @@ from autopar.sharding.analysis import Offer, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import P, Placement, R, S
 from autopar.sharding.mesh import Mesh, degree_of
-from autopar.sharding.program import Program, build_program
+from autopar.sharding.program import Program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule
 
 ITEMSIZE = 4

@@ -17,7 +17,8 @@ from autopar.sharding.candidates import options_of, strategies_of
 from autopar.sharding.equal_parts import split_variants
 from autopar.sharding.layout import Layout, replicated
 from autopar.sharding.mesh import Axis, Mesh
-from autopar.sharding.program import Assignment, Decision, Program, build_program
+from autopar.sharding.program import Assignment, Decision, Program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.redistribution import cheapest_chain, without_gradient
 from autopar.sharding.rules import Call, preamble, rule_of, tensors_with_gradient
 from tests.sharding.storing import storage_layouts

@@ -12,7 +12,8 @@ from autopar.ir import Graph, with_loss
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import Layout, parse_layout, replicated
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.program import Assignment, Decision, Program, build_program
+from autopar.sharding.program import Assignment, Decision, Program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.redistribution import cheapest_chain
 
 

@@ -22,7 +22,8 @@ from autopar.sharding.equal_parts import split_variants
 from autopar.sharding.layout import Layout, replicated
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.notation import Rule
-from autopar.sharding.program import Assignment, Decision, Program, build_program
+from autopar.sharding.program import Assignment, Decision, Program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.redistribution import cheapest_chain
 from autopar.sharding.rules import RULES, Call, rule_of
 from tests.runtime.onnx_ops.node_report import compare

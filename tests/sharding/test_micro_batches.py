@@ -32,7 +32,7 @@ from autopar.sharding.micro_batches import (
     outer,
     split_batch,
 )
-from autopar.sharding.program import build_program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.rules import registry
 from autopar.sharding.schedule import Schedule
 from tests.end_to_end.models import MODELS, TORCH_MODELS, load

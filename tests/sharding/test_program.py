@@ -17,7 +17,8 @@ from autopar.ir import Role
 from autopar.order.scheduled import scheduled
 from autopar.sharding.layout import format_layout, parse_layout
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.program import Compute, Program, Redistribute, build_program
+from autopar.sharding.program import Compute, Program, Redistribute
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import UNIT_BYTES, Schedule
 from tests.sharding.assigned import assign, graph_of, program
 

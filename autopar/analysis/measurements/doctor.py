@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ LARGE: dict[str, Any] = {"stages": 2, "micro_batches": 2, "schedule": "1f1b"}
 MESSAGE = 64 * 2**20
 BATCH = 8
 WIDTH = 64
+TAIL = 40
+"""The last lines of ranks that are kept in case they end without a diagnosis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,46 +62,67 @@ class Diagnosis:
         return all(one.ok for one in self.parity)
 
 
-def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """The end of the ranks that torchrun has started: its exit code, and their last lines."""
+
+    code: int
+    tail: str
+
+
+def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | Launched | None:
     """Inspect, measure and run.
 
-    On a machine with GPUs the ranks are those of torchrun, whose exit code is returned. None on all
-    ranks except one.
+    On a machine with GPUs the ranks are those of torchrun, of which the first has the diagnosis.
+    None on all ranks except one.
     """
     import torch
+
+    from autopar.runtime.launch import launched
 
     if nproc is not None and nproc < 1:
         raise UsageError(f"--nproc is {nproc}; it must be at least 1")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # Forked processes cannot share a driver, so torchrun starts this command once for every GPU.
-    if gpus and "RANK" not in os.environ:
-        launched = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(min(nproc or gpus, gpus)),
-            "-m",
-            "autopar",
-        ]
-        return subprocess.run([sys.executable, *launched, *sys.argv[1:]], check=False).returncode
-    ranks = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else nproc or 2
+    place = launched()
+    if gpus and place is None:
+        return launch(min(nproc or gpus, gpus))
+    ranks = nproc or 2 if place is None else place.world
     backend = "nccl" if gpus else "gloo"
     bandwidth, silent = (
         ((), "one rank has nobody to talk to") if ranks < 2 else _bandwidth(ranks, backend, quick)
     )
     # After the measurement, which makes the process group under torchrun.
-    parity = tuple(
-        _run(name, options, ranks, backend, quick)
-        for name, options, least in PLANS
-        if ranks >= least
-    )
+    parity = compared_plans(ranks, backend, quick=quick)
     if not quick and ranks > 1:
         parity += _by_nccls_rules(ranks, backend)
-    if os.environ.get("RANK", "0") != "0":
+    if place is not None and place.rank != 0:
         return None
     return Diagnosis(
         backend=backend, ranks=ranks, parity=parity, bandwidth=bandwidth, silent=silent
+    )
+
+
+def launch(ranks: int) -> Launched:
+    """Run this process's own command on ranks of torchrun, and pass on what they say."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    process = subprocess.Popen(
+        [sys.executable, *words, "-m", "autopar", *sys.argv[1:]], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    tail: deque[str] = deque(maxlen=TAIL)
+    for line in process.stderr:
+        sys.stderr.write(line)
+        tail.append(line)
+    return Launched(code=process.wait(), tail="".join(tail))
+
+
+def compared_plans(ranks: int, backend: str, *, quick: bool) -> tuple[Parity, ...]:
+    """The plans that so many ranks can run, each compared with one device."""
+    return tuple(
+        _run(name, options, ranks, backend, quick)
+        for name, options, least in PLANS
+        if ranks >= least
     )
 
 

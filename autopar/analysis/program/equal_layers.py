@@ -118,11 +118,13 @@ def _split_alike(
         by_strategy.setdefault(phrase(account, whole), []).append(account)
     several = len(by_strategy) > 1 or not module_of(members[0].operator.name)[0]
     return [
-        (strategy, _leaves(held) if several else "", held) for strategy, held in by_strategy.items()
+        (strategy, _own_names(held) if several else "", held)
+        for strategy, held in by_strategy.items()
     ]
 
 
-def _leaves(members: Sequence[OperatorAccount]) -> str:
+def _own_names(members: Sequence[OperatorAccount]) -> str:
+    """The operators' names inside their modules, the first three if there are more than four."""
     names = list(dict.fromkeys(module_of(account.operator.name)[1] for account in members))
     return ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
 

@@ -93,17 +93,12 @@ def _played(plan: Plan, analysis: Analysis, cluster: Cluster) -> tuple[PipelineR
         float(figures.handed[starts[number + 1]]) if number + 1 < chunks else 0.0
         for number in range(stages)
     ]
-    forward, backward, once, gather, update, travel = (
-        by_stage(values)
-        for values in (
-            figures.forward,
-            figures.backward,
-            figures.once,
-            figures.gather,
-            figures.update,
-            figures.travel,
-        )
-    )
+    forward = by_stage(figures.forward)
+    backward = by_stage(figures.backward)
+    once = by_stage(figures.once)
+    gather = by_stage(figures.gather)
+    update = by_stage(figures.update)
+    travel = by_stage(figures.travel)
     times = Times.of(forward, backward, by_stage(figures.weight), message_seconds(devices, handed))
     orders = pipeline_order(
         schedule.pipeline,
@@ -115,16 +110,14 @@ def _played(plan: Plan, analysis: Analysis, cluster: Cluster) -> tuple[PipelineR
     )
     last = [
         Once(
-            forward=ahead,
-            backward=back,
-            gather=first,
-            reduce=all_once - first,
-            update=own,
-            units=units_of(size, schedule.unit_bytes, cluster),
+            forward=forward[stage],
+            backward=backward[stage],
+            gather=gather[stage],
+            reduce=once[stage] - gather[stage],
+            update=update[stage],
+            units=units_of(travel[stage], schedule.unit_bytes, cluster),
         )
-        for ahead, back, all_once, first, own, size in zip(
-            forward, backward, once, gather, update, travel, strict=True
-        )
+        for stage in range(stages)
     ]
     return simulate(orders, times, schedule.interleave), last
 

@@ -87,7 +87,11 @@ def require_bounded(model: ModelProto) -> None:
 def _written_out(
     nodes: Sequence[NodeProto], size: int, sizes: dict[Key, tuple[int, int]]
 ) -> tuple[int, int]:
-    """Number and bytes of the nodes, called functions included."""
+    """Number and bytes of nodes with all functions that they call written out.
+
+    `size`: bytes of the nodes themselves. `sizes`: number and bytes of each function written out.
+    """
+    # A call that is of no local function is one operator, and adds no bytes.
     calls = [sizes.get(_called(node), (1, 0)) for node in nodes_within(nodes)]
     return sum(count for count, _ in calls), size + sum(extra for _, extra in calls)
 

@@ -326,6 +326,7 @@ class Reader(Collected):
         base.replace_all_uses_with(node, delete_user_cb=lambda user: user > node)
 
     def _value(self, value: Any, inputs: list[str]) -> Value:
+        """An argument of a call as an attribute; a tensor is added to `inputs`, and referred to."""
         if isinstance(value, torch.fx.Node):
             known = self.values[value]
             if isinstance(known, Number):

@@ -26,7 +26,9 @@ class Place:
         return tuple(axis.name for axis in self.mesh.axes)
 
     def require(self, layout: Layout) -> None:
-        """A layout has a placement for each axis, and splits dims that the tensor has."""
+        """Raise `RuleError` unless a layout has a placement for each axis, and splits dims that the
+        tensor has.
+        """
         if len(layout) != len(self.mesh.axes):
             count = len(layout)
             raise RuleError(

@@ -7,7 +7,7 @@ import math
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from autopar.errors import PlanError, UsageError
-from autopar.runtime.parameters.storage import layout_of
+from autopar.runtime.parameters.torch_layouts import layout_of
 
 from .placement import placement
 from .tensor import GlobalTensor

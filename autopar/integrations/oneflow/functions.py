@@ -204,8 +204,8 @@ def _run(
     if where.here:
         results = _on_parts(graph, operator, decision, brought, where)
     else:
-        types = [getattr(torch, tensor.dtype) for tensor in outputs]
-        results = [stand_in(dtype, where.device, brought) for dtype in types]
+        dtypes = [getattr(torch, tensor.dtype) for tensor in outputs]
+        results = [stand_in(dtype, where.device, brought) for dtype in dtypes]
     for tensor, part, kinds in zip(outputs, results, decision.outputs, strict=True):
         values[tensor.name] = part, kinds if part.requires_grad else without_gradient(kinds)
 

@@ -68,7 +68,7 @@ class Hand(torch.autograd.Function):
         received = exchange(value.detach() if me in source else None, source, target, like)
         ctx.device = value.device
         if received is None:
-            return value.new_empty(0)
+            return value.new_empty(0, device=device)
         # Autograd takes an input that is returned as it is for one that was changed in place.
         return received.view_as(received) if received is value else received
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import UsageError
-from autopar.runtime.parameters.storage import placements_of
+from autopar.runtime.parameters.torch_layouts import placements_of
 from autopar.runtime.redistribution.steps import apply_chain
 from autopar.sharding.layout import Kind, Layout, P, R, format_layout, local_shape
 from autopar.sharding.redistribution import without_gradient

@@ -6,7 +6,7 @@ The tables and schedules that they rest on are kept for other bounds.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.planning.model import FoldedModel, Request
@@ -15,7 +15,7 @@ from autopar.planning.space import Candidate, Multiplicities
 from autopar.planning.space.schedules import schedules_of, thrifty
 from autopar.planning.stages.estimate import Pipe
 from autopar.planning.tables import Tables, requested_tables
-from autopar.planning.tables.alone import tables_alone, weight_share
+from autopar.planning.tables.alone import longest_operator, tables_alone, weight_share
 from autopar.planning.tables.parameters.first_read import NONE, Early, Reading
 from autopar.planning.tables.parameters.traffic import most_hidden
 from autopar.planning.tables.tables import Known
@@ -28,6 +28,19 @@ from .least_passes import NOTHING, least_passes
 Sums = dict[tuple[int, int, Mesh, int, float], float]
 Parts = OrderedDict[tuple[Analysis, int, int, Mesh], Known]
 OfParameters = dict[tuple[int, int, Mesh], Known]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """The whole batch on one device: its seconds, and those of its longest operator.
+
+    `weights`: the share that computes gradients of weights. `reading`: when parameters are read.
+    """
+
+    seconds: float
+    longest: float
+    weights: float
+    reading: Reading
 
 
 def _nothing() -> tuple[Sums, Parts, OfParameters]:
@@ -68,11 +81,11 @@ class Bounds:
                 / (fewer + self.pipe(stages, fewer).bubble(self.thrifty(stages, fewer)))
             )
         waits = self.least_bubble(stages, count) / count
-        return (base + waits * EFFORT.slack * self._alone[0] / candidate.mesh.devices) / stages
+        return (base + waits * EFFORT.slack * self._alone.seconds / candidate.mesh.devices) / stages
 
     def least_seconds(self, devices: int) -> float:
         """Return seconds that no step on so many devices undercuts, by the arithmetic alone."""
-        return EFFORT.slack * self._alone[0] / devices
+        return EFFORT.slack * self._alone.seconds / devices
 
     def least_waiting(self, candidate: Candidate) -> float:
         """Return the same bound with the least passes that the stages of a candidate wait."""
@@ -84,27 +97,34 @@ class Bounds:
             (least_passes(pipe, *schedule, NOTHING) for schedule in every),
             default=pipe.micro_batches,
         )
-        return passes / pipe.micro_batches * self.least_seconds(candidate.devices)
+        waiting = passes / pipe.micro_batches * self.least_seconds(candidate.devices)
+        # On shared cores a stage is faster while others wait.
+        if pipe.share < 1.0:
+            return waiting
+        # No cut goes through an operator, so one stage has the longest one, for all micro-batches.
+        longest = EFFORT.slack * self._alone.longest / candidate.mesh.devices
+        return max(waiting, longest)
 
     @cached_property
-    def _alone(self) -> tuple[float, float, Reading]:
-        """Seconds of the whole batch on one device, without any limit.
-
-        With them are the share that computes gradients of weights, and the times at which
-        parameters are read.
-        """
+    def _alone(self) -> Alone:
+        """The whole batch on one device, without any limit."""
         tables, work = tables_alone(
             self.folded.analysis(short=True), self.request.cluster, self.folded.counts
         )
         solution = solve(tables.graph)
-        return solution.cost, weight_share(tables, work), Reading(tables, solution)
+        return Alone(
+            seconds=solution.cost,
+            longest=longest_operator(tables, work),
+            weights=weight_share(tables, work),
+            reading=Reading(tables, solution),
+        )
 
     def early(self, stages: int, mesh: Mesh) -> Early:
         """Return the parameters whose collectives are certainly exposed.
 
         With stages there are none, as other stages may compute meanwhile.
         """
-        return self._alone[2].on(mesh) if stages == 1 and self.request.train else NONE
+        return self._alone.reading.on(mesh) if stages == 1 and self.request.train else NONE
 
     def base_seconds(self, devices: int, stages: int, mesh: Mesh, micro_batches: int) -> float:
         """Return the least that the tables of a mesh add up to for so many micro-batches.
@@ -178,7 +198,7 @@ class Bounds:
 
     def pipe(self, stages: int, micro_batches: int) -> Pipe:
         """Return the pipeline of so many stages and micro-batches."""
-        weight = self._alone[1] if stages > 1 else 0.0
+        weight = self._alone.weights if stages > 1 else 0.0
         share = self.request.cluster.core_share
         return Pipe(stages=stages, micro_batches=micro_batches, weight=weight, share=share)
 

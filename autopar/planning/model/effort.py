@@ -74,6 +74,8 @@ class Effort:
     cut: float = 1.05
     """The promise up to which solutions on a front are played, beside that of the first that fits.
     """
+    few: int = 4
+    """Solutions on a front that are played where memory is no question, but tables misjudge."""
     fronts: int = 8
     """Devices up to which fronts of small models are played: of more there are too many."""
     brief: float = 1e-2

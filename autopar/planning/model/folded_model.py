@@ -112,6 +112,7 @@ class FoldedModel:
     @property
     def batch(self) -> int:
         """The size of the global batch; 1 if the model cannot run on parts of it."""
+        # Micro-batches fill pipelines and save less for the backward pass; inference has neither.
         if not self.train:
             return 1
         try:

@@ -162,7 +162,10 @@ def _is_own(graph: Graph, name: str, other: str) -> bool:
 
 
 class _Finder:
-    """Finds runs in the operators as numbers, of which equal operators have equal ones."""
+    """Finds the runs of equal layers in a graph.
+
+    `numbers`: of the operators; two operators are equal if their numbers are.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

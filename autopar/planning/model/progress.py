@@ -1,4 +1,4 @@
-"""How a planning tells what it is doing."""
+"""The callback by which planning says what it is doing."""
 
 from __future__ import annotations
 

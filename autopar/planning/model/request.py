@@ -25,9 +25,9 @@ HEADROOM = 0.04
 """The share of a device's memory that plans leave free if no limit is given, for the allocator's
 slack.
 
-Assumed: by the slack fitted in `costmodel.occupancy` (a fifth of the activations, 1.1 of the
-transient bytes), a device needs this share if its activations are a tenth of its memory and its
-transient bytes a fiftieth.
+Assumed. The slack is 5 % of the activations and 25 % of the transient bytes
+(`costmodel.memory.stage_occupancy`). So this share is enough where activations take half of the
+memory, and transient bytes 6 % of it.
 """
 
 

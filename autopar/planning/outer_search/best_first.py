@@ -20,11 +20,9 @@ fastest program, is below the next promise. (Best first: E. Lawler and D. Wood, 
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
@@ -35,13 +33,15 @@ from autopar.planning.space.candidates import LARGE, Candidate, device_counts, h
 from autopar.planning.space.groups import CandidateGroups
 from autopar.planning.space.modes import Mode
 from autopar.search import Infeasible, NoAssignment
-from autopar.sharding.mesh import Mesh
 
 from .book import Book
 from .candidate_solver import CandidateSolver
+from .estimates import Estimates
 from .evaluator import Evaluator, Played
 from .finer_meshes import finer_cases, worth_splitting
-from .waits import Waits
+from .incumbents import Incumbents
+from .micro_batches import MicroBatches
+from .node_queue import Node, NodeQueue, Place, by_promise
 from .whole_programs import Program, WholePrograms
 
 
@@ -54,19 +54,11 @@ class Misfit:
     needed: float
 
 
-Place = tuple[Sequence[Candidate], Sequence[Candidate]]
-"""The candidates of a mesh: those worth trying, and all, in case pins forbid the former."""
-Node = Place | Candidate | Case | Solved
-
-
 class BestFirst:
     """The search of one request.
 
-    `programs`: the incumbents, the fastest first, `incumbents`: their solutions. `fastest`: the
-    fastest solution of each candidate, as it was played. `failures`: of whole programs. `misfits`:
-    cases that do not fit the memory. `forbidden`: the number of places that pins forbid.
-    `complete`: whether the search ran to its end. `idle`: candidates played since the last program
-    that was faster than the incumbent.
+    `misfits`: cases that do not fit the memory. `forbidden`: the number of places that pins forbid.
+    `complete`: whether the search ran to its end. `tried`: cases that entered the queue.
     """
 
     def __init__(self, folded: FoldedModel, request: Request) -> None:
@@ -75,41 +67,31 @@ class BestFirst:
         self.solver = CandidateSolver(folded, request)
         self.evaluator = Evaluator(self.solver)
         self.book = Book(self.solver)
-        self.queue: list[tuple[float, int, float, Node]] = []
-        self._waits = Waits(folded)
         self.whole = WholePrograms(self.evaluator)
-        self.programs: list[Program] = []
-        self.incumbents: list[Played] = []
-        self.fastest: dict[Candidate, Played] = {}
+        self.record = Incumbents(self.whole)
+        self.queue = NodeQueue(Estimates(folded, self.book).of)
+        self.micro_batches = MicroBatches(self.solver)
         self.misfits: list[Misfit] = []
-        self.failures: list[Infeasible] = []
         self.forbidden = 0
         self.complete = True
-        self.idle = 0
         self.tried: set[tuple[Candidate, Mode]] = set()
-        self.promises: dict[Candidate, float] = {}
-        self.places: dict[tuple[int, int, Mesh], list[Candidate]] = {}
-        self.solved: set[Candidate] = set()
-        self.played: set[Candidate] = set()
-        # Decides between equal promises, as nodes themselves cannot be compared.
-        self._number = itertools.count()
         self._places = 0
         self._progress: Progress | None = None
 
     @property
-    def best(self) -> float:
-        """Seconds of the incumbent's step."""
-        return self.incumbents[0].seconds if self.incumbents else math.inf
+    def programs(self) -> list[Program]:
+        """The programs of the incumbents, the fastest first."""
+        return self.record.programs
+
+    @property
+    def incumbents(self) -> list[Played]:
+        """The solutions of the incumbents, the fastest first."""
+        return self.record.played
 
     @property
     def bound(self) -> float:
         """Seconds that no plan of the candidates undercuts."""
-        return min(self.book.least, self.best)
-
-    @property
-    def enough(self) -> float:
-        """A promise that is not below this is not looked at."""
-        return (1 - EFFORT.close) * self.best
+        return min(self.book.least, self.record.best)
 
     def run(self, progress: Progress | None = None) -> None:
         """Search until the incumbent is below the next promise, and certify it.
@@ -118,38 +100,25 @@ class BestFirst:
         """
         self._progress = progress
         try:
-            for place in self._all_places():
-                self._enter(place)
-            self._search()
-            self._refine()
-            if self.incumbents:
-                self.book.close_in(self.best)
+            self.find()
+            if self.record:
+                self.book.close_in(self.record.best)
         # Whoever interrupts the search is owed the best so far; without any, the interrupt goes on.
         except KeyboardInterrupt:
             self.complete = False
-            if not self.incumbents and self.evaluator.interrupted is not None:
+            if not self.record and self.evaluator.interrupted is not None:
                 self._play(self.evaluator.interrupted)
-            if not self.incumbents:
+            if not self.record:
                 raise
         if progress:
             progress(1, 1, "done")
 
-    # --- The queue. ---
-
-    def _push(self, promise: float, node: Node) -> None:
-        """Add a node; of equal ones those that entered first are looked at first."""
-        if promise < math.inf:
-            key = promise if self.incumbents else self._estimate(promise, node)
-            heapq.heappush(self.queue, (key, next(self._number), promise, node))
-
-    def _estimate(self, promise: float, node: Node) -> float:
-        """Seconds that the best program of a node is likely to take."""
-        if isinstance(node, Solved):
-            return max(node.seconds, promise) * self._waits.factor(node.candidate)
-        if isinstance(node, Case):
-            return promise * self._waits.factor(node.candidate)
-        group = [node] if isinstance(node, Candidate) else node[0] or node[1]
-        return min(max(promise, self.book.sure[one]) * self._waits.factor(one) for one in group)
+    def find(self) -> None:
+        """Search until the incumbent is below the next promise."""
+        for place in self._all_places():
+            self._enter(place)
+        self._search()
+        self._refine()
 
     def _search(self) -> None:
         """Replace nodes until none promises less than the incumbent takes.
@@ -157,18 +126,15 @@ class BestFirst:
         Until there is an incumbent, the node of the least estimate comes first, as a fast incumbent
         ends the trials of slow programs early. Then it is the node of the least promise.
         """
-        while self.queue and not self.incumbents:
-            _, _, promise, node = heapq.heappop(self.queue)
-            self._replace(promise, node)
-        self.queue = [(promise, number, promise, node) for _, number, promise, node in self.queue]
-        heapq.heapify(self.queue)
-        self.idle = 0
-        while self.queue and self.queue[0][0] < self.enough:
+        while self.queue and not self.record:
+            self._replace(*self.queue.pop())
+        self.queue.reorder(by_promise)
+        self.record.idle = 0
+        while self.queue and self.queue.least < self.record.enough:
             # Giving up here keeps the bound true, as it counts the nodes that are left.
-            if self.idle >= EFFORT.patience:
+            if self.record.idle >= EFFORT.patience:
                 break
-            _, _, promise, node = heapq.heappop(self.queue)
-            self._replace(promise, node)
+            self._replace(*self.queue.pop())
 
     def _replace(self, promise: float, node: Node) -> None:
         if isinstance(node, Candidate):
@@ -199,67 +165,44 @@ class BestFirst:
         self.book.enter(group)
         self._places += 1
         # A place promises as much as its best candidate, so that none of them comes too late.
-        self._push(min(self.book.sure[candidate] for candidate in group), place)
+        self.queue.push(min(self.book.sure[candidate] for candidate in group), place)
 
     def _expand_place(self, place: Place) -> None:
         # All candidates of a mesh are looked at only where pins forbid the usual ones.
         for group in place:
             if group and (allowed := self.book.bound_mesh(group)):
                 self._report(str(allowed[0]))
-                self.places[allowed[0].place] = allowed
+                self.micro_batches.enter(allowed)
                 for candidate in allowed:
-                    self._push(self.book.sure[candidate], candidate)
+                    self.queue.push(self.book.sure[candidate], candidate)
                 return
         self.forbidden += 1
 
     def _expand_candidate(self, promise: float, candidate: Candidate) -> None:
         """Push a candidate back as long as its promise rises, then solve its first mode.
 
-        A solution of fewer micro-batches raises the promises of all with more. So of those that are
-        still unsolved on the mesh the middle one is solved first, as in a bisection.
+        A solution of fewer micro-batches raises the promises of all with more, so that one of those
+        may be solved before the candidate itself.
         """
-        if candidate in self.solved:
+        if candidate in self.micro_batches.solved:
             return
         risen = self._promise_of(candidate)
         # Its promise rose while it waited in the queue, so others may come first now.
         if risen > promise:
-            self._push(risen, candidate)
+            self.queue.push(risen, candidate)
             return
-        middle = self._middle(candidate)
+        on_mesh = self.micro_batches.on_mesh_of(candidate)
+        open_ones = [one for one in on_mesh if self._promise_of(one) < self.record.enough]
+        following = self.micro_batches.take_next(candidate, open_ones)
         first = next(iter(self.solver.modes()))
-        self.tried.add((middle, first))
+        self.tried.add((following, first))
         # At once, as its solution raises the promises of others that wait with the same one.
-        self._expand_case(promise, self.solver.case(middle, first))
-        if middle != candidate:
-            self._push(promise, candidate)
+        self._expand_case(promise, self.solver.case(following, first))
+        if following != candidate:
+            self.queue.push(promise, candidate)
 
     def _promise_of(self, candidate: Candidate) -> float:
-        return max(self.book.sure[candidate], self.promises.get(candidate, 0.0))
-
-    def _middle(self, candidate: Candidate) -> Candidate:
-        """The middle of the unsolved candidates on a mesh with as many micro-batches or fewer."""
-        unsolved = [
-            other
-            for other in self.places[candidate.place]
-            if other.micro_batches <= candidate.micro_batches
-            and other not in self.solved
-            and self._promise_of(other) < self.enough
-        ]
-        # Without stages the largest micro-batches are the fastest, if they fit.
-        middle = unsolved[(len(unsolved) - 1) // 2] if candidate.stages > 1 else unsolved[0]
-        self.solved.add(middle)
-        return middle
-
-    def _tighten(self, case: Case) -> None:
-        """Raise the promises of more micro-batches on the same mesh: smaller ones are no faster."""
-        candidate = case.candidate
-        free = self.evaluator.free_bounds.get(case)
-        if free is None:
-            return
-        for other in self.places[candidate.place]:
-            if other.micro_batches >= candidate.micro_batches:
-                bound = self.solver.bounds.bound(other, candidate.micro_batches, free)
-                self.promises[other] = max(self.promises.get(other, 0.0), bound)
+        return max(self.book.sure[candidate], self.micro_batches.promise(candidate))
 
     # --- Modes. ---
 
@@ -267,30 +210,31 @@ class BestFirst:
         # A mode may be reached from several others, but is solved once.
         if (candidate, mode) not in self.tried:
             self.tried.add((candidate, mode))
-            self._push(promise, self.solver.case(candidate, mode))
+            self.queue.push(promise, self.solver.case(candidate, mode))
 
     def _expand_case(self, promise: float, case: Case) -> None:
         """Solve a case, and add the modes that may be faster than it."""
         candidate = case.candidate
         solved: Solved | None = None
         try:
-            solved = self.evaluator.promise(case, below=self.enough)
+            solved = self.evaluator.promise(case, below=self.record.enough)
         except Infeasible as error:
             # The tables add up the bytes of all stages; a misfit tells those of one device.
             self._misfit(case, error.minimum_memory / candidate.stages)
         except NoAssignment:
             self.forbidden += 1
             return
-        self._tighten(case)
         if solved is not None:
-            self._push(max(promise, solved.promise), solved)
+            self.queue.push(max(promise, solved.promise), solved)
+        if (free := self.evaluator.free_bounds.get(case)) is not None:
+            self.micro_batches.tighten(candidate, free)
+            # No mode that does more work is faster than the optimum without a limit of memory.
+            promise = max(promise, self.solver.promise_of(candidate, free))
         roomy = False
-        # This is the optimum without a limit, so no mode that does more work promises less.
         if solved is not None and solved.free:
-            promise = max(promise, solved.promise)
             roomy = solved.solution.memory <= EFFORT.plenty * self.solver.room(candidate)
             if roomy and candidate.stages == 1:
-                self._settle_smaller(candidate)
+                self.micro_batches.leave_smaller(candidate)
             if (whole := self.solver.stored_whole(case.mode)) is not None:
                 self._push_mode(promise, candidate, whole)
         self._push_others(promise, case.mode, candidate, thriftier=not roomy)
@@ -306,14 +250,9 @@ class BestFirst:
             if not other.repeats(mode) or not (thriftier or other.recompute == mode.recompute):
                 continue
             # Of all modes the first does least work, whatever the memory is.
-            least = self.promises.get(candidate, 0.0) + self.solver.recomputed(candidate, other)
+            first = self.micro_batches.promise(candidate)
+            least = first + self.solver.recomputed(candidate, other)
             self._push_mode(max(promise, least), candidate, other)
-
-    def _settle_smaller(self, candidate: Candidate) -> None:
-        """Leave out smaller micro-batches without stages: they only save memory, which is ample."""
-        for other in self.places.get(candidate.place, ()):
-            if other.micro_batches > candidate.micro_batches:
-                self.promises[other] = math.inf
 
     def _misfit(self, case: Case, needed: float) -> None:
         self.misfits.append(Misfit(candidate=case.candidate, mode=case.mode, needed=needed))
@@ -321,56 +260,24 @@ class BestFirst:
     # --- Programs. ---
 
     def _play(self, solved: Solved) -> None:
-        """Play a solution; a program faster than the incumbent's takes its place.
-
-        On the whole graph a pipeline may take longer than its folded cuts: what is compared is the
-        program that would be the plan.
-        """
-        # A candidate's modes are mostly alike, so all of them are one try.
-        if solved.candidate not in self.played:
-            self.idle += 1
-        self.played.add(solved.candidate)
+        """Play a solution; a program faster than the incumbent's takes its place."""
+        self.record.look_at(solved.candidate)
         try:
-            for played in self.evaluator.play(solved, self.best):
-                self._note(played)
-                if played.seconds < self.best:
-                    self._challenge(played)
+            for played in self.evaluator.play(solved, self.record.best):
+                self.record.note(played)
         except Infeasible as error:
             self._misfit(solved.case, error.minimum_memory / solved.candidate.stages)
             # Unlike layers may fit where equal ones need a little too much. They are tried only as
             # long as nothing else fits.
             likely = EFFORT.likely * self.solver.room(solved.candidate)
-            if not self.incumbents and error.minimum_memory <= likely:
-                self._challenge(
-                    Played(solved=solved, seconds=math.inf, memory=math.inf, limited=True)
-                )
-
-    def _note(self, played: Played) -> None:
-        """Remember the fastest program of each candidate, for its mesh to be split."""
-        fastest = self.fastest.setdefault(played.solved.candidate, played)
-        if played.seconds < fastest.seconds:
-            self.fastest[played.solved.candidate] = played
-
-    def _challenge(self, played: Played) -> None:
-        """Compare the whole program of a solution with the incumbent."""
-        try:
-            program = self.whole.program(played)
-        except Infeasible as error:
-            self.failures.append(error)
-            return
-        if program.seconds >= self.best:
-            return
-        # A gain below `close` is taken, but is no reason to go on looking.
-        if program.seconds < self.enough:
-            self.idle = 0
-        self.programs.insert(0, program)
-        self.incumbents.insert(0, replace(played, seconds=program.seconds))
+            if not self.record and error.minimum_memory <= likely:
+                self.record.challenge(Played(solved=solved, seconds=math.inf, limited=True))
 
     def _refine(self) -> None:
         """Split an axis of the fastest candidates' meshes in two."""
-        if self.request.mesh is not None or not self.incumbents:
+        if self.request.mesh is not None or not self.record:
             return
-        for fast in worth_splitting(self.fastest.values()):
+        for fast in worth_splitting(self.record.fastest.values()):
             for cases in finer_cases(self.solver, fast):
                 self._try(cases)
 
@@ -382,14 +289,13 @@ class BestFirst:
                 continue
             self.tried.add((case.candidate, case.mode))
             with contextlib.suppress(Infeasible, NoAssignment):
-                solved = self.evaluator.promise(case, below=self.enough)
-                if solved is not None and solved.promise < self.enough:
+                solved = self.evaluator.promise(case, below=self.record.enough)
+                if solved is not None and solved.promise < self.record.enough:
                     self._play(solved)
-            fastest = self.fastest.get(case.candidate)
-            if fastest is None or fastest.seconds > EFFORT.near * self.best:
+            fastest = self.record.fastest.get(case.candidate)
+            if fastest is None or fastest.seconds > EFFORT.near * self.record.best:
                 return
 
     def _report(self, text: str) -> None:
         if self._progress:
-            left = sum(isinstance(entry[-1], tuple) for entry in self.queue)
-            self._progress(self._places - left, self._places, text)
+            self._progress(self._places - self.queue.places, self._places, text)

@@ -247,18 +247,21 @@ class CandidateSolver:
             short = expected.short
         elif self.request.train:
             seconds += exposed_seconds(tables, solution, replace(work, hidden=case.hidden))
-        bound = self.least(candidate, solution.lower_bound)
         return Solved(
             case=case,
             tables=tables,
             solution=solution,
             seconds=seconds,
-            bound=bound,
-            promise=bound if stages > 1 else (1 - EFFORT.margin) * bound,
+            promise=self.promise_of(candidate, solution.lower_bound),
             # A pipeline whose best schedule lacks memory is bound by memory, too.
             free=free and not short,
             beyond=beyond,
         )
+
+    def promise_of(self, candidate: Candidate, bound: float) -> float:
+        """Seconds that a program hardly undercuts, from a bound of the tables' sum."""
+        least = self.least(candidate, bound)
+        return least if candidate.stages > 1 else (1 - EFFORT.margin) * least
 
     def proves_too_slow(
         self, candidate: Candidate, tables: Tables, room: float, below: float

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.programs.priced_program import DraftProgram, thriftier
-from autopar.planning.programs.whole_graph import unfold, whole_seconds
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.solve.within_limits import QUICK_METHOD
 from autopar.planning.space.candidates import Candidate
@@ -29,19 +28,19 @@ from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from .candidate_solver import CandidateSolver
 from .memory_bound import MemoryBound
+from .written_out import WrittenOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Played:
-    """A solution with its program's step, and bytes of the fullest device.
+    """A solution with its program's step.
 
     `limited`: memory kept it from a faster solution or schedule. `draft`: the program of the whole
-    graph, where there are no stages.
+    graph, where there are no stages and it is faster than the incumbent.
     """
 
     solved: Solved
     seconds: float
-    memory: float
     limited: bool
     draft: DraftProgram | None = None
 
@@ -60,7 +59,7 @@ class Evaluator:
         self.memory_bound = MemoryBound(solver)
         self.interrupted: Solved | None = None
         self.free_bounds: dict[Case, float] = {}
-        self.alone: dict[tuple[object, ...], float] = {}
+        self.written_out = WrittenOut(solver)
         # Pipelines are solved within tightening limits for their order alone.
         self.quickly = self.request
         if solver.is_exact:
@@ -95,6 +94,8 @@ class Evaluator:
         if solver.is_exact or self.request.may_offload:
             free = solver.free_solution(candidate, tables, below)
             self.free_bounds[case] = free.lower_bound
+            if solver.is_exact and solver.promise_of(candidate, free.lower_bound) >= below:
+                return None
             beyond = solver.beyond(case, tables, free)
             fits = free.memory + beyond <= room
             fits = fits and tables.host_of(free.choices) <= tables.host_room
@@ -127,7 +128,7 @@ class Evaluator:
         failures: list[Infeasible] = []
         for other in self._at_shares(solved):
             try:
-                played = self._played(other, enough)
+                played = self._played(other, enough, below)
             except Infeasible as error:
                 failures.append(error)
                 continue
@@ -168,18 +169,23 @@ class Evaluator:
                     seen.add(other.solution.choices)
                     yield other
 
-    def _played(self, solved: Solved, below: float) -> Played | None:
-        """The program of one solution; None where it takes `below` seconds or more."""
+    def _played(self, solved: Solved, below: float, best: float) -> Played | None:
+        """The program of one solution; None where it takes `below` seconds or more.
+
+        `best`: seconds of the incumbent. Whether slower programs fit the memory is not of interest.
+        """
         if solved.candidate.stages > 1:
             return self._pipeline(solved, below)
         if self.memory_bound.on_fronts:
-            if solved.free and not self._is_misjudged(solved, self._seconds_alone(solved), below):
-                return self._alone(solved, below)
+            if solved.free and not self._is_misjudged(
+                solved, self.written_out.seconds(solved), below
+            ):
+                return self._alone(solved, below, best)
             try:
                 return self._on_front(solved, solved.tables, below)
             except Infeasible as error:
                 raise self._misfit(solved.candidate, error.minimum_memory) from None
-        return self._alone(solved, below)
+        return self._alone(solved, below, best)
 
     def _misfit(self, candidate: Candidate, memory: float) -> Infeasible:
         """The error of a program of so many bytes a device, as bytes of all stages' tables."""
@@ -187,48 +193,28 @@ class Evaluator:
         room = self.solver.room(candidate)
         return Infeasible(max(needed, math.nextafter(room, math.inf)), room)
 
-    def _alone(self, solved: Solved, below: float) -> Played | None:
+    def _alone(self, solved: Solved, below: float, best: float) -> Played | None:
         """The program without stages of a folded solution, written out for the whole graph."""
-        seconds = self._seconds_alone(solved)
+        seconds = self.written_out.seconds(solved)
         if seconds >= below:
             return None
+        if seconds >= best:
+            return Played(solved=solved, seconds=seconds, limited=not solved.free)
         limit = self.solver.memory_limit(solved.candidate)
-        tables, choices = self._unfolded(solved)
-        schedule = self.solver.schedule_of(solved.candidate, solved.mode, short=False)
-        draft = DraftProgram.of(tables, replace(solved.solution, choices=choices), schedule)
+        draft = self.written_out.program(solved)
         # Smaller units of parameters may make it fit, but then the step is another one.
         fitting = thriftier(draft, limit)
         if fitting.memory.total > limit:
             raise self._misfit(solved.candidate, fitting.memory.total)
-        if fitting is not draft:
-            seconds = fitting.priced().seconds
+        seconds = fitting.timeline.step
         if seconds >= below:
             return None
         return Played(
             solved=solved,
             seconds=seconds,
-            memory=fitting.memory.total,
             limited=not solved.free or fitting is not draft,
             draft=fitting,
         )
-
-    def _seconds_alone(self, solved: Solved) -> float:
-        """Seconds of a step of the written-out program, as if memory were no question."""
-        candidate = solved.candidate
-        schedule = self.solver.schedule_of(candidate, solved.mode, short=False)
-        key = (candidate, schedule, solved.solution.choices, len(solved.tables.variables))
-        if key not in self.alone:
-            count = candidate.micro_batches
-            whole = self.folded.analysis(short=False, micro_batches=count)
-            self.alone[key] = whole_seconds(
-                solved.tables, solved.solution, self.folded.folding, whole, schedule
-            )
-        return self.alone[key]
-
-    def _unfolded(self, solved: Solved) -> tuple[Tables, tuple[int, ...]]:
-        count = solved.candidate.micro_batches
-        analysis = self.folded.analysis(short=False, micro_batches=count)
-        return unfold(solved.tables, solved.solution.choices, self.folded.folding, analysis)
 
     def _on_front(self, solved: Solved, tables: Tables, below: float) -> Played | None:
         """The fastest program on the front of a case, as far as the tables let it be below."""
@@ -238,12 +224,13 @@ class Evaluator:
             ceiling = below / solved.seconds * solved.solution.cost
         front = self.memory_bound.front(solved.case, tables)
         best = front.best(ceiling=ceiling)
+        if self._is_misjudged(solved, best.seconds, below):
+            best = front.best(ceiling=ceiling, few=EFFORT.few)
         if best.seconds >= below:
             return None
         return Played(
             solved=replace(solved, tables=tables, solution=best.solution),
             seconds=best.seconds,
-            memory=best.memory,
             limited=front.tightened,
         )
 
@@ -254,7 +241,7 @@ class Evaluator:
         Tables tell little of steps that mostly launch.
         """
         brief = solved.seconds < EFFORT.brief
-        return brief and EFFORT.exposed * solved.seconds < seconds < EFFORT.near * below
+        return brief and EFFORT.exposed * solved.seconds < seconds
 
     # --- Pipelines. ---
 
@@ -296,7 +283,6 @@ class Evaluator:
         return Played(
             solved=replace(solved, tables=part.tables, solution=part.solution),
             seconds=program.seconds,
-            memory=program.memory,
             limited=full and program.tightened,
         )
 

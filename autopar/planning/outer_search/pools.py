@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, replace
 
@@ -53,7 +52,7 @@ class PoolSearch:
         self.programs = search.programs
         if self.programs:
             return
-        failures = search.failures
+        failures = search.record.failures
         last = thriftiest(search.misfits, search.whole, failures)
         if last is None:
             raise nothing_fits(search, failures)
@@ -121,25 +120,32 @@ def _over_all(search: BestFirst, unequal: UnequalGroups, programs: list[Program]
     if isinstance(best, StagedProgram):
         more.append(interleaved(best, search.request, always=search.solver.always))
     elif search.request.mesh is None:
-        more += _with_joined_axes(best, search.folded, search.request)
+        more += _with_joined_axes(search, best)
     return more
 
 
-def _with_joined_axes(best: PricedProgram, folded: FoldedModel, request: Request) -> list[Program]:
+def _with_joined_axes(search: BestFirst, best: PricedProgram) -> list[Program]:
     """The program on the mesh of fewer axes on which the best one lies, if there is such a mesh.
 
     Of equally fast plans the one on the simpler mesh is told.
     """
     mesh = joined_mesh(best)
-    if mesh is None:
+    if mesh is None or best not in search.programs:
         return []
-    count = best.schedule.micro_batches
-    cluster = best.tables.prices.cluster
-    pinned = replace(request, cluster=cluster, mesh=mesh, stages=1, micro_batches=count)
-    pool = PoolSearch(folded, pinned)
-    with contextlib.suppress(NoPlanFits, UsageError):
-        pool.run()
-    return pool.programs
+    solved = search.incumbents[search.programs.index(best)].solved
+    # In the same mode the tables of both meshes have the same optimum.
+    pinned = replace(
+        search.request,
+        cluster=best.tables.prices.cluster,
+        mesh=mesh,
+        stages=1,
+        micro_batches=solved.candidate.micro_batches,
+        zero=solved.mode.zero,
+        recompute=solved.mode.recompute,
+    )
+    simpler = BestFirst(search.folded, pinned)
+    simpler.find()
+    return simpler.programs
 
 
 def _bound(pools: list[PoolSearch], unequal: UnequalGroups) -> float:

@@ -44,8 +44,8 @@ class Mixture:
     """Equal layers, from operator `first` on, that a plan treats in several ways.
 
     `alike`: seconds of the step where all are treated in one of these ways (None: none fits).
-    `needed`: bytes of a device under the way that adds up to least seconds, if that does not fit
-    (0: it does).
+    `needed`: bytes of a device under the way whose tables add up to the fewest seconds, if that
+    does not fit (0: it does).
     """
 
     first: str

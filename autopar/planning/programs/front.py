@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from autopar.costmodel.step.estimate import timeline
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
@@ -154,17 +153,17 @@ class Front:
             or first.seconds > (1 + EFFORT.rounding) * first.free
         )
 
-    def best(self, most: float = math.inf, ceiling: float = math.inf) -> Priced:
+    def best(self, most: float = math.inf, ceiling: float = math.inf, few: int = 1) -> Priced:
         """Return the fastest program among those of `near`.
 
-        Where memory is no question, that is the first one. If none fits, `Infeasible` is raised,
-        with the least bytes of a device that were seen.
+        Where memory is no question, only the first `few` of them are compared. If none fits,
+        `Infeasible` is raised, with the least bytes of a device that were seen.
         """
         best = None
-        for priced in self.near(most, ceiling):
+        for number, priced in enumerate(self.near(most, ceiling), start=1):
             # Only the first one that fits has a gap before it, in which a faster one may lie.
             best = min(best or self._filling(priced), priced, key=lambda one: one.seconds)
-            if not self.tightened:
+            if number >= few and not self.tightened:
                 break
         # A program may be refused although the bytes seen are within the limit. The error has to
         # name more than the limit all the same.
@@ -228,9 +227,7 @@ def price_program(schedule: Schedule, memory_limit: float, whole: Whole | None =
             return Priced(
                 solution=solution, seconds=math.inf, memory=draft.memory.total, free=math.inf
             )
-        step = timeline(
-            draft.plan, draft.tables.analysis, tables.prices, optimizer=tables.optimizer
-        ).step
+        step = draft.timeline.step
         # Without stages memory chooses no schedule, so there is no other step to tell.
         return Priced(solution=solution, seconds=step, memory=draft.memory.total, free=step)
 

@@ -2,7 +2,7 @@
 
 A step over several axes costs what it costs over one axis of as many devices, so a finer mesh
 contains the coarser one, and ties between them are common. Of equal plans the one with fewer axes
-is told.
+is written.
 """
 
 from __future__ import annotations

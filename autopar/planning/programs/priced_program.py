@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from autopar.costmodel.memory.peak import Memory, predicted_memory
-from autopar.costmodel.step.estimate import Estimate, estimate
+from autopar.costmodel.step.estimate import Estimate, estimate_of, timeline
 from autopar.costmodel.step.mesh_prices import LEAST_UNIT
+from autopar.costmodel.step.timeline import Timeline
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.planning.solve.within_limits import EXACT_METHOD, QUICK_METHOD, solve_within
 from autopar.planning.tables import Tables, decode
 from autopar.search import Infeasible, Solution
-from autopar.sharding.program import Assignment, Program, build_program
+from autopar.sharding.program import Assignment, Program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule
 
 MEMORY_TRIES = 6
@@ -74,62 +77,57 @@ class PricedProgram:
         return (self.seconds, len(self.plan.collectives()), len(self.assignment.mesh.axes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Without slots, as its memory and its timeline are made when they are first asked for: each takes
+# longer than the program itself, and most programs need only one of them.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DraftProgram:
-    """A solution's program with its memory, before its timeline is played."""
+    """A solution's program, of which memory and timeline are known on demand."""
 
     tables: Tables
     solution: Solution
-    program: Program
     plan: Scheduled
-    memory: Memory
 
     @staticmethod
     def of(tables: Tables, solution: Solution, schedule: Schedule) -> DraftProgram:
-        """Decode a solution, and predict the memory of its program."""
-        return _drafted(
-            tables,
-            solution,
-            build_program(tables.analysis.graph, decode(tables, solution.choices)),
-            schedule,
+        """Decode a solution."""
+        program = build_program(tables.analysis.graph, decode(tables, solution.choices))
+        return DraftProgram(tables=tables, solution=solution, plan=scheduled(program, schedule))
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The memory of a device at the peak."""
+        tables = self.tables
+        return predicted_memory(
+            self.plan,
+            tables.analysis,
+            optimizer=tables.optimizer,
+            composite=tables.prices.cluster.backend == "gloo",
         )
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The step, played on the streams of a device."""
+        tables = self.tables
+        return timeline(self.plan, tables.analysis, tables.prices, optimizer=tables.optimizer)
 
     def under(self, schedule: Schedule) -> DraftProgram:
         """The same program under another schedule."""
-        return _drafted(self.tables, self.solution, self.program, schedule)
+        return replace(self, plan=scheduled(self.plan.program, schedule))
 
     def priced(self, *, tightened: bool = False) -> PricedProgram:
         """The program with its price."""
         tables = self.tables
-        figures = estimate(
-            self.plan,
-            tables.analysis,
-            tables.prices,
-            optimizer=tables.optimizer,
-            memory=self.memory,
+        figures = estimate_of(
+            self.plan, tables.prices, tables.optimizer, self.timeline, self.memory
         )
         return PricedProgram(
             tables=tables,
             solution=self.solution,
-            assignment=self.program.assignment,
+            assignment=self.plan.program.assignment,
             plan=self.plan,
             estimate=figures,
             tightened=tightened,
         )
-
-
-def _drafted(
-    tables: Tables, solution: Solution, program: Program, schedule: Schedule
-) -> DraftProgram:
-    # The peak is known without the timeline, which takes most of the time.
-    plan = scheduled(program, schedule)
-    memory = predicted_memory(
-        plan,
-        tables.analysis,
-        optimizer=tables.optimizer,
-        composite=tables.prices.cluster.backend == "gloo",
-    )
-    return DraftProgram(tables=tables, solution=solution, program=program, plan=plan, memory=memory)
 
 
 def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> PricedProgram:
@@ -195,7 +193,7 @@ def smallest(
 
     Raises `Infeasible` if none does.
 
-    The tables add memory up operator by operator, but the program has its peak at one moment, so
+    The tables add memory up operator by operator, but the program has its peak at one moment. So
     the solution of least memory need not be the program of least memory. Equal solutions are tried
     once. If the parameters alone exceed the limit, only the first solution is tried, for the
     message.

@@ -1,10 +1,7 @@
-"""A folded solution as a solution of the whole graph, and the step of its program on the timeline.
-
-    correction = step of the program - sum of the tables
+"""A folded solution as a solution of the whole graph.
 
 Every operator takes the strategy of its representative in the folded graph, and every tensor the
-layout. The tables add up the cost of each choice by itself. Only the program shows how parameters
-are packed into units, and which collectives run under which computation.
+layout.
 """
 
 from __future__ import annotations
@@ -12,31 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from autopar.costmodel.step.estimate import timeline
-from autopar.order.scheduled import scheduled
 from autopar.planning.model.folding import Folding
-from autopar.planning.tables import Tables, decode
+from autopar.planning.tables import Tables
 from autopar.planning.tables.tables import Variable
 from autopar.search import NoAssignment, Solution, condition, solve
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.program import build_program
-from autopar.sharding.schedule import Schedule
 
 Row = tuple[int, bool]
 """The row of an operator or parameter, and whether it leaves state on the host."""
-
-
-def whole_seconds(
-    tables: Tables, solution: Solution, folding: Folding, analysis: Analysis, schedule: Schedule
-) -> float:
-    """Seconds of a step of the whole graph under the strategies of a folded solution.
-
-    `analysis`, `schedule`: of the whole graph.
-    """
-    whole, choices = unfold(tables, solution.choices, folding, analysis)
-    # The sums of the tables do not know which collectives wait for one another.
-    plan = scheduled(build_program(analysis.graph, decode(whole, choices)), schedule)
-    return timeline(plan, analysis, tables.prices, optimizer=tables.optimizer).step
 
 
 def unfold(

@@ -19,7 +19,6 @@ from autopar.plan_parts import (
     ModelSpec,
     OperatorPlan,
     ParameterPlan,
-    Predicted,
     Provenance,
     RulePlan,
     SchedulePlan,
@@ -28,7 +27,7 @@ from autopar.plan_parts import (
 from autopar.planning.model import Request
 from autopar.planning.stages import StagedProgram
 from autopar.planning.stages.parts import Part
-from autopar.planning.stages.stage import message_seconds, once_of
+from autopar.planning.stages.stage import message_seconds
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.layout import format_layout
 from autopar.sharding.mesh import Axes, Mesh
@@ -38,6 +37,7 @@ from autopar.sharding.rules.discovered import found_in
 from autopar.sharding.schedule import Schedule
 
 from .equal_layers import Mixture
+from .predicted_figures import predicted_of
 from .priced_program import PricedProgram
 
 
@@ -59,35 +59,15 @@ def as_plan(
     """
     whole = analysis or _first(best).tables.analysis
     graph = whole.graph
-    inputs = {
-        name: InputSpec(shape=graph.tensors[name].shape, dtype=graph.tensors[name].dtype)
-        for name in graph.inputs
-    }
     operators, assigned = _assigned(best, whole)
-    predicted = _of_stages(best) if isinstance(best, StagedProgram) else _of_one(best)
     # Fewer devices may be faster; the others stay idle.
     used = best.devices if isinstance(best, StagedProgram) else best.assignment.mesh.devices
     return Plan(
-        model=ModelSpec(
-            name=graph.name,
-            fingerprint=graph.fingerprint(),
-            mode="train" if whole.train else "infer",
-            optimizer=request.optimizer,
-            loss=graph.loss if whole.train else None,
-            inputs=inputs,
-        ),
+        model=_model(whole, request),
         cluster=request.cluster.name,
         mesh=_axes(_first(best).assignment.mesh),
         operators=dict(_operators(whole, operators)),
-        parameters={
-            t.name: ParameterPlan(
-                shape=t.shape,
-                dtype=t.dtype,
-                storage=format_layout(assigned[t.name].storage[t.name]),
-                state="host" if t.name in assigned[t.name].host else "device",
-            )
-            for t in graph.parameters
-        },
+        parameters=dict(_parameters(graph, assigned)),
         outputs=as_text({name: assigned[name].outputs[name] for name in whole.outputs}),
         redistributions=dict(_redistributions(graph, assigned)),
         collectives=tuple(_collectives(best)),
@@ -96,7 +76,7 @@ def as_plan(
         schedule=_schedule(best),
         stages=tuple(_stages(best, whole)) if isinstance(best, StagedProgram) else (),
         unused=request.cluster.devices - used,
-        predicted=predicted,
+        predicted=predicted_of(best),
         mixtures=tuple(MixturePlan(**asdict(mixture)) for mixture in mixtures),
         provenance=_provenance(best, request, lower_bound, complete),
     )
@@ -132,6 +112,37 @@ def _of_whole(part: PricedProgram | Part, whole: Analysis, micro_batches: int) -
     if micro_batches == 1:
         return part.assignment
     return of_whole_batch(part.assignment, whole, part.tables.analysis, micro_batches)
+
+
+def _model(whole: Analysis, request: Request) -> ModelSpec:
+    graph = whole.graph
+    return ModelSpec(
+        name=graph.name,
+        fingerprint=graph.fingerprint(),
+        mode="train" if whole.train else "infer",
+        optimizer=request.optimizer,
+        loss=graph.loss if whole.train else None,
+        inputs={
+            name: InputSpec(shape=graph.tensors[name].shape, dtype=graph.tensors[name].dtype)
+            for name in graph.inputs
+        },
+    )
+
+
+def _parameters(
+    graph: Graph, assigned: Mapping[str, Assignment]
+) -> Iterator[tuple[str, ParameterPlan]]:
+    for tensor in graph.parameters:
+        assignment = assigned[tensor.name]
+        yield (
+            tensor.name,
+            ParameterPlan(
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                storage=format_layout(assignment.storage[tensor.name]),
+                state="host" if tensor.name in assignment.host else "device",
+            ),
+        )
 
 
 def _operators(
@@ -173,7 +184,7 @@ def _collectives(best: PricedProgram | StagedProgram) -> Iterator[CollectivePlan
         yield from _priced(best.program, best.schedule, best.tables.prices)
         return
     holder = dict(_holders(best))
-    # Stages are told by what one micro-batch sends in them.
+    # Of a stage the plan lists what one micro-batch sends.
     once = replace(best.schedule, micro_batches=1)
     for part in best.parts:
         yield from (
@@ -259,65 +270,6 @@ def _stages(best: StagedProgram, whole: Analysis) -> Iterator[StagePlan]:
             handed=size,
             send=send,
         )
-
-
-def _of_one(best: PricedProgram) -> Predicted:
-    figures = best.estimate
-    return Predicted(
-        step=figures.step,
-        forward=figures.forward,
-        backward=figures.backward,
-        update=figures.update,
-        communication=figures.communication,
-        overlapped=figures.overlapped,
-        memory=figures.memory.total,
-        memory_parts=figures.memory.parts,
-        host_memory=figures.memory.host,
-        streamed=figures.streamed,
-    )
-
-
-def _of_stages(best: StagedProgram) -> Predicted:
-    """Figures of the slowest stage; what it waits for others is the bubble."""
-    pipeline = best.pipeline
-    count = best.schedule.micro_batches
-    stages = best.stages
-    parts = dict(zip(pipeline.stages, best.parts_of_stages, strict=True))
-    groups = [pipeline.stages[number::stages] for number in range(stages)]
-    slowest = max(
-        groups,
-        key=lambda group: sum(count * (s.forward + s.backward) + s.once + s.update for s in group),
-    )
-    fullest = max(groups, key=lambda group: sum(s.memory for s in group))
-    moved = count * sum(s.moved for s in slowest)
-    forward, backward = (
-        count * sum(getattr(s, name) for s in slowest) for name in ("forward", "backward")
-    )
-    update = sum(s.update for s in slowest)
-    exposed = (
-        sum(s.once for s in slowest)
-        - once_of(slowest, best.schedule.unit_bytes, best.parts[0].group.cluster).hidden
-    )
-    once = sum(s.once for s in slowest)
-    stored = sum(float(parts[s].figures.stored[s.start : s.stop].sum()) for s in fullest)
-    memory = sum(s.memory for s in fullest)
-    hosts = [float(part.figures.host[s.start : s.stop].sum()) for s, part in parts.items()]
-    busy = forward + backward + update + exposed
-    # The times of passes include their communication, which a plan tells apart.
-    computed = 1 - moved / (forward + backward) if moved else 1.0
-    return Predicted(
-        step=pipeline.step,
-        forward=computed * forward,
-        backward=computed * backward,
-        update=update,
-        communication=moved + once,
-        overlapped=once - exposed,
-        bubble=max(pipeline.step - busy, 0.0),
-        memory=memory,
-        memory_parts={"stored": stored, "activations": memory - stored},
-        host_memory=max(sum(hosts[k::stages]) for k in range(stages)),
-        streamed=sum(float(parts[s].figures.streamed[s.start : s.stop].sum()) for s in slowest),
-    )
 
 
 def _provenance(

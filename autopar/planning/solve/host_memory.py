@@ -145,6 +145,7 @@ def _without(tables: Tables, choices: Sequence[int]) -> tuple[Floats, ...]:
         used = float(offered.host[choice])
         if 0 < used <= left:
             left -= used
+            # Layouts with no more bytes on the host than these stay open, as they fit as well.
             unary.append(np.where(offered.host <= used, offered.seconds, math.inf))
             continue
         if offered not in on_device:

@@ -24,7 +24,7 @@ from autopar.planning.model.counts import Counts
 from autopar.planning.tables.decoding import decode
 from autopar.planning.tables.tables import Tables, Variable
 from autopar.search import Solution
-from autopar.sharding.program import build_program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import Schedule
 
 

@@ -23,17 +23,15 @@ class Case:
 class Solved:
     """The tables of a case with their solution.
 
-    `seconds`: the step that the tables add up to, with equal stages. `bound`: a lower bound on that
-    of any solution under the schedule that waits least. `promise`: seconds that its program hardly
-    undercuts. `free`: the solution is the optimum without a memory limit, and fits. `beyond`: bytes
-    that its program needs beyond the sum of its tables.
+    `seconds`: the step that the tables add up to, with equal stages. `promise`: seconds that its
+    program hardly undercuts. `free`: the solution is the optimum without a memory limit, and fits.
+    `beyond`: bytes that its program needs beyond the sum of its tables.
     """
 
     case: Case
     tables: Tables
     solution: Solution
     seconds: float
-    bound: float
     promise: float
     free: bool = False
     beyond: float = 0.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from autopar.planning.model.counts import Counts, Segments
 
+# Not infinite, because infinity times a share or a price of 0 is not a number.
 FORBIDDEN = 1e9
 """A factor that makes any collective more expensive than all other costs."""
 
@@ -15,17 +16,21 @@ FORBIDDEN = 1e9
 class Multiplicities:
     """The multiplicities of a step.
 
-    `passes`: how often the time of a micro-batch counts (micro-batches plus bubble). `in_flight`:
-    micro-batches between their forward and backward pass at once. `accumulating`: gradients of
-    several micro-batches are added up. `hidden`: the share of the parameters' collectives that runs
-    under computation. `early`: from parameters to their first reader; on that way the first gather
-    and the last reduction are not hidden (see `first_parameters.py`). `waits`: seconds that every
-    collective of a value waits for earlier ones of parameters. `once`: the counted share of what is
-    done once a step. `covers`: the share of the work of passes that does not count, where
-    collectives of parameters take longer. `busy`: a link; the collectives of parameters on others
-    count `beside` so often. `segments`: the recomputed operators. `zero`: parameters stored split
-    and used gathered are gathered once a step, with gradients added up whole (1) or as shards after
-    every micro-batch (2), or gathered for every pass (3); with 0 there are none.
+    - `passes`: how often the time of a micro-batch counts (micro-batches plus bubble).
+    - `in_flight`: micro-batches between their forward and backward pass at once.
+    - `accumulating`: gradients of several micro-batches are added up.
+    - `hidden`: the share of the parameters' collectives that runs under computation.
+    - `early`: from parameters to their first reader. On that way the first gather and the last
+      reduction are not hidden (see `first_read.py`).
+    - `waits`: seconds that every collective of a value waits for earlier ones of parameters.
+    - `once`: the counted share of what is done once a step.
+    - `covers`: the share of the work of passes that does not count, where collectives of parameters
+      take longer.
+    - `busy`: a link. The collectives of parameters on other links count `beside` so often.
+    - `segments`: the recomputed operators.
+    - `zero`: the ZeRO stage. With 0 no parameter that is stored split is used gathered. With 1 and
+      2 such parameters are gathered once a step; gradients are added up whole (1), or as shards
+      after every micro-batch (2). With 3 they are gathered for every pass.
     """
 
     counts: Counts = field(default_factory=Counts)

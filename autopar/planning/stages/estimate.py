@@ -65,7 +65,7 @@ class Pipe:
         return max(self.share * (self.micro_batches + waited) - self.micro_batches, 0.0)
 
     def least_bubble(self, schedules: Schedules) -> float:
-        """Return the bubble of the schedule with the least one."""
+        """Return the least bubble of these schedules, in passes."""
         return min((self.bubble(*schedule) for schedule in schedules), default=self.stages - 1.0)
 
     def expected(
@@ -100,7 +100,7 @@ class Pipe:
 def pass_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> float:
     """Return the seconds of a pass of one micro-batch.
 
-    They include the collectives of parameters that every pass has, which are all under ZeRO 3.
+    They include the collectives of parameters that every pass has: under ZeRO 3 all of them.
     """
     choices = solution.choices
     graph = tables.graph

@@ -43,20 +43,27 @@ Floats = NDArray[np.float64]
 class OperatorCosts:
     """Arrays [operators] of seconds and bytes.
 
-    Seconds of a micro-batch: `forward`, `backward`, of the latter `weight` for gradients of
-    weights, and of both `moved` for collectives.
+    Seconds of a micro-batch:
 
-    Seconds of a step: `once` for gathers and reductions of parameters, of which `gather` for the
-    gathers; `update` for the optimizer, of which `streamed` for the way to host memory and back.
+    - `forward`, `backward`: of both passes.
+    - `weight`: the part of `backward` for gradients of weights.
+    - `moved`: the part of both passes for collectives.
 
-    Bytes: `travel` of parameters that are gathered or whose gradients are reduced; `stored` of
-    parameters, gradients and optimizer state; `host` of the state that is in host memory instead;
-    `saved` of what a micro-batch keeps for its backward pass; `excess` of what is alive besides
-    while the operator is at work; `flat` of flat copies of gradients, from the last backward pass
-    to the end of the step.
+    Seconds of a step:
 
-    `handed`: array [operators + 1], bytes of a device's values made before an operator and read
-    from it on.
+    - `once`: of gathers and reductions of parameters; `gather`: the gathers among them.
+    - `update`: of the optimizer; `streamed`: the way to host memory and back in it.
+
+    Bytes:
+
+    - `travel`: of parameters that are gathered, or whose gradients are reduced.
+    - `stored`: of parameters, gradients and optimizer state.
+    - `host`: of the optimizer state that is in host memory instead.
+    - `saved`: what a micro-batch keeps for its backward pass.
+    - `excess`: what is alive besides while the operator is at work.
+    - `flat`: flat copies of gradients, from the last backward pass to the end of the step.
+    - `handed`: array [operators + 1], a device's values made before an operator and read from it
+      on.
     """
 
     forward: Floats
@@ -265,6 +272,7 @@ class _Adder:
         optimizer = self.costed.optimizer
         cluster = self.prices.cluster
         train = self.analysis.train
+        # A parameter without a reader is stored all the same: it counts to the first operator.
         index = self.costed.first.get(tensor.name, 0)
         layout = self.program.assignment.storage[tensor.name]
         size = local_bytes(layout, tensor.bytes, self.mesh)

@@ -11,7 +11,8 @@ from autopar.planning.space.schedules import schedules_for
 from autopar.planning.tables import Tables, decode
 from autopar.search import Solution
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.program import Assignment, Program, build_program
+from autopar.sharding.program import Assignment, Program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import Schedule
 
 from .cutter import Cutter

@@ -58,7 +58,7 @@ class PieceCosts:
 
     @functools.cached_property
     def totals(self) -> list[Floats]:
-        """Seconds of a step of all pieces before each one, for each stage."""
+        """For each stage, the seconds of a step of all pieces before each piece."""
         totals = {
             kind: np.concatenate(([0.0], np.cumsum(self._seconds(kind)))) for kind in self._kinds
         }

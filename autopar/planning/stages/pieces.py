@@ -36,6 +36,7 @@ def pieces_of(figures: Sequence[OperatorCosts], stages: int) -> NDArray[np.int64
             cuts = cuts[np.concatenate(([True], np.diff(work[cuts]) > 0.0))]
         if len(cuts) + 1 >= FEW * stages:
             break
+    # The tables of all stages grow with the square of the number of pieces.
     if len(cuts) > MAX_PIECES:
         cuts = np.sort(cuts[np.argsort(handed[cuts], kind="stable")[:MAX_PIECES]])
     return np.concatenate(([0], cuts, [count]))

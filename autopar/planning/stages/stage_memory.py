@@ -52,6 +52,7 @@ class StageMemory:
         """
         saved = float(self.saved[j] - self.saved[i])
         during = float(self.highest[i:j].max())
+        # In the last backward pass no other micro-batch is in flight.
         last = float(self.highest_last[i:j].max() + self.flat[j])
         return (
             float(self.stored[j] - self.stored[i])

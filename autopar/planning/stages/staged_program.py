@@ -104,6 +104,7 @@ def best_pipeline(
     `solved`: the solution of the only group within its memory, if it is known. `too_slow`: cuts
     that take so many seconds are left out; raises `Slower` if all do.
     """
+    # The solution of a group is of the whole model, of which the group holds only its share.
     limits = TableLimits(
         groups, [group.stages * terms.room(group) / group.share for group in groups]
     )

@@ -21,8 +21,8 @@ TIGHTEST = 0.7
 class TableLimits:
     """The limits within which the groups' tables are solved next.
 
-    `allowed`: bytes of all stages of each group. `above`: the least limits whose solutions no cut
-    fitted. `fitting`: limits whose solutions a cut fitted, if any did.
+    `allowed`: bytes of all stages of each group. `above`: the least limits under which no cut has
+    fitted. `fitting`: limits under which a cut has fitted (None: none yet).
     """
 
     def __init__(self, groups: Sequence[Group], allowed: list[float]) -> None:
@@ -37,6 +37,7 @@ class TableLimits:
 
     def tighten(self, parts: Sequence[Part], excess: float) -> None:
         """Allow less: no cut of these parts fits, by `excess` bytes of the fullest device."""
+        # A limit between the bytes used and those allowed would have the same solution.
         self.above = used(parts, self.allowed)
         if self.fitting:
             self.allowed = _between(self.above, self.fitting)

@@ -39,3 +39,12 @@ def weight_share(tables: Tables, work: Multiplicities) -> float:
         passed += count * float(parts.forward[0] + parts.backward[0])
         weights += count * float(parts.weight[0])
     return weights / passed if passed else 0.0
+
+
+def longest_operator(tables: Tables, work: Multiplicities) -> float:
+    """The seconds of the longest operator of a step on one device, all its passes together."""
+    return max(
+        float(seconds.min()) / work.counts.operators.get(variable.name, 1)
+        for variable, seconds in zip(tables.variables, tables.graph.unary, strict=True)
+        if variable.what == "operator"
+    )

@@ -94,6 +94,7 @@ class Choosing:
         basis = self.basis
         train = basis.analysis.train
         digits = space.digits()
+        # The optimizer updates values: a stored parameter is not partial, nor is its gradient.
         whole_or_split = tuple(
             number
             for number, kind in enumerate(space.kinds)
@@ -200,6 +201,8 @@ class Choosing:
         space = self.basis.spaces[name]
         tensor = graph.tensors[name]
         whole = name in (graph.loss, *graph.updates.values())
+        # A caller does not add up shares: neither a value that leaves nor its gradient may be
+        # partial.
         kinds = tuple(
             number
             for number, kind in enumerate(space.kinds)

@@ -77,6 +77,7 @@ class _Decoder:
         return self.tables.spaces[name].layout(self.chosen[what, name])
 
     def _decision(self, op: Operator, axes: int) -> Decision:
+        # Operators of the preamble (masks, positions) run whole on every device.
         if op.name in self.tables.analysis.cold:
             whole = (R,) * axes
             return Decision(
@@ -115,6 +116,8 @@ class _Decoder:
         stored = (
             gradient and tensor.role is Role.PARAMETER and source == self._layout("parameter", name)
         )
+        # A chain is a shortest path, so equal redistributions share it, those of later solutions
+        # too.
         key = (source, target, tensor.shape, tensor.dtype, tensor.role, gradient, kinds, stored)
         if key not in self.known:
             self.known[key] = self._chain(

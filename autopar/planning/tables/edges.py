@@ -25,7 +25,7 @@ KINDS = (Kind.SPLIT, Kind.BROADCAST, Kind.REPLICATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Joined:
-    """The table of a parameter's join, what of it is `aside`, and `each` (see `Tables`)."""
+    """The table of a parameter's join, and its parts that `Tables` calls `aside` and `each`."""
 
     value: Floats
     aside: Floats
@@ -102,9 +102,9 @@ class TableEdges:
             self.edges[pair] = sums[terms[pair]]
 
     def _parameter(self, join: Join) -> _Joined:
-        """Return the table of a parameter's join, which its maker always precedes.
+        """Return the table of a parameter's join, and note the part that is no communication.
 
-        The part that is no communication is noted.
+        The join's source always comes before its target.
         """
         joined = self._joined(join)
         pair = (join.source, join.target)

@@ -30,8 +30,8 @@ def offering_host(
 ) -> Tables:
     """Tables with choices of host memory next to those of the device, or `only` these.
 
-    `room`: bytes that the hosts hold in all. `hosted`: the parameters with host choices only, if
-    all others have none. Tables with such choices are returned unchanged.
+    `room`: bytes that the hosts hold in all. `hosted`: only these parameters have choices of host
+    memory, and they have no others. Tables with such choices are returned unchanged.
     """
     if (
         optimizer_named(tables.optimizer).states == 0

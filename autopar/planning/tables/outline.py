@@ -160,6 +160,8 @@ class _Outliner:
         if not readers:
             return
         self.makers[name] = self.origins[name] = _Origin(variable=source, codes=codes)
+        # A program makes a redistribution once; without a fan-out the tables would count it once
+        # for each reader.
         if len(readers) > 1:
             choices = self.choosing.fan_out(name, codes, self._kinds_read(name, readers))
             fan_out = self._layouts("fan-out", name, choices)

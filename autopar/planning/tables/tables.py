@@ -1,8 +1,13 @@
 """The priced tables of a cost graph, the meaning of its variables, and what they are made from.
 
-Variables: a strategy for every operator that the search decides on, a storage layout for every
-parameter, a fan-out for every tensor with several readers (the one layout from which they take it),
-and the layout of every output. Edges: redistributions.
+Variables:
+
+    operator     a strategy for every operator that the search decides on
+    parameter    the storage layout of every parameter
+    fan-out      the one layout from which the readers of a tensor take it, if there are several
+    output       the layout of every output
+
+Edges: redistributions.
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ class ValueTables:
 
     def priced(self, work: Multiplicities) -> list[Floats]:
         """The table of each class."""
+        # A layout out of reach takes infinitely long, and 0 times infinity is not a number. Where
+        # passes do not count, `_distances` made the other seconds 0 already.
         seconds = (self.counts * (work.counted or 1.0)) * self.seconds
         return [
             seconds[span].reshape(shape)

@@ -105,14 +105,13 @@ def _pool(call: Call) -> str:
     else:
         space = next((count for count in (1, 3) if f"{count}d" in kind), 2)
     lead = " ".join(f"d{i}" for i in range(rank - space))
-    if "lobal" in call.operator.kind or "adaptive" in call.operator.kind:
+    if "global" in kind.lower() or "adaptive" in kind:
         return _adaptive(call, lead, space)
-    # A pool's indices count from the corner of the whole image; a mean of integers is rounded once
-    # only.
-    mended = len(call.outputs) == 1 and (
-        call.inputs[0].is_float or "max" in call.operator.kind.lower()
-    )
-    spots = spell(windows_of(call) if mended else (), space)
+    # Space is whole where a part's results would differ from those of the whole image. Indices (a
+    # second output) count from the image's corner, and a mean of integers is rounded only once.
+    has_indices = len(call.outputs) > 1
+    rounds = not call.inputs[0].is_float and "max" not in kind.lower()
+    spots = spell(() if has_indices or rounds else windows_of(call), space)
     return (
         f"{lead} {spots.ins} -> "
         + ", ".join(f"{lead} {spots.outs}" for _ in call.outputs)

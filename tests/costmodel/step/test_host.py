@@ -34,7 +34,8 @@ from autopar.ir import Role, Tensor
 from autopar.planning.model.request import Request
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
-from autopar.sharding.program import Program, build_program
+from autopar.sharding.program import Program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.state_chunks import chunks
 from tests.costmodel.on_mesh import best_on_mesh

@@ -32,7 +32,8 @@ from autopar.planning.model.request import Request
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.mesh import Axis, Mesh, degree_of
-from autopar.sharding.program import Compute, Program, Redistribute, build_program
+from autopar.sharding.program import Compute, Program, Redistribute
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule
 from tests.costmodel.on_mesh import best_on_mesh
 

@@ -16,7 +16,7 @@ from autopar.errors import AutoparError, RuleError, UsageError
 from autopar.integrations.notations import NOTATIONS, read_layout, write_layout
 from autopar.integrations.notations.mindspore import tensor_layout
 from autopar.integrations.notations.place import Place
-from autopar.runtime.parameters.storage import layout_of, placements_of
+from autopar.runtime.parameters.torch_layouts import layout_of, placements_of
 from autopar.sharding.layout import B, Kind, Layout, P, R, S, format_layout, parse_layout
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.redistribution import without_gradient

@@ -280,7 +280,7 @@ def test_what_is_proven_raises_the_bound_and_stays_below_the_best(
     folded = FoldedModel(transformer(shape(layers=2), batch=8).graph, train=True)
     search = BestFirst(folded, request)
     search.run()
-    best = search.best
+    best = search.record.best
     book = Book(search.solver)
     for few, every in CandidateGroups(folded, request).groups(4):
         book.enter(few or every)

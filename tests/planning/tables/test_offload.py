@@ -31,7 +31,7 @@ from autopar.planning.tables.offload import offering_host
 from autopar.planning.tables.tables import Tables
 from autopar.search import CostGraph, Infeasible, Solution, solve
 from autopar.sharding.analysis import analyse
-from autopar.sharding.program import build_program
+from autopar.sharding.program_builder import build_program
 from tests.planning.modules import loaded, perceptron
 
 LLAMA_7B = Shape(

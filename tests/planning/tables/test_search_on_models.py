@@ -21,7 +21,7 @@ from autopar.planning.tables.decoding import decode
 from autopar.planning.tables.tables import Tables
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
-from autopar.sharding.program import build_program
+from autopar.sharding.program_builder import build_program
 from tests.planning.modules import loaded, perceptron, transformer
 
 

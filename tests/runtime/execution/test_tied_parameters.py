@@ -72,7 +72,11 @@ def _trained(
     whole = (
         None
         if weight is None
-        else gather_full(local_of(weight), engine.storage_of("twice.weight")[1], engine.groups)
+        else gather_full(
+            local_of(weight),
+            engine.storages.of("twice.weight").layouts["twice.weight"],
+            engine.groups,
+        )
     )
     return gradients, whole, log.mismatch(plan, dist.get_rank())
 

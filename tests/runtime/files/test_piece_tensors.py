@@ -73,8 +73,10 @@ def test_a_compiled_step_on_pieces() -> None:
 
 def _placed(layout: str, ranks: int) -> DTensor:
     mesh = mesh_of((ranks,))
-    storage = Storage(mesh, DeviceGroups.create(mesh), 0, torch.device("cpu"), plain=False)
-    actual = storage.placed(WHOLE, parse_layout(layout))
+    groups = DeviceGroups.create(mesh)
+    layouts = {"w": parse_layout(layout)}
+    storage = Storage(mesh, layouts, groups, 0, torch.device("cpu"), plain=False)
+    actual = storage.placed("w", WHOLE)
     assert isinstance(actual, DTensor)
     return actual
 

@@ -25,7 +25,8 @@ from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import R, S
 from autopar.sharding.mesh import Axis, Mesh
-from autopar.sharding.program import Assignment, Compute, Program, build_program
+from autopar.sharding.program import Assignment, Compute, Program
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import Schedule
 from tests.runtime.helpers import GraphBuilder
 

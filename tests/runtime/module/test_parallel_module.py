@@ -22,7 +22,7 @@ from autopar.order.unit_collectives import reduce_collectives
 from autopar.runtime.checking.check import CollectiveLog, compare
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
-from autopar.runtime.parameters.storage import device_mesh, placements_of
+from autopar.runtime.parameters.torch_layouts import device_mesh, placements_of
 from autopar.runtime.ranks.cuts import cuts_of, shard_of
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.layout import format_layout

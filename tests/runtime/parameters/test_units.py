@@ -21,7 +21,8 @@ from autopar.runtime.parameters.gradients import Gradients
 from autopar.runtime.parameters.units import ParameterUnits
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.layout import Kind
-from autopar.sharding.program import Program, Redistribute, build_program
+from autopar.sharding.program import Program, Redistribute
+from autopar.sharding.program_builder import build_program
 from autopar.sharding.redistribution import cheapest_chain
 from autopar.sharding.schedule import UNIT_BYTES, Schedule
 from tests.runtime.graphs import GRAPHS

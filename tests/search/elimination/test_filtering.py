@@ -11,7 +11,7 @@ from autopar.search.elimination import filtering
 from autopar.search.elimination.conditioning import Minimiser
 from autopar.search.elimination.derived_graphs import restrict
 from autopar.search.elimination.filtering import marginals
-from autopar.search.elimination.schedules import schedule
+from autopar.search.elimination.order_choice import schedule
 
 
 def by_enumeration(graph: CostGraph) -> list[np.ndarray]:

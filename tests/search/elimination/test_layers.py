@@ -9,8 +9,8 @@ import pytest
 from search_graphs import layered_graph
 
 from autopar.search import CostGraph, Infeasible, solve
+from autopar.search.elimination.order_choice import schedule
 from autopar.search.elimination.pruning import reduce
-from autopar.search.elimination.schedules import schedule
 
 
 @pytest.mark.parametrize("hub", [0, 3])

@@ -12,9 +12,10 @@ from search_graphs import layered_graph, random_graph
 
 from autopar.search import NoAssignment, solve
 from autopar.search.elimination.minplus import BLOCK, eliminate
+from autopar.search.elimination.order_choice import schedule, typical_schedule
 from autopar.search.elimination.orders import order
 from autopar.search.elimination.pruning import reduce, substitutes
-from autopar.search.elimination.schedules import schedule, sharing_orders, typical_schedule
+from autopar.search.elimination.shared_orders import sharing_orders
 from autopar.search.memory.mixtures import arrangement, best_cut
 
 

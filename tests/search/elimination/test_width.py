@@ -10,8 +10,8 @@ import pytest
 from search_graphs import clique, random_graph
 
 from autopar.search import CostGraph, Infeasible, NoAssignment, nearly, solve
+from autopar.search.elimination.order_choice import schedule
 from autopar.search.elimination.pruning import Reduction, reduce
-from autopar.search.elimination.schedules import schedule
 from autopar.search.solvers.dynamic_programming import Aim, eliminate_variables
 
 

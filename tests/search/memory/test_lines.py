@@ -11,7 +11,7 @@ import pytest
 
 from autopar.search import CostGraph, Infeasible, NoAssignment
 from autopar.search.elimination.conditioning import Minimiser
-from autopar.search.elimination.schedules import sharing_orders
+from autopar.search.elimination.shared_orders import sharing_orders
 from autopar.search.memory.bounding import bound_within
 from autopar.search.memory.lines import Lines, Point, lines_of
 from autopar.search.solvers.exhaustive import exhaustive

@@ -90,6 +90,7 @@ def _used(tables: Tables, target: Variable, name: str, choice: int) -> Layout:
     """The layout in which a variable takes a parameter."""
     if target.what != "operator":
         return tables.spaces[name].layout(int(target.rows[choice]))
+    # A parameter of several readers has a fan-out, so this operator is the only reader.
     position = next(
         position for operator, position in tables.analysis.readers[name] if operator >= 0
     )

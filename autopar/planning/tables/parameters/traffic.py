@@ -29,7 +29,7 @@ from autopar.search import Solution
 from .messages import messages
 
 FORWARD = 1 / 3
-"""The share of a pass that is its forward part."""
+"""The share of a pass that is its forward part: backward, a product becomes two of its size."""
 OUTERMOST = 0.9
 """The weight of the outermost link in a bound; all others share the rest, as less is sent there."""
 
@@ -90,9 +90,9 @@ def hideable(
         (1 - e) / slowdown        e = (u - early) / (1 - early), u = 2 / (n (a + b)), early = 0
                                   where it is more than u
 
-    Of n units, each gathered a times and reduced b times, one gather and one reduction are seen.
-    From their share that of the `early` parameters is taken, which are first in order and counted
-    by themselves.
+    A step gathers each of n units a times, and reduces it b times. One gather and one reduction
+    have nothing to run under: their share is u. The `early` parameters are first in order and
+    counted by themselves, so their share is taken off.
 
     `parameters`: bytes of all of them. `tensors`: by name. With several `stages` half of it is
     hidden, because the one pass under which it runs is short beside a step.
@@ -105,6 +105,8 @@ def hideable(
     both = 2 / sum(replace(work, once=1.0).gathers)
     unit = both / units
     early = both * early
+    # Early parameters of less than a unit are in the first unit, which is exposed in any case.
+    # Those of more fill units of their own, and the unit behind them is exposed as well.
     if early >= 1:
         exposed = 1.0
     elif early < unit:
@@ -232,6 +234,8 @@ def sent_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> Se
         if early:
             early_gathers.append(work.once * gather)
             early_reductions.append(work.once * reduction)
+        # Only the first gather and the last reduction of an early parameter have nothing to run
+        # under.
         gathers.append((often[0] - early * work.once) * gather)
         reductions.append((often[1] - early * work.once) * reduction)
     return Sent(
@@ -287,7 +291,7 @@ def once_seconds(devices: Iterable[Once], backend: str, interleave: int = 1) -> 
 
 
 def _seen(seconds: float, cover: float, units: int, slowdown: float) -> float:
-    """Return the exposed seconds of `seconds` in so many units under a pass (see the module)."""
+    """Return how much of `seconds`, sent in so many units, is exposed (see the module)."""
     # One unit is always exposed. Of the others it is what exceeds the pass, and at least the time
     # by which they slow it.
     rest = seconds * (1 - 1 / units)

@@ -1,0 +1,78 @@
+"""The incumbents of a search: the programs that were the fastest so far.
+
+On the whole graph a pipeline may take longer than its folded cuts: what is compared is the program
+that would be the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from autopar.planning.model.effort import EFFORT
+from autopar.planning.space.candidates import Candidate
+from autopar.search import Infeasible
+
+from .evaluator import Played
+from .whole_programs import Program, WholePrograms
+
+
+class Incumbents:
+    """The incumbents, the fastest first: their `programs`, and their solutions as `played`.
+
+    `fastest`: the fastest solution of each candidate, as it was played. `failures`: of whole
+    programs. `idle`: candidates played since the last program that was faster.
+    """
+
+    def __init__(self, whole: WholePrograms) -> None:
+        self.whole = whole
+        self.programs: list[Program] = []
+        self.played: list[Played] = []
+        self.fastest: dict[Candidate, Played] = {}
+        self.failures: list[Infeasible] = []
+        self.idle = 0
+        self._seen: set[Candidate] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.played)
+
+    @property
+    def best(self) -> float:
+        """Seconds of the incumbent's step."""
+        return self.played[0].seconds if self.played else math.inf
+
+    @property
+    def enough(self) -> float:
+        """A promise that is not below this is not looked at."""
+        return (1 - EFFORT.close) * self.best
+
+    def look_at(self, candidate: Candidate) -> None:
+        """Count a candidate that is played."""
+        # A candidate's modes are mostly alike, so all of them are one try.
+        if candidate not in self._seen:
+            self.idle += 1
+        self._seen.add(candidate)
+
+    def note(self, played: Played) -> None:
+        """Remember the fastest program of each candidate, and the incumbent."""
+        candidate = played.solved.candidate
+        fastest = self.fastest.setdefault(candidate, played)
+        if played.seconds < fastest.seconds:
+            self.fastest[candidate] = played
+        if played.seconds < self.best:
+            self.challenge(played)
+
+    def challenge(self, played: Played) -> None:
+        """Compare the whole program of a solution with the incumbent."""
+        try:
+            program = self.whole.program(played)
+        except Infeasible as error:
+            self.failures.append(error)
+            return
+        if program.seconds >= self.best:
+            return
+        # A gain below `close` is taken, but is no reason to go on looking.
+        if program.seconds < self.enough:
+            self.idle = 0
+        self.programs.insert(0, program)
+        self.played.insert(0, replace(played, seconds=program.seconds))

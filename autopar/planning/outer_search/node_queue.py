@@ -1,0 +1,65 @@
+"""The queue of the outer search: its nodes, the one of the least promise first."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from autopar.planning.solve.solved_candidate import Case, Solved
+from autopar.planning.space.candidates import Candidate
+
+Place = tuple[Sequence[Candidate], Sequence[Candidate]]
+"""The candidates of a mesh: those worth trying, and all, in case pins forbid the former."""
+Node = Place | Candidate | Case | Solved
+Order = Callable[[float, Node], float]
+"""The key of a node, given its promise: the node of the least key comes first."""
+
+
+def by_promise(promise: float, node: Node) -> float:
+    """The promise itself."""
+    return promise
+
+
+class NodeQueue:
+    """Nodes with their promises. Of nodes with equal keys, those that entered first come first."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        # The number decides between equal keys, as nodes themselves cannot be compared.
+        self._entries: list[tuple[float, int, float, Node]] = []
+        self._number = itertools.count()
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    @property
+    def least(self) -> float:
+        """The key of the node that comes first."""
+        return self._entries[0][0]
+
+    @property
+    def places(self) -> int:
+        """Number of places among the nodes."""
+        return sum(isinstance(entry[-1], tuple) for entry in self._entries)
+
+    def push(self, promise: float, node: Node) -> None:
+        """Add a node, unless it promises nothing."""
+        if promise < math.inf:
+            entry = (self._order(promise, node), next(self._number), promise, node)
+            heapq.heappush(self._entries, entry)
+
+    def pop(self) -> tuple[float, Node]:
+        """Take the node that comes first, with its promise."""
+        _, _, promise, node = heapq.heappop(self._entries)
+        return promise, node
+
+    def reorder(self, order: Order) -> None:
+        """Change the order of the nodes that are left, and of those to come."""
+        self._order = order
+        self._entries = [
+            (order(promise, node), number, promise, node)
+            for _, number, promise, node in self._entries
+        ]
+        heapq.heapify(self._entries)

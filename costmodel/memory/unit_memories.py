@@ -1,0 +1,215 @@
+"""The memories of units of parameters while a step runs: gathers, releases and reductions.
+
+A gather holds its flat message along with the values until the first segment reads them. A
+reduction holds its message until the next one begins, or the step ends; a sum in place is the
+gradient itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autopar.ir import Role
+from autopar.order.scheduled import Mode, Scheduled
+from autopar.order.unit_collectives import reduce_collectives
+from autopar.order.units import Unit
+from autopar.order.value_flow import moves_value, only_casts
+from autopar.sharding.mesh import degree_of
+from autopar.sharding.program import Redistribute
+
+from .flat_messages import FlatStep, Going, Moving, carried, flat_steps
+from .live_bytes import BUFFER, GATHERED, GRADIENT, STORED
+from .saved_values import Facts
+from .step_memories import Place, Steps
+
+
+class UnitMemories(Steps):
+    """The memories of a plan's units.
+
+    `values`: gathered parameters. `home`: gradients of parameters, stored or on their way there.
+    `behind`: gradients of values, until the segment that made the value takes them. `own`: the
+    places of gradients that are sums in memory of their own.
+    """
+
+    def __init__(self, plan: Scheduled, facts: Mapping[str, Facts]) -> None:
+        super().__init__(plan.program, facts, plan.schedule.types)
+        self.plan = plan
+        self.behind: dict[Place, int] = {}
+        self.home: dict[Place, int] = {}
+        self.own: set[Place] = set()
+        self.closed: set[int] = set()
+        self.coming: dict[int, Moving] = {}
+        self.going: list[Going] = []
+        self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
+        self.followers = plan.followers()
+
+    def read(self, memory: int) -> None:
+        # Released memory is not there, even if something still refers to it.
+        if memory not in self.closed:
+            super().read(memory)
+
+    def bring(self, gradients: Sequence[tuple[Place, int]], *, made: bool = False) -> None:
+        """Add each gradient to earlier ones, in place if nothing else holds them.
+
+        All are held until the last is added. `made`: gradients of a backward pass, which are cast
+        to the type in which they travel.
+        """
+        for place, gradient in gradients:
+            parameter = self.tensors[place[0]].role is Role.PARAMETER
+            if made and parameter and self.is_cast(place[0]):
+                self.tick(place[0])
+                self.read(gradient)
+                gradient = self.new(self.gradient_bytes(*place))
+            held = self.home if parameter else self.behind
+            before = held.get(place)
+            if before is None:
+                total = gradient
+            else:
+                self.tick(place[0])
+                self.read(before)
+                # The first gradient may be held elsewhere, so the first sum is made in new memory.
+                total = before if place in self.own else self.new(self.size[before])
+                if parameter:
+                    self.own.add(place)
+            held[place] = total
+            if parameter:
+                self.what[total] = GRADIENT
+        for _, gradient in gradients:
+            self.read(gradient)
+
+    def gather(self, unit: Unit) -> None:
+        self.wait([unit.number])
+        self.tick(self._name(unit))
+        moving = self._gathering(unit)
+        # It stops while a collective is under way; without one the gather is over at once.
+        if next(moving, unit) is None:
+            self.coming[unit.number] = moving
+
+    def wait(self, units: Sequence[int]) -> None:
+        for number in units:
+            moving = self.coming.pop(number, None)
+            if moving is not None:
+                self.tick(self._name(self.plan.units[number]))
+                for _ in moving:
+                    pass
+
+    def _gathering(self, unit: Unit) -> Moving:
+        for group in unit.groups:
+            steps = self._members(group)
+            if not moves_value(steps[0]):
+                continue
+            starts = [self._start(step) for step in steps]
+            sizes = [self.bytes_of(step.tensor, step.chain[-1]) for step in steps]
+            rooms = (
+                [self.new(size, GATHERED) for size in sizes] if unit.mode is Mode.PER_PASS else []
+            )
+            made = yield from carried(self, starts, self._flat(group, back=False), rooms)
+            self.values.update(
+                ((step.tensor, step.chain[-1]), memory)
+                for step, memory in zip(steps, made, strict=True)
+            )
+            for memory in made:
+                if memory != STORED:
+                    self.what[memory] = GATHERED
+            for memory in starts:  # held until all has come
+                self.read(memory)
+
+    def _start(self, step: Redistribute) -> int:
+        """The start of a chain: another chain's result, or the shard, cast if its type differs."""
+        place = step.tensor, step.chain[0]
+        start = (
+            self.values.get(place)
+            if place[1] != self.program.assignment.storage[step.tensor]
+            else None
+        )
+        if start is None:
+            start = (
+                self.new(self.bytes_of(step.tensor, step.chain[0]))
+                if self.types.casts(self.tensors[step.tensor])
+                else STORED
+            )
+        return start
+
+    def release(self, unit: Unit) -> None:
+        self.wait([unit.number])
+        for step in self._members(unit.members):
+            memory = self.values.pop((step.tensor, step.chain[-1]), STORED)
+            self.read(memory)
+            # Its storage is freed, although autograd still refers to the tensor.
+            if unit.mode is Mode.PER_PASS and memory != STORED:
+                self.closed.add(memory)
+
+    def reduce(self, unit: Unit, *, last: bool) -> None:
+        self.tick(self._name(unit))
+        followers = self.followers.get(unit.number, ())
+        for going in self.going:
+            if going.unit in followers:
+                self.complete(going)
+            elif going.left or not going.rests:
+                self._go_on(going)
+        self.going = [going for going in self.going if not going.ended]
+        self.tick(self._name(unit))
+        issued = sum(
+            1
+            for c in reduce_collectives(self.program, unit, self.types, last=last)
+            if degree_of(c.axes, self.mesh) > 1
+        )
+        self.going.append(
+            Going(unit.number, self._reducing(unit, last=last), issued, last and bool(unit.buckets))
+        )
+        self._go_on(self.going[-1])
+
+    def _go_on(self, going: Going) -> None:
+        if next(going.moving, self) is None:
+            going.left -= 1
+        else:
+            going.ended = True
+
+    def complete(self, going: Going) -> None:
+        for _ in going.moving:
+            going.left -= 1
+        going.ended = True
+
+    def _reducing(self, unit: Unit, *, last: bool) -> Moving:
+        for group in reversed(unit.groups) if last or unit.mode is not Mode.ONCE else ():
+            steps = self._members(group)
+            if steps[0].gradient and not only_casts(steps[0]):
+                shares = [self._taken((step.tensor, step.chain[-1])) for step in steps]
+                home = yield from carried(self, shares, self._flat(group, back=True))
+                self.bring(
+                    [
+                        ((step.tensor, step.chain[0]), gradient)
+                        for step, gradient in zip(steps, home, strict=True)
+                    ]
+                )
+        for bucket in unit.buckets if last else ():
+            places = [(name, self.program.assignment.storage[name]) for name in bucket.parameters]
+            sums = [self._taken(place) for place in places]
+            for axes in bucket.sums:
+                if degree_of(axes, self.mesh) > 1:
+                    for memory in sums:
+                        self.read(memory)
+                    sums = [self.new(self.size[memory], BUFFER) for memory in sums]
+                    yield
+            self.home.update(zip(places, sums, strict=True))
+
+    def _taken(self, place: Place) -> int:
+        """The gradient at a place, which is there no longer; zeros where there is none."""
+        self.own.discard(place)
+        gradient = self.home.pop(place, None)
+        return self.new(self.gradient_bytes(*place)) if gradient is None else gradient
+
+    # --- flat messages ---
+
+    def _flat(self, group: tuple[int, ...], *, back: bool) -> list[FlatStep]:
+        if (group, back) not in self.flat:
+            self.flat[group, back] = flat_steps(self.plan, group, back=back)
+        return self.flat[group, back]
+
+    def _members(self, members: Sequence[int]) -> list[Redistribute]:
+        return [
+            step for index in members if isinstance(step := self.program.steps[index], Redistribute)
+        ]
+
+    def _name(self, unit: Unit) -> str:
+        return self._members(unit.members)[0].tensor
