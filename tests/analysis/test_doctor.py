@@ -66,7 +66,7 @@ def test_plans_run_by_the_rules_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None
     """One of them with messages of the size that is named."""
     monkeypatch.setattr(doctor, "PLANS", PLANS[:2])
     monkeypatch.setattr(doctor, "MESSAGE", 2**20)
-    results = doctor._by_nccls_rules(2, "gloo")
+    results = doctor._by_nccls_rules(2, "strict")
     assert [(one.plan, one.ok) for one in results] == [
         ("data, strict", True),
         ("1f1b, 1 MiB messages, strict", True),
@@ -78,6 +78,11 @@ def test_plans_run_by_the_rules_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None
     sends = [a for a in rank_order(execution, 0, train=True) if a.word is Word.SEND_FORWARD]
     sizes = [message.nbytes for send in sends for message in issued_by(execution, send, 0)]
     assert sizes == [2**20] * 2
+
+
+def test_only_the_large_messages_run_once_more_on_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_run", lambda name, *rest: name)
+    assert doctor._by_nccls_rules(2, "nccl") == ("1f1b, 64 MiB messages, nccl",)
 
 
 def test_ranks_are_counted() -> None:

@@ -95,7 +95,9 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | Launched | None:
     # After the measurement, which makes the process group under torchrun.
     parity = compared_plans(ranks, backend, quick=quick)
     if not quick and ranks > 1:
-        parity += _by_nccls_rules(ranks, backend)
+        # Ranks of a launcher have their backend; forked ones may have the strict one.
+        forked = backend == "gloo" and place is None
+        parity += _by_nccls_rules(ranks, "strict" if forked else backend)
     if place is not None and place.rank != 0:
         return None
     return Diagnosis(
@@ -190,13 +192,12 @@ def _by_nccls_rules(ranks: int, backend: str) -> tuple[Parity, ...]:
 
     Gloo and NCCL take small messages before they are received, which hides a deadlock.
     """
-    # Real NCCL has these rules; it has run the small plans.
-    strict = "strict" if backend == "gloo" else backend
-    small = PLANS[1:] if strict != backend else ()
+    # Another backend has run the small plans.
+    small = PLANS[1:] if backend == "strict" else ()
     large = f"1f1b, {MESSAGE // 2**20} MiB messages"
     return (
-        *(_run(f"{name}, {strict}", options, ranks, strict, False) for name, options, _ in small),
-        _run(f"{large}, {strict}", LARGE, ranks, strict, False, _wide(ranks)),
+        *(_run(f"{name}, {backend}", options, ranks, backend, False) for name, options, _ in small),
+        _run(f"{large}, {backend}", LARGE, ranks, backend, False, _wide(ranks)),
     )
 
 
