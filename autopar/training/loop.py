@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import resource
 import sys
 from collections.abc import Callable, Mapping, Sized
 from functools import partial
@@ -270,6 +269,9 @@ def _metrics(config: Config, run: Training, *, speaks: bool) -> Metrics:
 
 def _resident() -> int:
     """The most bytes of this process so far."""
+    # Windows, where training is refused, has no such module.
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )

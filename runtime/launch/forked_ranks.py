@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class _Rank:
     """A forked rank as its parent sees it."""
 
     number: int
-    process: ForkProcess
+    process: BaseProcess
     pipe: Connection
     result: Any = None
     error: str | None = None

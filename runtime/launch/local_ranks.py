@@ -37,6 +37,11 @@ def run_ranks(
     """
     if nproc < 1:
         raise RunError(f"cannot run {nproc} ranks")
+    if not hasattr(os, "fork"):
+        raise RunError(
+            "this system cannot fork, so no ranks run here: plan and report here, "
+            "and run the plan on Linux"
+        )
     if not can_fork():
         return run_clean(function, nproc, args, timeout, endless=endless)
     return fork_ranks(function, nproc, args, timeout, endless=endless)

@@ -13,6 +13,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from autopar.costmodel.cluster.local_memory import local_memory
+
 PACKAGES = (
     "autopar",
     "torch",
@@ -95,7 +97,7 @@ def devices() -> list[dict[str, Any]]:
             {
                 "name": _processor(),
                 "cores": os.cpu_count() or 1,
-                "memory": _memory(),
+                "memory": local_memory() or 0,
                 "threads": torch.get_num_threads(),
             }
         ]
@@ -181,10 +183,3 @@ def _processor() -> str:
         )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 0
