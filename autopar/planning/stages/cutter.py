@@ -149,8 +149,10 @@ class Cutter:
     def ideal(self, schedule: str, interleave: int) -> float:
         """Return seconds of the schedule with equal stages and free messages: a lower bound."""
         stages = len(self.places)
+        kinds = dict.fromkeys(self.figures)
+        # Of unlike devices every operator counts as on those that are fastest for it.
         forward, backward, weight = (
-            [min(float(getattr(figures, name).sum()) for figures in self.figures) / stages] * stages
+            [float(np.min([getattr(kind, name) for kind in kinds], axis=0).sum()) / stages] * stages
             for name in ("forward", "backward", "weight")
         )
         seconds = step_seconds(
