@@ -9,13 +9,15 @@ WORKERS ?= 2
 # One thread a process: the tests and the demo start several processes on few cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow ci-slow check docs versions version prove operators bench clean
+.PHONY: help demo test slow ci-slow strict check docs versions version gpu prove operators bench clean
 
 help:
 	@echo "make demo    plan GPT-2 for 8 ranks, run it on this machine, compare with one device"
 	@echo "make test    the tests that take seconds      make slow    the others"
+	@echo "make strict  the tests of ranks, held to NCCL's rules"
 	@echo "make check   ruff, mypy --strict, doctests"
 	@echo "make versions  the tests that use torch, on every Python that the project allows and this machine has"
+	@echo "make gpu     what this machine's GPUs run, in build/gpu-report.md, by its own torch (GPU_PYTHON=python3)"
 	@echo "make prove   every sharding rule, executed"
 	@echo "make docs    the documents as a site, in build/site"
 	@echo "make bench   the benchmarks, quick (DATA=DIR: the cost model on published measurements, too)"
@@ -59,7 +61,13 @@ ci-slow: $(VENV)/.dev
 	  tests/end_to_end/test_losses.py tests/end_to_end/test_spatial.py tests/frontends/torch/test_assertions.py tests/runtime/compression \
 	  tests/planning/outer_search/test_best_first.py tests/planning/tables/test_offload.py tests/planning/stages/test_pipeline_estimate.py \
 	  tests/runtime/training/test_leftovers.py tests/runtime/training/test_optimizers.py tests/cli/test_cli.py tests/test_documents.py \
-	  tests/test_document_commands.py
+	  tests/test_document_commands.py tests/gpu/test_report.py
+
+# Ranks are told what would hang on NCCL, and their backward passes run on a thread of their own (CONTRIBUTING.md).
+STRICT_TESTS ?= tests/end_to_end tests/runtime tests/integrations tests/training tests/operators
+
+strict: $(VENV)/.dev
+	$(BIN)/python -m pytest --strict-backend -n $(WORKERS) -q $(STRICT_TESTS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -80,6 +88,12 @@ versions:
 
 version: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) -q $(TORCH_TESTS)
+
+# By the torch of the machine, and without a network: nothing is installed. PYTHONPATH may name a folder with pydantic.
+GPU_PYTHON ?= python3
+
+gpu:
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m tests.gpu.report -o build/gpu-report.md
 
 # Executes every sharding rule on torch's own samples, on onnx's node tests and on ours, and writes down what came out.
 prove: $(VENV)/.dev

@@ -49,8 +49,12 @@ def train_loop(
     """
     if report is None:
         from ray import train
+        from ray.train.torch import get_device
 
         report = train.report
+        # Ray makes the process group itself, and leaves the first GPU current on every worker.
+        if (device := get_device()).type == "cuda":
+            torch.cuda.set_device(device)
     torch.manual_seed(0)
     net = Net()
     devices = torch.distributed.get_world_size()

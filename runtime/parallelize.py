@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -18,11 +17,19 @@ from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 from autopar.sharding.rules.modes import evaluated
 
-from .launch import init_from_environment, require_cuda
+from .launch import (
+    default_backend,
+    device_of_group,
+    init_from_environment,
+    launched,
+    require_backend,
+)
+from .launch.backends import device_type
 from .models.model_values import model_values
 from .module.held_shards import Values
 from .module.parallel_module import ModuleOptions, ParallelModule
 from .ranks.agreement import agree, digest
+from .ranks.collectives import in_movable_type
 from .ranks.current_action import aside
 from .ranks.world import World
 
@@ -108,7 +115,7 @@ def from_first_rank(
         # The broadcast writes into a copy, since the caller's own weights must stay as they are.
         whole = mine.detach().to(device, copy=True).contiguous()
         with aside():
-            dist.broadcast(whole, src=0)
+            dist.broadcast(in_movable_type(whole), src=0)
         return whole
 
     # All ranks have the same names in the same order: a broadcast waits for its like.
@@ -117,23 +124,18 @@ def from_first_rank(
 
 def agree_on_model(loaded: tuple[LoadedModel, Plan] | None, failure: Exception | None) -> None:
     """Check that all ranks have the same plan and the same model; else all raise."""
-    if "RANK" in os.environ and not dist.is_initialized() and failure is not None:
+    if failure is not None and not dist.is_initialized():
         # The others wait for this rank, so it joins them to report its error.
         with contextlib.suppress(Exception):
-            init_from_environment("nccl" if torch.cuda.is_available() else "gloo")
-    device = _device_of_group()
+            if launched() is not None:
+                init_from_environment(default_backend())
+    device = device_of_group()
     if loaded is None:
         agree({"the plan": bytes(16), "the model": bytes(16)}, failure=failure, device=device)
         raise AssertionError("a rank that has failed does not go on")
     model, plan = loaded
     facts = {"the plan": digest(plan.to_json()), "the model": digest(model.graph.fingerprint())}
     agree(facts, device=device)
-
-
-def _device_of_group() -> torch.device:
-    # NCCL moves only the memory of GPUs.
-    nccl = dist.is_initialized() and "nccl" in dist.get_backend()
-    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
 def wants_whole(outputs: str | None, plan: Plan, model: LoadedModel) -> bool:
@@ -151,13 +153,13 @@ def wants_whole(outputs: str | None, plan: Plan, model: LoadedModel) -> bool:
 
 def join_world(plan: Plan, backend: str | None) -> torch.device:
     """Make sure that there are as many ranks as the plan has devices; return this one's device."""
-    if backend == "nccl":
-        require_cuda()
     if not dist.is_initialized():
         # A plan for one device runs without a process group, unless a launcher has started ranks.
-        if plan.devices == 1 and "RANK" not in os.environ:
-            return torch.device("cuda" if backend == "nccl" else "cpu")
-        init_from_environment(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
+        if plan.devices == 1 and launched() is None:
+            if backend is not None:
+                require_backend(backend)
+            return torch.device(device_type(backend or "gloo"))
+        init_from_environment(backend or default_backend())
     if dist.get_world_size() < plan.devices:
         raise PlanError(
             f"the plan is for {plan.devices} ranks, but {dist.get_world_size()} run; start as "
@@ -166,4 +168,4 @@ def join_world(plan: Plan, backend: str | None) -> torch.device:
     name = dist.get_backend()
     if backend is not None and backend not in name:
         raise PlanError(f"the process group's backend is {name}, not {backend}")
-    return _device_of_group()
+    return device_of_group()

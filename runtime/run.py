@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from autopar.sharding.analysis import analyse
 from .checking.check import CollectiveLog, Observation, Report, differences, observe, optimizer_of
 from .checking.reference import exact, reference_observation
 from .files.module_weights import fill_module
-from .launch import in_steps, require_cuda, run_ranks
+from .launch import forked_on, in_steps, launched, require_backend, run_ranks
 from .models.example_inputs import example_values
 from .models.model_values import model_values
 from .module.held_shards import Values
@@ -100,6 +99,7 @@ def run_plan(
 ) -> RunReport:
     """Run a plan on ranks: those of `torchrun` if this process is one, else forked Gloo ranks.
 
+    `backend`: gloo or nccl; strict is Gloo on forked ranks that are held to the rules of NCCL.
     `check`: compare outputs, gradients and updated weights with one device, and each rank's
     collectives with the priced ones. `weights`: files to read instead of a PyTorch model's own
     weights. `profile`: measure the steps of the first rank of each stage, and write their traces
@@ -114,17 +114,19 @@ def run_plan(
     job = _Job(
         model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed, profile=trace
     )
-    if "RANK" in os.environ:
+    if launched() is not None:
         return _on_launched_ranks(job, backend, weights)
     if backend == "nccl":
-        require_cuda()
+        require_backend(backend)
         raise RunError(
             "nccl ranks are started by torchrun: torchrun --nproc-per-node "
             f"{plan.devices} -m autopar run PLAN --model MODEL --backend nccl"
         )
     values = _values(job, weights)
-    results = run_ranks(_run_rank, plan.devices, job, torch.device("cpu"), values, timeout=TIMEOUT)
-    return _report(job, results, "gloo", _compare(job, results[0]))
+    cpu = torch.device("cpu")
+    with forked_on(backend) as name:
+        results = run_ranks(_run_rank, plan.devices, job, cpu, values, timeout=TIMEOUT)
+    return _report(job, results, name, _compare(job, results[0]))
 
 
 def _values(job: _Job, weights: str | Path | None) -> Values:

@@ -4,9 +4,35 @@ same in every run.
 
 import os
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("repeatable")
 os.environ.pop("COLUMNS", None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the backend of forked ranks."""
+    parser.addoption(
+        "--strict-backend", action="store_true", help="fork ranks that are held to NCCL's rules"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the backend for all ranks that tests fork."""
+    if config.getoption("--strict-backend"):
+        # Tests of planning run without torch, which these modules import.
+        from autopar.runtime.launch.rank_process import BACKEND
+        from autopar.runtime.strict_backend import NAME
+
+        os.environ[BACKEND] = NAME
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of Gloo itself on the strict backend."""
+    if config.getoption("--strict-backend"):
+        for item in items:
+            if item.get_closest_marker("gloo"):
+                item.add_marker(pytest.mark.skip(reason="a test of Gloo itself"))

@@ -99,6 +99,8 @@ INSTEAD: dict[str, str] = {
     "autopar calibrate": "autopar calibrate --quick --collectives all_reduce --tolerance 100",
     "bench collectives": "bench collectives --sizes 1KiB,64KiB --collectives all_reduce",
     "autopar doctor --json": "autopar doctor --quick --json",
+    "plan net:build --devices 8 -o": "plan net:build --cluster local-cpu --devices 2 --no-compare "
+    "--quiet -o",
     "autopar doctor": "autopar doctor --quick",
     "--count 1000": "--count 1",
     "--nproc-per-node 8": "--nproc-per-node 2",
@@ -120,7 +122,7 @@ INSTEAD: dict[str, str] = {
     "plan hf:path/config.json --batch 64 --seq 4096": "plan hf:path/config.json --batch 8 --seq 16 "
     "--devices 2 --cluster local-cpu",
     "python benchmarks/": f"python {ROOT}/benchmarks/",
-    "python -m pytest -m gpu tests": f"python -m pytest -q -m gpu {ROOT}/tests/runtime/test_gpu.py",
+    "python -m pytest -m gpu tests": f"python -m pytest -q -m gpu {ROOT}/tests/gpu/test_gpu.py",
 }
 """What a test runs instead of a part of a command: where it would take long, or the page leaves a
 word open.
@@ -131,6 +133,7 @@ NOT_RUN: dict[str, str] = {
     "make test": "is what runs these tests",
     "make check": "is beside these tests in .ci/run",
     "make slow": "runs these tests",
+    "make gpu": "needs a GPU; tests/gpu/test_report.py runs its parts",
     "make prove": "takes an hour; its parts are tests of tests/sharding",
     "make operators": "writes into the project; tests/sharding/test_operators_page.py holds the "
     "page",

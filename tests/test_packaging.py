@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from tests.product_code import LINKED, MODULES, PYPROJECT, ROOT
 
@@ -22,29 +21,19 @@ def test_listed_packages_are_the_folders_with_an_init() -> None:
     assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == holding
 
 
-def test_the_versions_that_are_tested_are_those_that_are_allowed() -> None:
-    """`make versions` takes Python from the classifiers and torch from constraints.txt."""
+def test_no_newer_python_or_torch_is_forbidden() -> None:
+    """Versions that were tried are named in the classifiers and in the Makefile."""
     project = PYPROJECT["project"]
     named = [
         match[1]
         for text in project["classifiers"]
         if (match := re.search(r"Python :: (3\.\d+)$", text))
     ]
-    pythons = SpecifierSet(project["requires-python"])
-    assert named == [f"3.{minor}" for minor in range(8, 30) if f"3.{minor}" in pythons]
-    pinned = re.search(
-        r"^torch==(\d+\.\d+)\.\d+$",
-        (ROOT / "constraints.txt").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
+    assert project["requires-python"] == f">={named[0]}"
     for extra in ("torch", "test"):
-        torch = next(
-            result
-            for result in map(Requirement, project["optional-dependencies"][extra])
-            if result.name == "torch"
-        )
-        allowed = [f"2.{minor}" for minor in range(40) if torch.specifier.contains(f"2.{minor}.0")]
-        assert pinned is not None and allowed == [pinned[1]]
+        requirements = map(Requirement, project["optional-dependencies"][extra])
+        (torch,) = (wanted for wanted in requirements if wanted.name == "torch")
+        assert str(torch.specifier) == ">=2.13"
 
 
 @pytest.mark.parametrize("name", LINKED)

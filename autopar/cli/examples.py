@@ -53,7 +53,7 @@ EXAMPLES = {
         "discover package.module:function",
     ),
     "calibrate": ("calibrate -o here.json", "calibrate -o here.json --nproc 4 --quick"),
-    "doctor": ("doctor", "doctor --json > doctor.json"),
+    "doctor": ("doctor", "doctor --report report.json"),
     "bench collectives": (
         "bench collectives --nproc 4 --plot bandwidth.svg",
         "bench collectives --cluster here.json --sizes 1MiB,64MiB",

@@ -80,12 +80,13 @@ def trace_option(parser: Parser, where: str = "") -> None:
     parser.add_argument("--trace", metavar="FILE", help=where + text)
 
 
-def backend_option(parser: Parser) -> None:
-    """Add --backend."""
+def backend_option(parser: Parser, *, strict: bool = False) -> None:
+    """Add --backend; `strict`: also Gloo that is held to NCCL's rules."""
+    explained = "communication library (default: what fits this machine)"
+    if strict:
+        explained += "; strict: Gloo on forked ranks, which are told what would hang on NCCL"
     parser.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        help="communication library (default: what fits this machine)",
+        "--backend", choices=(*BACKENDS, "strict") if strict else BACKENDS, help=explained
     )
 
 

@@ -56,6 +56,34 @@ def _peer(action: Action) -> int:
     return action.peer
 
 
+def receivers(device: int, senders: int, count: int) -> list[int]:
+    """The devices of one stage, `count` of them, that get a message from a device of another.
+
+    All senders hold the whole value or equal parts, so the receivers are dealt out evenly.
+
+    >>> receivers(1, 2, 4)
+    [1, 3]
+    """
+    return list(range(device, count, senders))
+
+
+def message_pairs(execution: Execution) -> list[tuple[int, int]]:
+    """Senders and receivers of the messages of a step, by rank, each pair once and in one order."""
+    pairs: dict[tuple[int, int], None] = {}
+    for edge in execution.edges:
+        for here, there in (edge, edge[::-1]):
+            own = first_rank(execution, here)
+            other = first_rank(execution, there)
+            # Chunks of one stage find each other's values in memory.
+            if own == other:
+                continue
+            senders = execution.chunks[here].mesh.devices
+            for device in range(senders):
+                to = receivers(device, senders, execution.chunks[there].mesh.devices)
+                pairs.update(dict.fromkeys((own + device, other + number) for number in to))
+    return list(pairs)
+
+
 def first_rank(execution: Execution, chunk: int) -> int:
     """The first rank of the stage that holds a chunk."""
     return sum(c.mesh.devices for c in execution.chunks[: chunk % execution.stages])
@@ -99,12 +127,7 @@ def _sent(
     own = first_rank(execution, here)
     other = first_rank(execution, there)
     counts = execution.chunks[here].mesh.devices, execution.chunks[there].mesh.devices
-    to = (
-        [device]
-        if direct
-        # Every sender holds the whole value, so the receivers are dealt out evenly.
-        else [number for number in range(counts[1]) if number % counts[0] == device]
-    )
+    to = receivers(device, *counts)
     for nbytes in sizes.values():
         for number in to:
             yield Message(

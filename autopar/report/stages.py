@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from autopar.costmodel.cluster.local_gpus import local_gpus
+from autopar.costmodel.cluster.local_memory import local_memory
 from autopar.plan import Plan
 from autopar.plan_parts import StagePlan
 from autopar.units import bytes_text, seconds_text
@@ -65,10 +64,10 @@ def where_line(plan: Plan) -> str:
     if gpus >= plan.devices:
         return f"this machine can run it: its {gpus} GPUs are enough for {plan.devices} ranks"
     needed = plan.devices * plan.predicted.memory
-    held = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    held = local_memory()
     have = f"{gpus} GPUs are too few" if gpus else "no GPUs are here"
-    ranks = (
-        f"{plan.devices} ranks on the CPU need {bytes_text(needed)}, and there are "
-        f"{bytes_text(held)}"
-    )
+    ranks = f"{plan.devices} ranks on the CPU need {bytes_text(needed)}"
+    if held is None:
+        return f"this machine does not tell its memory: {have}; {ranks}"
+    ranks += f", and there are {bytes_text(held)}"
     return f"this machine {'can only try' if needed <= held else 'cannot run'} it: {have}; {ranks}"

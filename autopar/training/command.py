@@ -12,12 +12,6 @@ from autopar.errors import RunError, UsageError
 
 from .config import Config, load_config
 
-COLLECTIVE_TIMEOUT = 600.0
-"""Seconds that a rank waits for another until the first step is done.
-
-Until then a rank may still be planning.
-"""
-
 
 def train(args: argparse.Namespace) -> None:
     """Train, and say how far it went."""
@@ -28,11 +22,11 @@ def train(args: argparse.Namespace) -> None:
     ):  # where callables of the user are found
         if folder not in sys.path:
             sys.path.insert(0, folder)
-    from autopar.runtime.launch import run_ranks
+    from autopar.runtime.launch import launched, launched_first, run_ranks
 
     from .loop import train
 
-    if "RANK" in os.environ:
+    if launched() is not None:
         made = train(config)
     else:
         ranks = config.training.ranks or 1
@@ -41,9 +35,9 @@ def train(args: argparse.Namespace) -> None:
         made = (
             train(config)
             if ranks == 1
-            else run_ranks(train, ranks, config, timeout=COLLECTIVE_TIMEOUT, endless=True)[0]
+            else run_ranks(train, ranks, config, timeout=config.training.timeout, endless=True)[0]
         )
-    if os.environ.get("RANK", "0") == "0":
+    if launched_first():
         done = f"{made} steps made" if made else "nothing is left to do"
         print(
             f"{done}; the training of {config.training.steps} steps is in {config.training.folder}"
@@ -62,11 +56,9 @@ def _with_options(config: Config, args: argparse.Namespace) -> Config:
 
 
 def _require_cpu(config: Config, ranks: int, path: str) -> None:
-    import torch
+    from autopar.runtime.launch import default_backend
 
-    if config.training.backend == "nccl" or (
-        config.training.backend is None and torch.cuda.is_available()
-    ):
+    if (config.training.backend or default_backend()) != "gloo":
         raise RunError(
             f"ranks on GPUs are started by torchrun: torchrun --nproc-per-node {ranks} -m autopar "
             f"train {path}"

@@ -107,6 +107,7 @@ class TrainingTable(_Table):
     seed: int = 0
     ranks: Positive | None = None
     backend: Literal["gloo", "nccl"] | None = None
+    timeout: Annotated[float, Field(gt=0, strict=False)] = 600.0
     compile: bool = False
 
 

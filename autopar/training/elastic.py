@@ -183,6 +183,7 @@ def elastic(
     loss: str | Callable[..., Any] | None = None,
     optimizer_name: str = "adamw",
     backend: str | None = None,
+    timeout: float = 600.0,
     weights: str | Path | None = None,
     trust: bool = False,
     **planning: Any,
@@ -197,19 +198,21 @@ def elastic(
     `model`, `example_inputs`, `batch`, `dtype`, `loss`, `trust`: as for `autopar.plan`. `folder`:
     checkpoints and plans, visible to all ranks. `optimizer`: makes the module's optimizer;
     `optimizer_name`: the optimizer that is planned for. `data`: the dataset, or its length, for
-    `Training.sampler`, which draws by `seed`, or in order without `shuffle`. `weights`: the weights
-    that a new training begins with. `planning`: other options of `autopar.plan`.
+    `Training.sampler`, which draws by `seed`, or in order without `shuffle`. `timeout`: seconds
+    that a rank may be late to a collective. `weights`: the weights that a new training begins with.
+    `planning`: other options of `autopar.plan`.
     """
     place = _folder(folder, planning)
     import torch
 
+    from autopar.runtime.launch import default_backend
     from autopar.runtime.training.sampling import sampler
 
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    backend = backend or default_backend()
     if backend == "gloo":
         planning.setdefault("cluster", LOCAL)
     planning["optimizer"] = optimizer_name
-    _join(place, backend)
+    _join(place, backend, timeout)
     loaded = _load(model, example_inputs, batch=batch, dtype=dtype, loss=loss, trust=trust)
     replanned = _planned_together(loaded, place, planning)
     from autopar.api import parallelize
@@ -235,18 +238,18 @@ def _folder(folder: str | Path, planning: dict[str, Any]) -> Path:
     return Path(folder).absolute()
 
 
-def _join(folder: Path, backend: str) -> None:
+def _join(folder: Path, backend: str, timeout: float) -> None:
     """Be one of the ranks that a launcher has started.
 
     A process that is one already, or that runs alone, stays as it is.
     """
     import torch.distributed as dist
 
-    from autopar.runtime.launch import Lives, init_alone, init_from_environment
+    from autopar.runtime.launch import Lives, init_alone, init_from_environment, launched
 
     if dist.is_initialized():
         return
-    if "RANK" not in os.environ:
+    if launched() is None:
         init_alone(backend)
         return
     from autopar.runtime.training.manifest import LATEST
@@ -254,7 +257,7 @@ def _join(folder: Path, backend: str) -> None:
     latest = folder / LATEST
     progress = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
     lives = Lives(folder, progress) if "TORCHELASTIC_RUN_ID" in os.environ else None
-    init_from_environment(backend, lives=lives)
+    init_from_environment(backend, timeout=timeout, lives=lives)
 
 
 def _load(model: Any, example_inputs: Any, **options: Any) -> LoadedModel:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import resource
 import sys
 from collections.abc import Callable, Mapping, Sized
 from functools import partial
@@ -52,6 +51,7 @@ def train(config: Config) -> int:
         batch=config.data.batch,
         dtype=config.model.dtype,
         backend=table.backend,
+        timeout=table.timeout,
         weights=config.model.weights,
         **{**config.plan, "optimizer_name": config.optimizer.name},
     )
@@ -269,6 +269,9 @@ def _metrics(config: Config, run: Training, *, speaks: bool) -> Metrics:
 
 def _resident() -> int:
     """The most bytes of this process so far."""
+    # Windows, where training is refused, has no such module.
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )

@@ -148,7 +148,7 @@ def _put(form: MiniFloat, codes: Tensor, power: Tensor, value: Tensor) -> None:
     fraction, exponent = torch.frexp(largest)
     # frexp gives 2^k as 0.5 times 2^(k + 1); scaled, it is to be 2^31 and not 2^30.
     exponent = exponent - (fraction == 0.5).to(exponent.dtype)
-    power.copy_(torch.where(largest > 0, exponent - TOP, torch.zeros_like(exponent)))
-    local_of(codes).copy_(form.encode(torch.ldexp(value, -power.to(torch.int32))))
-    if not torch.isfinite(largest):
-        power.fill_(float("nan"))
+    shift = torch.where(largest > 0, exponent - TOP, torch.zeros_like(exponent))
+    local_of(codes).copy_(form.encode(torch.ldexp(value, -shift)))
+    # Decided on the device: the host would wait for it once for each parameter.
+    power.copy_(torch.where(largest.isfinite(), shift.to(power.dtype), float("nan")))

@@ -191,13 +191,13 @@ class _AtOnce(_Record):
         # Inputs are kept only where the order may have to run a second time.
         self.whole = whole if engine.is_half else None
         self.draws = draws
-        self.guess = engine.loss_gradient
+        self.guess: float | Tensor = engine.loss_gradient
         self.summed = module.gradient_state.sums_at_once
         super().__init__(module, engine, self._run(engine, whole), wanted, trained)
 
     def _run(self, engine: Engine, whole: Mapping[str, Tensor]) -> Call:
         call = engine.begin(whole, keep=True, draws=self.draws)
-        engine.begin_backward(call, self.guess)
+        engine.begin_backward(call, engine.loss_gradient)
         call.run(engine.training_order, summed=self.summed)
         for passing in call.passings.values():
             # Their backward passes are over, so the values need not wait for the caller's.
@@ -207,18 +207,24 @@ class _AtOnce(_Record):
 
     def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
         gradient = self._gradient_of_loss(upstream)
-        if gradient != self.guess:
-            self._correct(gradient)
+        if gradient is None:
+            self._correct(0.0)
+        elif self.whole is not None or is_on_host(gradient):
+            self._correct(float(gradient))
+        else:
+            self._correct_unread(gradient.double())
         return None if self.summed else self._gradients_of_call()
 
-    def _gradient_of_loss(self, upstream: Sequence[Tensor | None]) -> float:
+    def _gradient_of_loss(self, upstream: Sequence[Tensor | None]) -> Tensor | None:
         for place, gradient in zip(self.wanted, upstream, strict=True) if upstream else ():
-            if place == self.engine.loss and gradient is not None:
-                return float(gradient)
-        return 0.0
+            if place == self.engine.loss:
+                return gradient
+        return None
 
     def _correct(self, gradient: float) -> None:
         """Turn the results for the guess into those for the actual gradient of the loss."""
+        if gradient == self.guess:
+            return
         usual = math.isfinite(gradient) and gradient != 0.0
         # Zero, infinity and NaN are no guess for the next call: one could not rescale from them.
         self.engine.loss_gradient = gradient if usual else 1.0
@@ -231,6 +237,21 @@ class _AtOnce(_Record):
             shares.scale(gradient / self.guess)
         if usual:
             self.guess = gradient
+
+    def _correct_unread(self, gradient: Tensor) -> None:
+        """As `_correct`, where the host would wait for the device to read the gradient.
+
+        The factor, which mostly is 1, stays on the device. So the next call's guess does, too.
+        """
+        for shares in self._gradients_of_call().values():
+            shares.scale(gradient / self.guess)
+        usual = gradient.isfinite() & (gradient != 0.0)
+        self.guess = torch.where(usual, gradient, self.guess)
+
+
+def is_on_host(value: Tensor) -> bool:
+    """Whether the host reads a value without waiting for a device."""
+    return value.device.type == "cpu"
 
 
 class _Node(torch.autograd.Function):

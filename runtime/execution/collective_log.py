@@ -17,7 +17,7 @@ from autopar.order.execution import Chunk, Execution
 from autopar.order.messages import issued_by
 from autopar.order.ranks import rank_order
 from autopar.order.scheduled import Scheduled, scheduled
-from autopar.runtime.ranks.current_action import PRESENT
+from autopar.runtime.ranks.current_action import present
 from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import Program
 
@@ -71,11 +71,11 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> CollectiveLog:
         super().__enter__()  # type: ignore[no-untyped-call]
-        PRESENT.log = self.actions
+        present().log = self.actions
         return self
 
     def __exit__(self, *error: object) -> None:
-        PRESENT.log = None
+        present().log = None
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
@@ -88,7 +88,7 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
         # Messages in which ranks agree on something have no price.
-        if PRESENT.aside:
+        if present().aside:
             return out
         if namespace == "_c10d_functional" and name in _KINDS:
             self._note(_KINDS[name], self.members(args[-1]), args[0], out)
@@ -97,7 +97,7 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             other = dist.get_global_rank(_group(args[1]), args[2])
             ranks = (dist.get_rank(), other)
             message = Issued(kind="send", ranks=ranks, nbytes=_bytes(args[0][0]))
-            self.issued.append((PRESENT.action, message))
+            self.issued.append((present().action, message))
         return out
 
     def members(self, name: Any) -> tuple[int, ...]:
@@ -109,16 +109,17 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         # The cost model counts the whole value: the result of a gather, the operand of the others.
         size = _bytes(out) if kind == "all_gather" else _bytes(value)
-        if PRESENT.exchange == "send":
+        state = present()
+        if state.exchange == "send":
             kind = "send"
-        rows = PRESENT.exchange == "rows"
+        rows = state.exchange == "rows"
         if rows:
             # Of sent and received rows, the side that is this rank's own.
             size = min(_bytes(value), _bytes(out))
-        if PRESENT.exchange == "batch":
+        if state.exchange == "batch":
             self.batch.append(Issued(kind=kind, ranks=ranks, nbytes=size))
             return
-        self.issued.append((PRESENT.action, Issued(kind=kind, ranks=ranks, nbytes=size, most=rows)))
+        self.issued.append((state.action, Issued(kind=kind, ranks=ranks, nbytes=size, most=rows)))
 
     def mismatch(self, program: Priced, rank: int, *, train: bool | None = None) -> str:
         """Differences of the log from the order and its prices, in words; empty if there are none.

@@ -27,6 +27,7 @@ from autopar.runtime.parameters.torch_layouts import device_mesh
 from autopar.runtime.parameters.units import Stored
 from autopar.runtime.random_numbers.draw_state import Draws
 from autopar.runtime.ranks.agreement import first_rank_says
+from autopar.runtime.ranks.collectives import in_movable_type
 from autopar.runtime.ranks.current_action import aside
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.ranks.world import World
@@ -239,7 +240,7 @@ class Engine:
             dtype = getattr(torch, tensor.dtype)
             whole = torch.empty(tensor.shape, dtype=dtype, device=self.device)
         # Ranks of other stages and idle ones take part: they return the output, too.
-        dist.broadcast(whole, src=self.world.firsts[stage])
+        dist.broadcast(in_movable_type(whole), src=self.world.firsts[stage])
         return whole
 
     def begin_backward(self, call: Call, gradient: float) -> None:

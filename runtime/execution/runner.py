@@ -8,6 +8,7 @@ pass asks for them.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,16 +18,17 @@ from torch import Tensor
 from autopar.order.actions import Action, Word
 from autopar.order.scheduled import Mode
 from autopar.runtime.random_numbers.draw_state import Draws
-from autopar.runtime.ranks.current_action import PRESENT, at, named
+from autopar.runtime.ranks.current_action import at, named, present
 
 from .stage import Passing, Stage
 from .tied_parameters import TiedSums
-from .transfers import Edge
+from .transfers import Arriving, Edge
 
 BACKWARD = (Word.BACKWARD, Word.BACKWARD_INPUT, Word.BACKWARD_WEIGHT)
 COMPUTING = (Word.FORWARD, *BACKWARD)
 OF_UNITS = (Word.GATHER, Word.RELEASE, Word.REDUCE)
-MESSAGES = (Word.SEND_FORWARD, Word.RECEIVE_FORWARD, Word.SEND_BACKWARD, Word.RECEIVE_BACKWARD)
+RECEIVES = (Word.RECEIVE_FORWARD, Word.RECEIVE_BACKWARD)
+MESSAGES = (Word.SEND_FORWARD, Word.SEND_BACKWARD, *RECEIVES)
 
 
 class Call:
@@ -49,6 +51,7 @@ class Call:
             number: stage.begin(whole, keep=keep, draws=draws) for number, stage in stages.items()
         }
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._coming: dict[Action, list[Arriving]] = {}
 
     def run(self, actions: Iterable[Action], *, keep: bool = False, summed: bool = True) -> None:
         """Execute actions in order.
@@ -56,10 +59,14 @@ class Call:
         `keep`: the backward pass may run once more. `summed`: gradients are reduced; otherwise they
         wait as shares.
         """
+        ahead = tuple(actions)
         try:
-            for action in actions:
-                if PRESENT.log is not None:
-                    PRESENT.log.append(action)
+            log = present().log
+            for number, action in enumerate(ahead):
+                if log is not None:
+                    log.append(action)
+                if action.word in COMPUTING:
+                    self._expect(itertools.islice(ahead, number + 1, None))
                 with at(action), named(action):
                     self._do(action, keep=keep, summed=summed)
             self._settle()
@@ -128,9 +135,28 @@ class Call:
 
     # --- between stages ---
 
-    def _message(self, action: Action, passing: Passing, index: int) -> None:
+    def _edge(self, action: Action) -> Edge:
         assert action.peer is not None
-        edge = self.edges[min(action.chunk, action.peer), max(action.chunk, action.peer)]
+        return self.edges[min(action.chunk, action.peer), max(action.chunk, action.peer)]
+
+    def _expect(self, actions: Iterable[Action]) -> None:
+        """Begin to receive up to the next pass, so that messages come while this one computes."""
+        for action in actions:
+            if action.word in COMPUTING:
+                return
+            if action.word in RECEIVES:
+                self._coming[action] = self._begin_receive(action)
+
+    def _begin_receive(self, action: Action) -> list[Arriving]:
+        return self._edge(action).begin_receive(forward=action.word is Word.RECEIVE_FORWARD)
+
+    def _received(self, action: Action) -> list[Tensor]:
+        """The values of a receive, which has begun, or begins now in front of the first pass."""
+        messages = self._coming.pop(action, None) or self._begin_receive(action)
+        return self._edge(action).receive(messages, forward=action.word is Word.RECEIVE_FORWARD)
+
+    def _message(self, action: Action, passing: Passing, index: int) -> None:
+        edge = self._edge(action)
         # Messages that have gone free their memory; nobody waits for the others here.
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
@@ -142,13 +168,13 @@ class Call:
                 edge.send(values, forward=True, under_way=self._sent)
             case Word.RECEIVE_FORWARD:
                 assert edge.into is not None
-                arrived = zip(edge.into.places, edge.receive(forward=True), strict=True)
+                arrived = zip(edge.into.places, self._received(action), strict=True)
                 passing.values.setdefault(index, {}).update(arrived)
             case Word.SEND_BACKWARD:
                 gradients = edge.gradients_of(passing.behind.setdefault(index, {}))
                 edge.send(gradients, forward=False, under_way=self._sent)
             case _:
-                passing.returned(index, edge.gradient_places(), edge.receive(forward=False))
+                passing.returned(index, edge.gradient_places(), self._received(action))
 
     def _hand_on(self, chunk: int, index: int) -> None:
         """Give values to chunks of the same stage, which get no message."""

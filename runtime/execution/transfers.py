@@ -5,6 +5,9 @@ There is one message for each type of a chunk's values.
 Between stages of equal meshes every rank sends to the rank with the same coordinates, in the
 value's own layout. Between unequal ones a value is gathered whole first and sent to every rank that
 reads it. Its gradient, whole as well, goes back the same way.
+
+Each direction between two ranks has a group of its own. So a send that waits for its receive holds
+up no message of the other direction.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.order.execution import Chunk, Execution, Handed
+from autopar.order.messages import receivers
 from autopar.runtime.lowering.frame import Frame
 from autopar.runtime.lowering.program import Place, Time
+from autopar.runtime.ranks.collectives import in_movable_type
 from autopar.runtime.ranks.world import World
 from autopar.runtime.redistribution.steps import Chain, act, step_actions
 from autopar.sharding.layout import Kind, Layout, R, local_shape
@@ -50,6 +55,10 @@ class _End:
     dtypes: tuple[torch.dtype, ...]
     flows: tuple[bool, ...]
     chains: tuple[tuple[Layout, ...], ...]
+
+
+Arriving = tuple[dist.Work, dict[int, Tensor]]
+"""A message on its way, and the pieces of its memory by their places among the edge's values."""
 
 
 class Edge:
@@ -108,16 +117,12 @@ class Edge:
         """The ranks at the other end; a receiver has exactly one."""
         here, there = (0, 1) if forward == sending else (1, 0)
         own = self.rank - self.starts[here]
-        if self.direct:
-            return [self.starts[there] + own]
-        # Ranks of the smaller mesh serve several of the larger one, by turns.
+        first = self.starts[there]
         if not sending:
-            return [self.starts[there] + own % self.sizes[there]]
-        return [
-            self.starts[there] + other
-            for other in range(self.sizes[there])
-            if other % self.sizes[here] == own
-        ]
+            return [first + own % self.sizes[there]]
+        # Ranks of the smaller mesh serve several of the larger one, by turns.
+        others = receivers(own, self.sizes[here], self.sizes[there])
+        return [first + other for other in others]
 
     # --- messages ---
 
@@ -134,30 +139,42 @@ class Edge:
             # One message for all values of a type, since every message costs a latency.
             flat = torch.cat([value.reshape(-1) for value in values if value.dtype is dtype])
             for other in self._others(forward=forward, sending=True):
-                work = dist.isend(flat, other, group=self.messages)
+                group = self.messages[self.rank, other]
+                work = dist.isend(in_movable_type(flat), other, group=group)
                 assert work is not None
                 # The memory must stay until the message has gone.
                 under_way.append((work, flat))
 
-    def receive(self, *, forward: bool) -> list[Tensor]:
-        """Wait for values, or for the gradients of those that have one."""
+    def begin_receive(self, *, forward: bool) -> list[Arriving]:
+        """Begin to receive values, or the gradients of those that have one."""
         end = self.into if forward else self.out
         assert end is not None
         wanted = [i for i in range(len(end.places)) if forward or end.flows[i]]
-        values: dict[int, Tensor] = {}
+        messages = []
         (other,) = self._others(forward=forward, sending=False)
+        group = self.messages[other, self.rank]
         for dtype in dict.fromkeys(end.dtypes[i] for i in wanted):
             of_type = [i for i in wanted if end.dtypes[i] is dtype]
             sizes = [torch.Size(end.shapes[i]).numel() for i in of_type]
             flat = torch.empty(sum(sizes), dtype=dtype, device=self.device)
             # Messages between two ranks arrive in the order of sending, so they need no tag.
-            dist.recv(flat, other, group=self.messages)
-            pieces = flat.split(sizes)  # type: ignore[no-untyped-call]
-            for i, piece in zip(of_type, pieces, strict=True):
-                values[i] = piece.view(end.shapes[i])
+            work = dist.irecv(in_movable_type(flat), other, group=group)
+            assert work is not None
+            pieces = zip(of_type, flat.split(sizes), strict=True)  # type: ignore[no-untyped-call]
+            messages.append((work, {i: piece.view(end.shapes[i]) for i, piece in pieces}))
+        return messages
+
+    def receive(self, messages: Sequence[Arriving], *, forward: bool) -> list[Tensor]:
+        """Wait for what `begin_receive` began, in the order of the values."""
+        end = self.into if forward else self.out
+        assert end is not None
+        values: dict[int, Tensor] = {}
+        for work, pieces in messages:
+            work.wait()
+            values.update(pieces)
         if not self.direct and not forward:
-            return [self._part(values[i], end.chains[i]) for i in wanted]
-        return [values[i] for i in wanted]
+            return [self._part(values[i], end.chains[i]) for i in sorted(values)]
+        return [values[i] for i in sorted(values)]
 
     def gradients_of(self, behind: dict[Place, Tensor]) -> list[Tensor]:
         """The gradients at the receiving end, taken from there.

@@ -1,4 +1,4 @@
-"""A process group from the environment that `torchrun` (or a like launcher) sets."""
+"""A process group from the environment that a launcher sets: torchrun, srun, mpirun."""
 
 from __future__ import annotations
 
@@ -8,88 +8,105 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from autopar.errors import RunError
 
+from .backends import device_type, require_backend, require_known
+from .devices import Claim, claim, own_device, remember
 from .failing_ranks import WITH_OTHERS, Lives
 from .heartbeat import watch_in_steps
-from .rank_process import die_with
+from .launchers import launched, require_launched
+from .rank_process import LATE, die_with
 
 
 def init_from_environment(
-    backend: str, *, timeout: float = 600.0, lives: Lives | None = None
+    backend: str, *, timeout: float = LATE, lives: Lives | None = None
 ) -> torch.device:
-    """Join the process group in the environment of `torchrun` (or the like); this rank's device.
+    """Join the process group that the launcher's environment describes; this rank's device.
 
-    Restarted ranks meet under a fresh prefix of the store, so that they do not read the addresses
-    of the dead. With `lives`, ranks that keep failing are left out, and RANK and WORLD_SIZE are
-    those of the rest.
+    `timeout`: seconds that a rank may be late to a collective. Where a rank has no device of its
+    own, or another backend, every rank raises `RunError`. Restarted ranks meet under a fresh prefix
+    of the store, so that they do not read the addresses of the dead. With `lives`, ranks that keep
+    failing are left out, and RANK and WORLD_SIZE are those of the rest.
     """
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        raise RunError(
-            f"{', '.join(missing)} not set: start this program with torchrun,"
-            " e.g. `torchrun --nproc-per-node 4 train.py`"
-        )
-    if backend not in ("gloo", "nccl"):
-        raise RunError(f"unknown backend {backend!r}: valid are gloo, nccl")
-    device = _cuda_device() if backend == "nccl" else torch.device("cpu")
-    rank = int(os.environ["RANK"])
-    world = int(os.environ["WORLD_SIZE"])
-    address = os.environ["MASTER_ADDR"]
-    port = int(os.environ["MASTER_PORT"])
+    require_known(backend)
+    if backend == "mpi" or launched() is None:
+        require_backend(backend)
+    # MPI numbers its ranks itself, and has no store.
+    if backend == "mpi":
+        dist.init_process_group("mpi")
+        return torch.device("cpu")
+    place = require_launched(os.environ)
+    rank = place.rank
+    world = place.world
     # By default a rank would wait half an hour in a collective of Gloo for one that hangs.
     limit = timedelta(seconds=timeout)
-    of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    # The agent of torchrun serves a store at this very address already.
-    hosts_store = rank == 0 and not of_launcher
-    server = TCPStore(address, port, world, hosts_store, limit, multi_tenant=True)
-    # A launcher's store outlives its ranks; a store of rank 0 does not, and launchers of several
-    # machines count restarts separately.
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if of_launcher else "0"
-    store = PrefixStore(f"run_{restart}", server)
+    server = _meet(rank, world, limit)
+    restart = _restart()
     # A torchrun that is killed outright cannot end its ranks.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with(os.getppid())
     if lives is not None:
         rank, world = lives.leave_out(PrefixStore(f"lives_{restart}", server), limit)
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    device = _claimed_device(backend, PrefixStore(f"devices_{restart}", server), rank, world)
     if world > 1:
         # A connection of its own: the watch must not wait behind another thread's request.
-        own = TCPStore(address, port, None, False, limit, multi_tenant=True)
+        own = PrefixStore(f"beats_{restart}", _meet(None, None, limit))
         give_up = None if lives is None else partial(lives.ended, WITH_OTHERS)
-        watch_in_steps(PrefixStore(f"beats_{restart}", own), rank, world, give_up)
-    # With a device NCCL connects the ranks now, and not in the first collective.
-    bound = device if backend == "nccl" else None
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world, timeout=limit, device_id=bound
-    )
+        watch_in_steps(own, rank, world, give_up)
+    _init(backend, PrefixStore(f"run_{restart}", server), rank, world, limit, device)
     return device
 
 
 def init_alone(backend: str) -> None:
     """Form a process group of this process alone."""
-    device = _cuda_device() if backend == "nccl" else None
-    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, device_id=device)
+    require_backend(backend)
+    device = own_device(device_type(backend))
+    _init(backend, HashStore(), 0, 1, None, device)
 
 
-def require_cuda() -> None:
-    """Refuse the backend nccl where there is no GPU."""
-    if not torch.cuda.is_available():
-        raise RunError(
-            "the backend nccl needs CUDA, which torch does not find here; use the backend gloo"
-        )
+def _init(
+    backend: str, store: Store, rank: int, world: int, limit: timedelta | None, device: torch.device
+) -> None:
+    """Make the process group of all ranks."""
+    # With a device NCCL connects the ranks now, and not in the first collective.
+    bound = None if device.type == "cpu" else device
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world, timeout=limit, device_id=bound
+    )
+    remember(device)
 
 
-def _cuda_device() -> torch.device:
-    """The GPU of this rank, made current."""
-    require_cuda()
-    local = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
-    count = torch.cuda.device_count()
-    if local >= count:
-        raise RunError(f"local rank {local} has no GPU: this machine has {count}")
-    # NCCL works on the current GPU; without this all ranks of a machine would share the first.
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
+def _of_agent() -> bool:
+    """Whether the agent of torchrun serves a store at the address of the ranks already."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _restart() -> str:
+    """The number of this life of the ranks, which prefixes their keys in the store."""
+    # A launcher's store outlives its ranks; a store of rank 0 does not, and launchers of several
+    # machines count restarts separately.
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _of_agent() else "0"
+
+
+def _meet(rank: int | None, world: int | None, limit: timedelta) -> TCPStore:
+    """The store of all ranks; with a `rank`, once all of the `world` have come."""
+    hosts = rank == 0 and not _of_agent()
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, world, hosts, limit, multi_tenant=True)
+
+
+def _claimed_device(backend: str, store: Store, rank: int, world: int) -> torch.device:
+    """This rank's device, which no other rank has; where one rank has none, all raise."""
+    try:
+        require_backend(backend)
+        device = own_device(device_type(backend))
+    except RunError as error:
+        # The others wait for this rank, so it tells them first.
+        claim(Claim(backend=backend, error=str(error)), store, rank, world)
+        raise
+    claim(Claim.of(backend, device), store, rank, world)
+    return device

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from autopar.errors import RunError
 
-from .rank_process import BEAT, LOOPBACK, Start, rank_main
+from . import rank_process
+from .rank_process import BEAT, LOOPBACK, Limits, Start, rank_main
 from .termination import ASKED, TERM_GRACE, Ending, end_by_sigterm, on_sigterm
 
 GRACE = 0.5
@@ -38,7 +39,7 @@ class _Rank:
     """A forked rank as its parent sees it."""
 
     number: int
-    process: ForkProcess
+    process: BaseProcess
     pipe: Connection
     result: Any = None
     error: str | None = None
@@ -102,7 +103,9 @@ def fork_ranks(
     store: TCPStore | None = None
     ends = _Ends(lifeline=lifeline, alive=alive, listener=listener)
     try:
-        _start(ranks, function, nproc, args, timeout, ends)
+        # A collective waits as long as on ranks of a launcher, unless the whole call is shorter.
+        late = timeout if endless else min(timeout, rank_process.LATE)
+        _start(ranks, function, nproc, args, Limits(whole=timeout, late=late), ends)
         # Served by this process, the store outlives every rank; it starts only now, since its
         # thread would not survive a fork.
         store = _serve(listener)
@@ -145,7 +148,7 @@ def _start(
     function: Callable[..., Any],
     nproc: int,
     args: tuple[Any, ...],
-    timeout: float,
+    limits: Limits,
     ends: _Ends,
 ) -> None:
     """Fork the ranks, one after the other."""
@@ -161,7 +164,7 @@ def _start(
             number=number,
             world=nproc,
             threads=threads,
-            timeout=timeout,
+            limits=limits,
             parent=os.getpid(),
             pipe=writer,
             lifeline=ends.lifeline,

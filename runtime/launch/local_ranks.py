@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from autopar.errors import RunError
 
 from .fork_server import run_clean
 from .forked_ranks import fork_ranks, quiet_fork
+from .rank_process import BACKEND
 
 
 def run_ranks(
@@ -24,10 +26,10 @@ def run_ranks(
     """Call `function(*args)` on `nproc` Gloo ranks of this machine; the results by rank.
 
     A rank that raises, dies or falls silent ends the others; its traceback is in the `RunError`.
-    `timeout`: seconds that bound the whole call (unless it is `endless`) and every collective in
-    it; a rank that calls `begin_step` bounds collectives closer. SIGTERM to this process goes to
-    the ranks, where `autopar.steps` saves and ends. Then this process ends too, with exit code 0,
-    or by the signal if the ranks do not end in good order within 30 seconds.
+    `timeout`: seconds that bound the whole call, in which a rank may be 10 minutes late to a
+    collective; if the call is `endless`, seconds that a rank may be late. SIGTERM to this process
+    goes to the ranks, where `autopar.steps` saves and ends. Then this process ends too, with exit
+    code 0, or by the signal if the ranks do not end in good order within 30 seconds.
 
     Ranks are forked from this process, so nothing is copied. If autograd has started threads for
     devices here, which no fork survives, function and arguments are pickled for a process that has
@@ -35,9 +37,32 @@ def run_ranks(
     """
     if nproc < 1:
         raise RunError(f"cannot run {nproc} ranks")
+    if not hasattr(os, "fork"):
+        raise RunError(
+            "this system cannot fork, so no ranks run here: plan and report here, "
+            "and run the plan on Linux"
+        )
     if not can_fork():
         return run_clean(function, nproc, args, timeout, endless=endless)
     return fork_ranks(function, nproc, args, timeout, endless=endless)
+
+
+@contextlib.contextmanager
+def forked_on(backend: str | None) -> Iterator[str]:
+    """Inside, ranks are forked on a backend; its name.
+
+    None: that of the environment variable `AUTOPAR_BACKEND`, or else gloo.
+    """
+    before = os.environ.get(BACKEND)
+    chosen = backend or before or "gloo"
+    # Forks and the process that forks for others get the environment, whatever lies between.
+    os.environ[BACKEND] = chosen
+    try:
+        yield chosen
+    finally:
+        os.environ.pop(BACKEND)
+        if before is not None:
+            os.environ[BACKEND] = before
 
 
 def can_fork() -> bool:

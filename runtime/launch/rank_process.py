@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,18 +23,27 @@ from typing import Any, Literal, NoReturn
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed import distributed_c10d
+
+from autopar.runtime import strict_backend
 
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
-STEP_TIMEOUT = 60.0
-"""Seconds that a collective may wait once the first step is through."""
-SLOW = 10.0
-"""A collective may take this many times the first step, if that is longer than `STEP_TIMEOUT`."""
+LATE = 600.0
+"""Seconds that a rank may be late to a collective: it may compile, wait for data, or evaluate."""
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
+BACKEND = "AUTOPAR_BACKEND"
+"""The environment variable with the backend of forked ranks: gloo (the default) or strict."""
 
 Kind = Literal["alive", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds of a whole call, and seconds that a rank may be late to a collective in it."""
+
+    whole: float
+    late: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +53,7 @@ class Start:
     number: int
     world: int
     threads: int
-    timeout: float
+    limits: Limits
     parent: int
     """The parent's process id."""
     pipe: Connection
@@ -59,18 +67,14 @@ class Start:
 
 
 class _Steps:
-    """The steps of this process: the present one, and the last one with its start time.
+    """The steps of this process: the present one and the last one.
 
-    before: the groups' original timeouts. patient: groups that keep theirs. tell: gives a sign of
-    life. watch: what begins with the first step.
+    tell: gives a sign of life. watch: what begins with the first step.
     """
 
     def __init__(self) -> None:
         self.current: int | None = None
         self.last: int | None = None
-        self.began = 0.0
-        self.before: dict[dist.ProcessGroup, timedelta] = {}
-        self.patient: set[dist.ProcessGroup] = set()
         self.tell: Callable[[], None] = lambda: None
         self.watch: Callable[[], None] | None = None
 
@@ -87,21 +91,9 @@ def in_steps(count: int) -> Iterator[int]:
 
 
 def begin_step(number: int) -> None:
-    """Begin step `number`, counted from 0; messages about a missing rank name the step.
-
-    After the first step, the timeout of every process group falls to a minute, or to ten times that
-    step.
-    """
-    now = time.monotonic()
-    # The first step compiles and allocates, so it says nothing of how long a collective may take.
-    if _steps.current is not None and not _steps.before:
-        limit = timedelta(seconds=max(STEP_TIMEOUT, SLOW * (now - _steps.began)))
-        for group in set(distributed_c10d._world.pg_map) - _steps.patient:
-            _steps.before.setdefault(group, _timeout_of(group))
-            distributed_c10d._set_pg_timeout(min(limit, _steps.before[group]), group)
+    """Begin step `number`, counted from 0; messages about a missing rank name the step."""
     _steps.current = number
     _steps.last = number
-    _steps.began = now
     if _steps.watch is not None:
         begin = _steps.watch
         _steps.watch = None
@@ -124,29 +116,10 @@ def last_step() -> int | None:
     return _steps.last
 
 
-def let_wait(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Exempt a group from the shorter timeout: its collectives wait for a disk, say."""
-    _steps.patient.add(group)
-    return group
-
-
 def end_steps() -> None:
-    """End the last step: timeouts return to their original values.
-
-    Ranks may now do different things for long.
-    """
-    for group, limit in _steps.before.items():
-        if group in distributed_c10d._world.pg_map:
-            distributed_c10d._set_pg_timeout(limit, group)
-    _steps.before.clear()
+    """End the last step: messages name none from now on."""
     _steps.current = None
     _steps.tell()
-
-
-def _timeout_of(group: dist.ProcessGroup) -> timedelta:
-    """The timeout of a group's collectives."""
-    limit: timedelta = group._get_backend(group._device_types[0]).options._timeout
-    return limit
 
 
 def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...]) -> NoReturn:
@@ -162,8 +135,7 @@ def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...])
     try:
         _join(start)
         payload = pickle.dumps(("done", function(*args)))
-        # A rank that ended before the others have joined would break their connections.
-        dist.barrier()
+        _wait_for_all(start.limits.whole)
         status = 0
     except SystemExit as ended:
         # As Python ends a process: None is 0, a text is 1.
@@ -175,6 +147,18 @@ def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _wait_for_all(seconds: float) -> None:
+    """Wait until every rank has come to its end, for as long as the whole call may take.
+
+    A rank that ended before the others have joined would break their connections.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    options = dist.BarrierOptions()
+    options.timeout = timedelta(seconds=seconds)
+    world.barrier(options).wait()
 
 
 def die_with(parent: int) -> None:
@@ -221,8 +205,10 @@ def _join(start: Start) -> None:
         # Gloo would else look up the host's name, which may have no address of this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
-    limit = timedelta(seconds=start.timeout)
+    limit = timedelta(seconds=start.limits.late)
     store = TCPStore(LOOPBACK, start.port, None, False, limit, wait_for_workers=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=start.number, world_size=start.world, timeout=limit
-    )
+    place: dict[str, Any] = {"store": store, "rank": start.number, "world_size": start.world}
+    if os.environ.get(BACKEND) == strict_backend.NAME:
+        strict_backend.init_process_group(**place, timeout=limit)
+    else:
+        dist.init_process_group("gloo", **place, timeout=limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import resource
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -276,6 +276,6 @@ def memory_of(crew: Crew) -> tuple[float, float]:
         total = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:")) * 1024
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         # Ranks of a node share its memory.
-        mine = (total // crew.per_node, pages * resource.getpagesize())
+        mine = (total // crew.per_node, pages * os.sysconf("SC_PAGE_SIZE"))
     ranks = crew.gathered(torch.tensor(mine, dtype=torch.float64))
     return float(ranks[:, 0].min()), float(ranks[:, 1].max())

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from autopar.errors import RunError
-from autopar.runtime.launch import init_from_environment, require_cuda, run_ranks
+from autopar.runtime.launch import (
+    default_backend,
+    init_from_environment,
+    launched,
+    require_backend,
+    run_ranks,
+)
 
 from .collective_times import ACROSS, GroupPlace, Key, measure_collectives, places
 from .crew import Crew
@@ -60,15 +66,16 @@ def measure(wanted: Wanted, *, nproc: int | None, backend: str | None) -> tuple[
 
     Rank 0 of `torchrun` reports, or the forks' parent.
     """
-    if "RANK" in os.environ:
-        default = "nccl" if torch.cuda.is_available() else "gloo"
-        measurements = measure_on_rank(wanted, init_from_environment(backend or default))
+    place = launched()
+    if place is not None:
+        device = init_from_environment(backend or default_backend())
+        measurements = measure_on_rank(wanted, device)
         ranks = measurements.nodes * measurements.per_node
         if nproc is not None and nproc != ranks:
             raise RunError(f"{ranks} ranks run, not {nproc}")
-        return measurements, os.environ["RANK"] == "0"
+        return measurements, place.rank == 0
     if backend == "nccl":
-        require_cuda()
+        require_backend(backend)
         raise RunError(
             "nccl ranks are started by torchrun:"
             " torchrun --nproc-per-node N -m autopar calibrate|bench collectives ..."

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from autopar.runtime.ranks.agreement import DIGEST, agree, checksum
+from autopar.runtime.ranks.agreement import agree
+from autopar.runtime.ranks.contents import DIGEST, checksum
 
 FIRST = 4
 """The number of first calls whose batches are compared among the ranks, unless all calls are."""
@@ -46,7 +47,8 @@ class Batches:
         digest = bytes(DIGEST)
         try:
             values = inputs()
-            digest = checksum(value for name, value in values.items() if name not in apart)
+            compared = (value for name, value in values.items() if name not in apart)
+            digest = checksum(compared, whole=self.always)
         except Exception as error:
             # The other ranks wait in the comparison: this one tells them there.
             failure = error

@@ -53,8 +53,10 @@ class OtherStages:
         mine = next((p.grad for p in parameters.values() if p.grad is not None), None)
         # A gradient scaler may look at this rank's own parameters alone, and all ranks must skip
         # the same steps.
-        if mine is not None and not bool(torch.isfinite(squares.sqrt())):
-            local_of(mine).view(-1)[:1] = float("nan")
+        if mine is not None:
+            # Added on the device: if the host asked, it would wait for the whole backward pass.
+            bad = torch.where(squares.sqrt().isfinite(), 0.0, float("nan"))
+            local_of(mine).view(-1)[:1] += bad.to(mine.dtype)
 
 
 def _others(engine: Engine, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -65,13 +67,12 @@ def _others(engine: Engine, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
     here = stages if world.stage is None else world.stage
     # Squares and largest elements travel in one sum: every rank writes places of its own.
     each = torch.zeros(2, stages + 1, world.size, dtype=torch.double, device=engine.device)
-    if gradients:
-        each[0, here, world.rank] = torch.stack(
-            [g.double().square().sum() for g in gradients]
-        ).sum()
-    each[1, here, world.rank] = max(
-        (float(g.abs().max()) for g in gradients if g.numel()), default=0.0
-    )
+    counted = [gradient for gradient in gradients if gradient.numel()]
+    if counted:
+        squares = [gradient.double().square().sum() for gradient in counted]
+        each[0, here, world.rank] = torch.stack(squares).sum()
+        largest = [gradient.abs().max().double() for gradient in counted]
+        each[1, here, world.rank] = torch.stack(largest).max()
     # One message for both figures, in double precision: squares of small gradients underflow.
     dist.all_reduce(each)
     each[:, here] = 0.0

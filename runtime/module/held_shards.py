@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from autopar.runtime.execution.engine import Engine
 from autopar.runtime.files.module_weights import saved_buffers
 from autopar.runtime.files.weight_files import FileTensor
 from autopar.runtime.parameters.storage import Storages, local_of
-from autopar.runtime.ranks.agreement import DIGEST, update_digest
+from autopar.runtime.ranks.contents import Contents
 
 from .gradients_elsewhere import OtherStages
 from .original_modules import Recalling, attach
@@ -36,10 +35,18 @@ class HeldShards(Recalling):
     other_stages: OtherStages | None
 
     def _hold(
-        self, values: Values, model: LoadedModel | None, aliases: Mapping[str, str] | None
+        self,
+        values: Values,
+        model: LoadedModel | None,
+        aliases: Mapping[str, str] | None,
+        *,
+        debug: bool,
     ) -> None:
-        """Take this rank's part of every value; `weights_digest` covers all values."""
-        checksum = hashlib.sha256()
+        """Take this rank's part of every value.
+
+        `weights_digest` covers all values: a sample of large ones, with `debug` all elements.
+        """
+        contents = Contents(whole=debug)
         names = [*(tensor.name for tensor in self._graph.parameters), *self._engine.constants]
         missing = [name for name in names if name not in values]
         if missing:
@@ -48,16 +55,16 @@ class HeldShards(Recalling):
         record = model.torch if model is not None else None
         if not aliases:
             aliases = record.aliases if record is not None else {}
-        self._hold_parameters(values, aliases, checksum)
-        self._hold_constants(values, checksum)
+        self._hold_parameters(values, aliases, contents)
+        self._hold_constants(values, contents)
         if model is not None and record is not None:
             for paths, buffer in saved_buffers(model.module):
                 value = values.get(paths[0], buffer)
                 self.attach_buffer(paths, value if isinstance(value, Tensor) else value())
-        self.weights_digest = checksum.digest()[:DIGEST]
+        self.weights_digest = contents.digest()
 
     def _hold_parameters(
-        self, values: Values, aliases: Mapping[str, str], checksum: hashlib._Hash
+        self, values: Values, aliases: Mapping[str, str], contents: Contents
     ) -> None:
         engine = self._engine
         own: dict[str, nn.Parameter] = {}
@@ -65,7 +72,7 @@ class HeldShards(Recalling):
         for tensor in self._graph.parameters:
             # Parameters that each rank has of its own may differ, and are not part of the digest.
             alone = tensor.name in engine.execution.schedule.reductions.local
-            value = self._given(tensor.name, values, hashlib.sha256() if alone else checksum)
+            value = self._given(tensor.name, values, Contents() if alone else contents)
             if self._storages.holds(tensor.name):
                 own[tensor.name] = self._parameter(tensor.name, value)
         self._places: dict[str, tuple[nn.Module, str]] = {
@@ -79,11 +86,11 @@ class HeldShards(Recalling):
         self._elsewhere = dict(zip(names, names, strict=True))
         self._elsewhere |= {alias: n for alias, n in aliases.items() if n in self._elsewhere}
 
-    def _hold_constants(self, values: Values, checksum: hashlib._Hash) -> None:
+    def _hold_constants(self, values: Values, contents: Contents) -> None:
         self._constants: dict[str, Tensor] = {}
         self._buffer_places: dict[str, tuple[nn.Module, str]] = {}
         for name in self._engine.constants:
-            value = self._given(name, values, checksum)
+            value = self._given(name, values, contents)
             whole = (value() if isinstance(value, FileTensor) else value).to(self._device)
             # Calls write new values into constants that change: these are the module's own.
             self._constants[name] = whole.clone() if name in self._graph.updates else whole
@@ -100,7 +107,7 @@ class HeldShards(Recalling):
             if path in self._constants:
                 self._buffer_places[path] = place
 
-    def _given(self, name: str, values: Values, checksum: hashlib._Hash) -> Tensor | FileTensor:
+    def _given(self, name: str, values: Values, contents: Contents) -> Tensor | FileTensor:
         """A value, checked against the graph; a value in a file is not read yet."""
         value = values[name]
         if not isinstance(value, FileTensor):
@@ -115,10 +122,10 @@ class HeldShards(Recalling):
             )
         if isinstance(value, FileTensor):
             # The file's own digest stands for its contents, of which ranks read different parts.
-            checksum.update(value.fact)
+            contents.add_fact(value.fact)
             return value
         value = value.to(master)
-        update_digest(checksum, value)
+        contents.add(value)
         return value
 
     def _parameter(self, name: str, value: Tensor | FileTensor) -> nn.Parameter:

@@ -42,8 +42,9 @@ class ModuleOptions:
 
     `device`: where the module computes. `whole`: outputs are whole on every rank, else DTensors.
     `exact_random`: random numbers are those of torch's generator on one device. `debug`: batches
-    are compared in every call. `parts`: a call gets this rank's part of the batch. `evaluation`
-    makes the execution of a module in evaluation, if it is another.
+    are compared in every call, and all elements of batches and weights. `parts`: a call gets this
+    rank's part of the batch. `evaluation` makes the execution of a module in evaluation, if it is
+    another.
     """
 
     device: torch.device | str = "cpu"
@@ -117,7 +118,7 @@ class ParallelModule(HeldShards):
         self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
         if model is not None and model.torch is not None:
             recall(self, model.module)
-        self._hold(values, model, aliases)
+        self._hold(values, model, aliases, debug=options.debug)
         self.gradient_state = GradientState()
         self.other_stages = self._others(engine)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from autopar.order.value_flow import PlacedValue
@@ -64,10 +65,12 @@ class Gradients:
         for place in [place for place in self.at if place[0] == name]:
             self.take(place)
 
-    def scale(self, factor: float) -> None:
-        """Multiply all gradients."""
+    def scale(self, factor: float | Tensor) -> None:
+        """Multiply all gradients by a number, or by one that stays on its device."""
         for place, gradient in self.at.items():
-            self.at[place] = gradient * factor
+            # A factor on a device would be rounded to a gradient of 16 bits before the product.
+            wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+            self.at[place] = (wide * factor).to(gradient.dtype)
         # The products are new tensors, so from now on all of them may be added to in place.
         self._own.update(self.at)
 

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from autopar.order.execution import Execution
 from autopar.runtime.files.piece_tensors import in_pieces
 from autopar.runtime.files.weight_files import FileTensor
+from autopar.runtime.ranks.collectives import in_movable_type
 from autopar.runtime.ranks.cuts import cuts_of, shard_of
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.ranks.world import World
@@ -185,7 +186,7 @@ class Storages:
             shape = self.execution.graph.tensors[name].shape
             whole = torch.empty(shape, dtype=self.dtype_of(name), device=self.device)
         # The ranks of the holding stage have it now; the first of them tells all others.
-        dist.broadcast(whole, src=self.world.firsts[stage])
+        dist.broadcast(in_movable_type(whole), src=self.world.firsts[stage])
         return whole
 
 

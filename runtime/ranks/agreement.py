@@ -8,22 +8,22 @@ all ranks raise the same error.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from autopar.errors import PlanError
 
 from .collectives import begin_gather
+from .contents import DIGEST
 from .current_action import aside
+from .process_groups import host_group
 
 _C10D = torch.ops._c10d_functional
 
 MESSAGE = 1024
 """Bytes of a rank's message: digests of 16 bytes, then text."""
-DIGEST = 16
 
 
 def digest(*parts: bytes | str) -> bytes:
@@ -32,23 +32,6 @@ def digest(*parts: bytes | str) -> bytes:
     for part in parts:
         checksum.update(part.encode() if isinstance(part, str) else part)
     return checksum.digest()[:DIGEST]
-
-
-def update_digest(checksum: hashlib._Hash, value: Tensor) -> None:
-    """Take a tensor into a digest: its shape, its type and all of its bits."""
-    plain = value.detach()
-    checksum.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-    # Fake tensors, on which plans are tried without memory, have no contents.
-    if plain.numel() and type(plain) in (Tensor, torch.nn.Parameter):
-        checksum.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def checksum(values: Iterable[Tensor]) -> bytes:
-    """A digest of the contents of tensors, in their order."""
-    contents = hashlib.sha256()
-    for value in values:
-        update_digest(contents, value)
-    return contents.digest()[:DIGEST]
 
 
 def agree(
@@ -113,9 +96,9 @@ def compare_messages(
 
 
 def first_rank_says(number: int, *, device: torch.device | str = "cpu") -> int:
-    """The number that rank 0 has, on every rank."""
+    """The number that rank 0 has, on every rank; `device`: where the ranks compute."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return number
-    value = torch.tensor([number], dtype=torch.int64, device=device)
-    dist.broadcast(value, src=0)
+    value = torch.tensor([number], dtype=torch.int64)
+    dist.broadcast(value, src=0, group=host_group(device))
     return int(value)

@@ -34,6 +34,11 @@ MOVABLE = frozenset(
 )
 
 
+def in_movable_type(value: Tensor) -> Tensor:
+    """A contiguous tensor in a type that every backend carries: itself, or its bytes."""
+    return value if value.dtype in MOVABLE else value.view(-1).view(torch.uint8)
+
+
 def arrived(coming: Tensor) -> Tensor:
     """Wait for a collective that has begun, and return its result."""
     out: Tensor = _C10D.wait_tensor(coming)

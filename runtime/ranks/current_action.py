@@ -1,10 +1,10 @@
-"""This thread's present action and the kind of its exchange, for logs and profilers."""
+"""The present action of the program and the kind of its exchange, for logs and profilers."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 
@@ -12,11 +12,13 @@ from autopar.order.actions import Action
 
 NAMED = "autopar:"
 """Prefix of the names of actions in profilers."""
+CARRIED = "autopar.present"
+"""The name of the present state in torch's thread-local storage."""
 
 
-# Autograd runs backward passes on threads of its own: each has an action of its own.
-class Present(threading.local):
-    """The present state of a thread.
+@dataclass(slots=True)
+class Present:
+    """The present state of a program.
 
     `action`: the present one. `log`: the list in which actions are recorded, if any. `exchange`:
     "send", "rows" or "batch". `aside`: inside, messages among the ranks are no part of a step.
@@ -28,18 +30,26 @@ class Present(threading.local):
     aside: bool = False
 
 
-PRESENT = Present()
+def present() -> Present:
+    """The state of this thread; a thread of autograd has that of the one that began the pass."""
+    # On CUDA nodes of a backward pass run on a thread of their device. torch carries this storage
+    # there, and Python's own thread-local storage it does not.
+    if not torch._C._is_key_in_tls(CARRIED):
+        torch._C._stash_obj_in_tls(CARRIED, Present())
+    state: Present = torch._C._get_obj_in_tls(CARRIED)
+    return state
 
 
 @contextmanager
 def at(action: Action | None) -> Iterator[None]:
     """Inside, issued collectives belong to `action`."""
-    before = PRESENT.action
-    PRESENT.action = action
+    state = present()
+    before = state.action
+    state.action = action
     try:
         yield
     finally:
-        PRESENT.action = before
+        state.action = before
 
 
 def named(action: Action) -> AbstractContextManager[object]:
@@ -51,12 +61,13 @@ def named(action: Action) -> AbstractContextManager[object]:
 @contextmanager
 def aside() -> Iterator[None]:
     """Inside, messages are agreements among ranks, no part of a step."""
-    before = PRESENT.aside
-    PRESENT.aside = True
+    state = present()
+    before = state.aside
+    state.aside = True
     try:
         yield
     finally:
-        PRESENT.aside = before
+        state.aside = before
 
 
 @contextmanager
@@ -65,9 +76,14 @@ def exchanging(kind: str) -> Iterator[None]:
 
     "send": to one rank; "rows": in numbers that depend on data; "batch": parts of a batch.
     """
-    before = PRESENT.exchange
-    PRESENT.exchange = kind
+    # A compiled graph keeps the collective alone, and no log knows its kind.
+    if torch.compiler.is_compiling():
+        yield
+        return
+    state = present()
+    before = state.exchange
+    state.exchange = kind
     try:
         yield
     finally:
-        PRESENT.exchange = before
+        state.exchange = before

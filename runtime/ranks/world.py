@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
 from autopar.errors import PlanError
 from autopar.order.execution import Execution
+from autopar.order.messages import message_pairs
 
 from .device_groups import DeviceGroups
-from .process_groups import group_of
+from .process_groups import message_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,7 @@ class World:
 
     `groups`: of this rank's stage; None if the rank is idle. `stage`: its number. `firsts`: the
     first rank of every stage. `size`: the number of all running ranks, idle ones included.
-    `messages`: the group in which stages send.
+    `messages`: the groups of this rank's messages, by sender and receiver.
     """
 
     groups: DeviceGroups | None
@@ -27,7 +29,7 @@ class World:
     firsts: tuple[int, ...]
     rank: int
     size: int
-    messages: dist.ProcessGroup | None = None
+    messages: Mapping[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
 
     @classmethod
     def of(cls, execution: Execution) -> World:
@@ -48,12 +50,13 @@ class World:
                 stage = number
             devices += chunk.mesh.devices
         groups = None
-        messages = None
+        messages = {}
         if stage is not None:
             groups = DeviceGroups.of_ranks(execution.chunks[stage].mesh, firsts[stage])
-            # All ranks that have a stage are members, so all of them make the group here.
-            if len(firsts) > 1:
-                messages = group_of(range(devices), messages=True)
+            # All ranks go through all pairs in one order: two of them meet to make a group.
+            messages = {
+                pair: message_group(*pair) for pair in message_pairs(execution) if rank in pair
+            }
         return cls(
             groups=groups,
             stage=stage,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.ranks.collectives import MOVABLE, begin_gather
-from autopar.runtime.ranks.current_action import PRESENT, at
+from autopar.runtime.ranks.current_action import at, present
 from autopar.runtime.ranks.cuts import deal, join, write_joined
 from autopar.runtime.ranks.device_groups import AxisGroup
 
@@ -72,7 +72,7 @@ class Moving:
         self._carried = carried
         self.left = collectives
         self._begun: Tensor | None = None
-        self._action = PRESENT.action
+        self._action = present().action
         self._send(None)
 
     def _send(self, arrived: Tensor | None) -> None:

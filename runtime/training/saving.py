@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from autopar.errors import AutoparError, RunError
-from autopar.runtime.launch import let_wait
 from autopar.runtime.parameters.storage import local_of
 from autopar.runtime.ranks.agreement import agree, digest
 
@@ -173,7 +172,7 @@ def saving_group() -> dist.ProcessGroup | None:
     if _HELD.world is not dist.group.WORLD:
         _HELD.world = dist.group.WORLD
         # A group of its own: the saving thread's messages must not mix with those of the steps.
-        _HELD.group = let_wait(dist.new_group(backend="gloo", timeout=SLOWEST))
+        _HELD.group = dist.new_group(backend="gloo", timeout=SLOWEST)
     return _HELD.group
 
 

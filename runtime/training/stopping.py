@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import UsageError
-from autopar.runtime.launch import OTHERS_STAY, begin_step, end_steps
+from autopar.runtime.launch import OTHERS_STAY, begin_step, device_of_group, end_steps
+from autopar.runtime.ranks.process_groups import host_group
 
 from .saving import finish_saving
 
@@ -42,9 +43,7 @@ class _Bell:
         self.grace = grace
         self.rung = False
         self.timer: threading.Timer | None = None
-        # On GPUs a message of the host's own, for which no stream has to be waited for.
-        apart = dist.is_initialized() and "gloo" not in dist.get_backend()
-        self.group = dist.new_group(backend="gloo") if apart else None
+        self.group = host_group(device_of_group()) if dist.is_initialized() else None
 
     def ring(self, number: int, frame: FrameType | None) -> None:
         """Take the signal: from now on the time for the save runs."""
@@ -122,8 +121,7 @@ def steps(
     number of done steps, which must save, prints a message, and ends with exit code 0. (On other
     machines than the lost one it ends with 75, and `torchrun` restarts them without it.) If that
     takes longer than `grace` seconds from the signal, it ends with 143. Saves under way are waited
-    for, here and after the last step. If a rank goes missing, the message names the step (see
-    `launch.begin_step`).
+    for, here and after the last step. If a rank goes missing, the message names the step.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(

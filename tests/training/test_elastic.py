@@ -98,6 +98,7 @@ PLANNED = [
 ]
 
 
+@pytest.mark.gloo
 @pytest.mark.parametrize(
     ("parts", "wanted_origins"),
     [
@@ -169,6 +170,7 @@ def _misused(folder: str) -> list[str]:
     return [*said, str(refused.value), str(without.value)]
 
 
+@pytest.mark.gloo
 def test_what_is_called_wrongly_is_refused(tmp_path: Path) -> None:
     (actual,) = run_ranks(_misused, 1, str(tmp_path))
     wanted = (

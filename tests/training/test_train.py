@@ -106,6 +106,7 @@ def _on_ranks(file: Path, ranks: int, steps: int, folder: str) -> None:
     run_ranks(train, ranks, config.model_copy(update={"training": table}))
 
 
+@pytest.mark.gloo
 def test_it_goes_on_on_other_ranks(file: Path) -> None:
     """The figures of each step are told once, and are those of an undisturbed training."""
     file.write_text(FILE.replace('name = "cosine"', 'name = "constant"'), encoding="utf-8")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,13 @@ PLANS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("1f1b", {"stages": 2, "micro_batches": 2, "schedule": "1f1b"}, 2),
 )
 """The name, the planning options, and the fewest ranks of each plan to run."""
+LARGE: dict[str, Any] = {"stages": 2, "micro_batches": 2, "schedule": "1f1b"}
+"""The planning options of a pipeline whose messages have `MESSAGE` bytes on two ranks."""
+MESSAGE = 64 * 2**20
 BATCH = 8
 WIDTH = 64
+TAIL = 40
+"""The last lines of ranks that are kept in case they end without a diagnosis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,44 +62,69 @@ class Diagnosis:
         return all(one.ok for one in self.parity)
 
 
-def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | int | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """The end of the ranks that torchrun has started: its exit code, and their last lines."""
+
+    code: int
+    tail: str
+
+
+def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | Launched | None:
     """Inspect, measure and run.
 
-    On a machine with GPUs the ranks are those of torchrun, whose exit code is returned. None on all
-    ranks except one.
+    On a machine with GPUs the ranks are those of torchrun, of which the first has the diagnosis.
+    None on all ranks except one.
     """
     import torch
+
+    from autopar.runtime.launch import launched
 
     if nproc is not None and nproc < 1:
         raise UsageError(f"--nproc is {nproc}; it must be at least 1")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # Forked processes cannot share a driver, so torchrun starts this command once for every GPU.
-    if gpus and "RANK" not in os.environ:
-        launched = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(min(nproc or gpus, gpus)),
-            "-m",
-            "autopar",
-        ]
-        return subprocess.run([sys.executable, *launched, *sys.argv[1:]], check=False).returncode
-    ranks = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else nproc or 2
+    place = launched()
+    if gpus and place is None:
+        return launch(min(nproc or gpus, gpus))
+    ranks = nproc or 2 if place is None else place.world
     backend = "nccl" if gpus else "gloo"
     bandwidth, silent = (
         ((), "one rank has nobody to talk to") if ranks < 2 else _bandwidth(ranks, backend, quick)
     )
     # After the measurement, which makes the process group under torchrun.
-    parity = tuple(
-        _run(name, options, ranks, backend, quick)
-        for name, options, least in PLANS
-        if ranks >= least
-    )
-    if os.environ.get("RANK", "0") != "0":
+    parity = compared_plans(ranks, backend, quick=quick)
+    if not quick and ranks > 1:
+        # Ranks of a launcher have their backend; forked ones may have the strict one.
+        forked = backend == "gloo" and place is None
+        parity += _by_nccls_rules(ranks, "strict" if forked else backend)
+    if place is not None and place.rank != 0:
         return None
     return Diagnosis(
         backend=backend, ranks=ranks, parity=parity, bandwidth=bandwidth, silent=silent
+    )
+
+
+def launch(ranks: int) -> Launched:
+    """Run this process's own command on ranks of torchrun, and pass on what they say."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    process = subprocess.Popen(
+        [sys.executable, *words, "-m", "autopar", *sys.argv[1:]], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    tail: deque[str] = deque(maxlen=TAIL)
+    for line in process.stderr:
+        sys.stderr.write(line)
+        tail.append(line)
+    return Launched(code=process.wait(), tail="".join(tail))
+
+
+def compared_plans(ranks: int, backend: str, *, quick: bool) -> tuple[Parity, ...]:
+    """The plans that so many ranks can run, each compared with one device."""
+    return tuple(
+        _run(name, options, ranks, backend, quick)
+        for name, options, least in PLANS
+        if ranks >= least
     )
 
 
@@ -135,20 +165,63 @@ def _model() -> tuple[Any, Any]:
         return Model(), (torch.randint(0, WIDTH, (BATCH, 16)),)
 
 
-def _run(name: str, options: dict[str, Any], ranks: int, backend: str, quick: bool) -> Parity:
-    """Plan, run, and compare with one device."""
+def _wide(ranks: int) -> tuple[Any, Any]:
+    """A model that is as wide wherever it is cut, and a batch of two messages for two ranks."""
+    import torch
+    from torch import Tensor, nn
+
+    width = 64 * WIDTH
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(WIDTH, width)
+            self.gain = nn.Parameter(torch.ones(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (torch.tanh(self.up(x)) * self.gain).square().mean()
+
+    rows = MESSAGE // (4 * width)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Wide(), (torch.randn(2 * rows * max(1, ranks // 2), WIDTH),)
+
+
+def _by_nccls_rules(ranks: int, backend: str) -> tuple[Parity, ...]:
+    """The plans on a backend where a send waits for its receive, and one with large messages.
+
+    Gloo and NCCL take small messages before they are received, which hides a deadlock.
+    """
+    # Another backend has run the small plans.
+    small = PLANS[1:] if backend == "strict" else ()
+    large = f"1f1b, {MESSAGE // 2**20} MiB messages"
+    return (
+        *(_run(f"{name}, {backend}", options, ranks, backend, False) for name, options, _ in small),
+        _run(f"{large}, {backend}", LARGE, ranks, backend, False, _wide(ranks)),
+    )
+
+
+def _run(
+    name: str,
+    options: dict[str, Any],
+    ranks: int,
+    backend: str,
+    quick: bool,
+    case: tuple[Any, Any] | None = None,
+) -> Parity:
+    """Plan, run, and compare with one device; `case`: a module and its inputs."""
     from autopar.api import plan_loaded
     from autopar.configured import load_any
     from autopar.frontends.load import ModelOptions
     from autopar.runtime.run import run_plan
 
     began = time.perf_counter()
-    module, inputs = _model()
+    module, inputs = case or _model()
     try:
         loaded = load_any(module, ModelOptions(train=True), inputs)
         devices = 1 if options.get("mesh") == (1,) else ranks
         plan = plan_loaded(
-            loaded, devices=devices, cluster="local-cpu" if backend == "gloo" else None, **options
+            loaded, devices=devices, cluster=None if backend == "nccl" else "local-cpu", **options
         ).plan
         report = run_plan(loaded, plan, steps=1 if quick else 2, check=True, backend=backend)
         ok = report.ok

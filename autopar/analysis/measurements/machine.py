@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
+
+from autopar.costmodel.cluster.local_memory import local_memory
 
 PACKAGES = (
     "autopar",
@@ -21,11 +26,35 @@ PACKAGES = (
     "transformers",
     "triton",
     "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
 )
-# FI_ is for libfabric and UCX_ for UCX, over which collectives may run between machines.
-VARIABLES = ("NCCL_", "GLOO_", "CUDA_", "TORCH_", "OMP_NUM_THREADS", "MASTER_", "FI_", "UCX_")
-"""Prefixes of the environment variables that change how ranks run."""
+_TOLD = {
+    "": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE OMP_NUM_THREADS "
+    "MPI_LOCALRANKID MPI_LOCALNRANKS HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES "
+    "NVIDIA_VISIBLE_DEVICES GLOO_SOCKET_IFNAME",
+    "TORCHELASTIC_": "RESTART_COUNT MAX_RESTARTS USE_AGENT_STORE",
+    "OMPI_COMM_WORLD_": "RANK SIZE LOCAL_RANK LOCAL_SIZE",
+    "PMI_": "RANK SIZE",
+    "SLURM_": "PROCID LOCALID NODEID NTASKS NNODES GPUS_ON_NODE STEP_NUM_TASKS STEP_NUM_NODES "
+    "STEP_TASKS_PER_NODE",
+    "CUDA_": "VISIBLE_DEVICES DEVICE_ORDER LAUNCH_BLOCKING DEVICE_MAX_CONNECTIONS",
+    "NCCL_": "DEBUG DEBUG_SUBSYS SOCKET_IFNAME SOCKET_FAMILY IB_DISABLE IB_HCA IB_GID_INDEX "
+    "IB_TIMEOUT P2P_DISABLE P2P_LEVEL SHM_DISABLE NET NET_GDR_LEVEL ALGO PROTO NVLS_ENABLE "
+    "CUMEM_ENABLE BUFFSIZE NTHREADS MIN_NCHANNELS MAX_NCHANNELS CROSS_NIC",
+    "TORCH_": "DISTRIBUTED_DEBUG NCCL_BLOCKING_WAIT NCCL_ASYNC_ERROR_HANDLING "
+    "NCCL_HEARTBEAT_TIMEOUT_SEC NCCL_ENABLE_MONITORING NCCL_TRACE_BUFFER_SIZE "
+    "NCCL_DUMP_ON_TIMEOUT NCCL_AVOID_RECORD_STREAMS NCCL_CUDA_EVENT_CACHE "
+    "DISABLE_SHARE_RDZV_TCP_STORE",
+    "FI_": "PROVIDER EFA_USE_DEVICE_RDMA",
+    "UCX_": "TLS NET_DEVICES",
+}
+VARIABLES = frozenset(f"{begin}{name}" for begin, names in _TOLD.items() for name in names.split())
+"""The environment variables that change how ranks run, and are told with their values."""
+NAMED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+"""Variables of which only is told that they are set: the values name hosts or jobs."""
 TIMEOUT = 10.0
+SHORTEST = 2
+"""Letters of a name that is taken out of a text, at least."""
 
 
 def versions() -> dict[str, str]:
@@ -68,7 +97,7 @@ def devices() -> list[dict[str, Any]]:
             {
                 "name": _processor(),
                 "cores": os.cpu_count() or 1,
-                "memory": _memory(),
+                "memory": local_memory() or 0,
                 "threads": torch.get_num_threads(),
             }
         ]
@@ -109,8 +138,27 @@ def links() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that change how ranks run."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    """The variables of the environment that change how ranks run; no others are ever told."""
+    values = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    values |= {name: "set" for name in NAMED if name in os.environ}
+    return dict(sorted(values.items()))
+
+
+def scrubbed(text: str) -> str:
+    """A text without this machine's name, the user's name, and the user's folder."""
+    private = {str(Path.home()): "~", socket.gethostname(): "HOST", _user(): "USER"}
+    for word, instead in private.items():
+        # Short words, such as a user `a`, would be found everywhere.
+        if len(word) >= SHORTEST:
+            text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", instead, text)
+    return text
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a number without a name, as in containers
+        return ""
 
 
 def told_by(tool: str, *words: str) -> str:
@@ -135,10 +183,3 @@ def _processor() -> str:
         )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 0

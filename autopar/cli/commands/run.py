@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +66,7 @@ def add_options(parser: Parser) -> None:
         ),
     )
     planning_option(parser, "cluster", help="the cluster to recalibrate (default: the plan's)")
-    backend_option(parser)
+    backend_option(parser, strict=True)
     add(
         "--weights",
         metavar="FILE|FOLDER",
@@ -99,13 +98,14 @@ def run(args: argparse.Namespace) -> None:
     _check_ranks(args, plan)
     with stdout_to_stderr():
         from autopar.plan_origin import model_of_plan
+        from autopar.runtime.launch import launched_first
         from autopar.runtime.run import run_plan
 
         model = model_of_plan(args.model, plan, loss=args.loss, trust=args.trust)
         warn_replicated(plan)
         report = run_plan(model, plan, **{name: getattr(args, name) for name in RUNNING})
     # Under torchrun every rank comes here: one speaks for all.
-    if args.json or os.environ.get("RANK", "0") == "0":
+    if args.json or launched_first():
         _print(args, report, _recalibration(args, plan, model.graph, cluster, report.profile))
     if not report.ok:
         raise RunError(f"the run does not agree with one device: {report.check}")
@@ -117,7 +117,11 @@ def _check_ranks(args: argparse.Namespace, plan: Plan) -> None:
     if args.nproc not in (None, plan.devices, plan.devices + plan.unused):
         remedy = f"give --nproc {plan.devices}, or plan again with --devices {args.nproc}"
         raise PlanError(f"the plan is for {plan.devices} ranks, not {args.nproc}: {remedy}")
-    if plan.devices > RANKS and "RANK" not in os.environ:
+    if plan.devices <= RANKS:
+        return
+    from autopar.runtime.launch import launched
+
+    if launched() is None:
         raise RunError(
             f"the plan is for {plan.devices} ranks; "
             f"at most {RANKS} are started on one machine, more by torchrun"
@@ -167,10 +171,11 @@ def _recalibration(
 
     def scale() -> Recalibrated:
         from autopar.analysis.measurements.recalibration import recalibrate
+        from autopar.runtime.launch import launched_first
 
         named = replace(cluster, name=Path(args.recalibrate).stem)
         scaled = recalibrate(profile, plan, graph, named)
-        if os.environ.get("RANK", "0") == "0":
+        if launched_first():
             scaled.save(args.recalibrate)
         return scaled
 

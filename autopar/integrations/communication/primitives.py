@@ -244,28 +244,29 @@ def all_to_all(value: Tensor, group: Group = None) -> Tensor:
     return _moved(value, move)
 
 
-def _pair(other: int) -> ProcessGroup:
-    """The group of this rank and another, for messages alone.
-
-    Pairs of ranks exchange unequal numbers of messages, so they share no group with others.
-    """
+def _pair(source: int, target: int) -> ProcessGroup:
+    """The group for messages from one rank to another, of which this is one."""
     import torch.distributed as dist
 
-    from autopar.runtime.ranks.process_groups import group_of
+    from autopar.runtime.ranks.process_groups import message_group
 
+    other = target if source == dist.get_rank() else source
     if other == dist.get_rank() or not 0 <= other < dist.get_world_size():
         raise UsageError(f"rank {other} is no other rank of the {dist.get_world_size()}")
-    return group_of(sorted((dist.get_rank(), other)), messages=True)
+    return message_group(source, target)
 
 
 def send(value: Tensor, to: int) -> None:
-    """Hand a tensor to rank `to`, which calls `recv`; waits until it is taken."""
+    """Hand a tensor to rank `to`, which calls `recv`.
+
+    It waits until the tensor is taken; on GPUs not the program waits, but what it issues next.
+    """
     import torch.distributed as dist
 
     require_init()
 
     def move(own: Tensor) -> Tensor:
-        dist.send(own, dst=to, group=_pair(to))
+        dist.send(own, dst=to, group=_pair(dist.get_rank(), to))
         return own
 
     _moved(value, move)
@@ -280,7 +281,7 @@ def recv(like: Tensor, source: int) -> Tensor:
 
     def move(own: Tensor) -> Tensor:
         out = torch.empty_like(own)
-        dist.recv(out, src=source, group=_pair(source))
+        dist.recv(out, src=source, group=_pair(source, dist.get_rank()))
         return out
 
     return _moved(like, move).view(like.shape)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 else:
     Group = Any
 
-BACKENDS = ("nccl", "gloo", "hccl", "mpi")
 WORLD = "world"
 _NAMED: dict[str, tuple[int, ...]] = {}
 
@@ -24,16 +23,19 @@ _NAMED: dict[str, tuple[int, ...]] = {}
 def init(backend: str | None = None, *, timeout: float = 600.0) -> None:
     """Join the process group of all ranks that the launcher's environment describes.
 
-    It reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. `backend`: nccl (NVIDIA GPUs), gloo
+    Ranks and their devices are those of torchrun, mpirun or srun; MASTER_ADDR and MASTER_PORT say
+    where they meet. `timeout`: seconds that a rank may be late. `backend`: nccl (NVIDIA GPUs), gloo
     (CPUs), hccl (Ascend, where torch_npu is installed), mpi (where torch was built with it); by
     default the backend of the device at hand. If the context sets `global_rank` and `device_num`,
     they overrule the environment. An existing process group is used if it has the wanted backend.
     """
     import torch.distributed as dist
 
-    chosen = backend or _backend_here()
-    if chosen not in BACKENDS:
-        raise UsageError(unknown("backend", chosen, BACKENDS))
+    from autopar.runtime.launch.backends import default_backend, require_known
+    from autopar.runtime.launch.environment import init_from_environment
+
+    chosen = backend or default_backend()
+    require_known(chosen)
     if dist.is_initialized():
         if backend is not None and backend not in dist.get_backend():
             raise UsageError(
@@ -41,15 +43,9 @@ def init(backend: str | None = None, *, timeout: float = 600.0) -> None:
                 "destroy() first"
             )
         return
-    _require_there(chosen)
     for name, key in (("RANK", "global_rank"), ("WORLD_SIZE", "device_num")):
         if current().given(key):
             os.environ[name] = str(getattr(current(), key))
-    if chosen == "mpi":
-        dist.init_process_group("mpi")
-        return
-    from autopar.runtime.launch.environment import init_from_environment
-
     init_from_environment(chosen, timeout=timeout)
 
 
@@ -60,37 +56,6 @@ def destroy() -> None:
     _NAMED.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _backend_here() -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        return "nccl"
-    return "hccl" if _has_npu() else "gloo"
-
-
-def _has_npu() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("torch_npu") is not None
-
-
-def _require_there(backend: str) -> None:
-    """Refuse a backend that this installation lacks, with the one that it has."""
-    import torch
-    import torch.distributed as dist
-
-    lacking = {
-        "nccl": None
-        if torch.cuda.is_available() and dist.is_nccl_available()
-        else "needs CUDA, which torch does not find here",
-        "hccl": None if _has_npu() else "needs Ascend devices and the package torch_npu",
-        "mpi": None if dist.is_mpi_available() else "needs a torch that was built with MPI",
-        "gloo": None,
-    }[backend]
-    if lacking:
-        raise RunError(f"the backend {backend} {lacking}; here is {_backend_here()}")
 
 
 def create_group(name: str, ranks: Sequence[int]) -> None:

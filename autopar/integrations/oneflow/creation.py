@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from autopar.errors import UsageError
+from autopar.runtime.launch import device_of_group
 from autopar.runtime.ranks.agreement import first_rank_says
 from autopar.sharding.layout import Kind, R
 
@@ -53,7 +53,7 @@ def _made(
     kinds = layout_of_words(sbp, len(where.mesh.axes), len(shape))
     require_even(kinds, shape, where.mesh.shape)
     whole = make()
-    part = whole.to(where.device) if where.here else whole.new_empty(0)
+    part = whole.to(where.device) if where.here else whole.new_empty(0, device=where.device)
     with torch.no_grad():
         tensor = GlobalTensor(part, (R,) * len(kinds), where, shape).brought(kinds)
     own = GlobalTensor(tensor.part.clone(), kinds, where, shape)
@@ -76,7 +76,7 @@ def randn(
     shape = _sizes(size)
     if placement is None:
         return torch.randn(shape, dtype=dtype, requires_grad=requires_grad)
-    seed = first_rank_says(int(torch.randint(2**62, ())), device=_device_of_group())
+    seed = first_rank_says(int(torch.randint(2**62, ())), device=device_of_group())
     return _made(
         lambda: torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)),
         placement,
@@ -110,11 +110,6 @@ def ones(
     return _made(lambda: torch.ones(shape, dtype=dtype), placement, sbp, shape, requires_grad)
 
 
-def _device_of_group() -> torch.device:
-    nccl = dist.is_initialized() and "nccl" in dist.get_backend()
-    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-
-
 def global_tensor(local: Tensor, placement: TensorPlacement, sbp: Words) -> GlobalTensor:
     """A global tensor of the ranks' parts.
 
@@ -132,7 +127,8 @@ def global_tensor(local: Tensor, placement: TensorPlacement, sbp: Words) -> Glob
     for kind, size in zip(kinds, placement.mesh.shape, strict=True):
         if kind.kind is Kind.SPLIT:
             shape[kind.dim] *= size
-    part = local.to(placement.device) if placement.here else stand_in(local.dtype, [local])
+    device = placement.device
+    part = local.to(device) if placement.here else stand_in(local.dtype, device, [local])
     return GlobalTensor(part, kinds, placement, shape)
 
 

@@ -204,7 +204,8 @@ def _run(
     if where.here:
         results = _on_parts(graph, operator, decision, brought, where)
     else:
-        results = [stand_in(getattr(torch, tensor.dtype), brought) for tensor in outputs]
+        dtypes = [getattr(torch, tensor.dtype) for tensor in outputs]
+        results = [stand_in(dtype, where.device, brought) for dtype in dtypes]
     for tensor, part, kinds in zip(outputs, results, decision.outputs, strict=True):
         values[tensor.name] = part, kinds if part.requires_grad else without_gradient(kinds)
 

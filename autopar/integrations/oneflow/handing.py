@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autopar.runtime.ranks.collectives import MOVABLE
-from autopar.runtime.ranks.process_groups import group_of
+from autopar.runtime.ranks.collectives import in_movable_type
+from autopar.runtime.ranks.process_groups import message_group
 
 
 def exchange(
@@ -32,24 +32,19 @@ def exchange(
         giver = source[number % len(source)]
         if me not in (giver, taker):
             continue
-        group = group_of(sorted((giver, taker)), messages=True)
+        group = message_group(giver, taker)
         if me == giver:
             assert value is not None
-            dist.send(_carried(value.contiguous()), dst=taker, group=group)
+            dist.send(in_movable_type(value.contiguous()), dst=taker, group=group)
         else:
             received = torch.empty_like(like)
-            dist.recv(_carried(received), src=giver, group=group)
+            dist.recv(in_movable_type(received), src=giver, group=group)
     return received
 
 
 def own_rank() -> int:
     """The number of this rank; 0 where there are no others."""
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _carried(value: Tensor) -> Tensor:
-    """A tensor in one piece that backends can carry: itself, or its bytes."""
-    return value if value.dtype in MOVABLE else value.view(-1).view(torch.uint8)
 
 
 class Hand(torch.autograd.Function):
@@ -73,7 +68,7 @@ class Hand(torch.autograd.Function):
         received = exchange(value.detach() if me in source else None, source, target, like)
         ctx.device = value.device
         if received is None:
-            return value.new_empty(0)
+            return value.new_empty(0, device=device)
         # Autograd takes an input that is returned as it is for one that was changed in place.
         return received.view_as(received) if received is value else received
 
@@ -93,9 +88,9 @@ class StandIn(torch.autograd.Function):
     """The result of an operator on ranks that hold nothing of it."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, dtype: torch.dtype, device: torch.device, *inputs: Tensor) -> Tensor:
         ctx.shapes = [(value.shape, value.dtype, value.device) for value in inputs]
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device=device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,10 +98,14 @@ class StandIn(torch.autograd.Function):
             torch.zeros(shape, dtype=dtype, device=device) if dtype.is_floating_point else None
             for shape, dtype, device in ctx.shapes
         ]
-        return (None, *zeros)
+        return (None, None, *zeros)
 
 
-def stand_in(dtype: torch.dtype, inputs: Sequence[Tensor]) -> Tensor:
-    """An empty tensor behind `inputs`."""
-    out: Tensor = StandIn.apply(dtype, *inputs)  # type: ignore[no-untyped-call]
+def stand_in(dtype: torch.dtype, device: torch.device, inputs: Sequence[Tensor]) -> Tensor:
+    """An empty tensor behind `inputs`, on the device that other ranks have the result on.
+
+    Autograd has a thread for each device, and the exchanges of a backward pass must be in the order
+    of one thread.
+    """
+    out: Tensor = StandIn.apply(dtype, device, *inputs)  # type: ignore[no-untyped-call]
     return out if dtype.is_floating_point or dtype.is_complex else out.detach()

@@ -106,7 +106,7 @@ class GlobalTensor(Tensor):
         if source == target:
             return self if self.kinds == target else self._as(self.part, target)
         if not self.placement.here:
-            return self._as(stand_in(self.part.dtype, [self.part]), target)
+            return self._as(stand_in(self.part.dtype, self.placement.device, [self.part]), target)
         steps = chain(
             source,
             target,

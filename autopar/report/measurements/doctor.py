@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,19 +16,33 @@ DEVICE_COLUMNS = ("name", "memory", "free")
 """The properties of a device that open its line, or change too fast to be worth a word."""
 
 
+def machine_json() -> dict[str, Any]:
+    """The machine by its own account, as an object."""
+    return {
+        "versions": machine.versions(),
+        "backends": machine.backends(),
+        "devices": machine.devices(),
+        "links": machine.links(),
+        "environment": machine.environment(),
+    }
+
+
+def report_text(diagnosis: Diagnosis | None, failure: str = "") -> str:
+    """The file of a report: all results, or why there are none, without names of this machine."""
+    results = {"ok": False} if diagnosis is None else diagnosis_json(diagnosis)
+    answer = {**machine_json(), **results, "failure": failure}
+    return machine.scrubbed(json.dumps(answer, indent=1)) + "\n"
+
+
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """All results as an object, for programs and bug reports."""
+    """All results as an object, for programs."""
     bandwidth = [
         {"collective": kind, "bytes": nbytes, "seconds": seconds, "bus_bandwidth": rate}
         for kind, nbytes, seconds, rate in diagnosis.bandwidth
     ]
     return {
         "ok": diagnosis.ok,
-        "versions": machine.versions(),
-        "backends": machine.backends(),
-        "devices": machine.devices(),
-        "links": machine.links(),
-        "environment": machine.environment(),
+        **machine_json(),
         "backend": diagnosis.backend,
         "ranks": diagnosis.ranks,
         "parity": [dataclasses.asdict(parity) for parity in diagnosis.parity],
@@ -52,7 +67,8 @@ def diagnosis_parts(diagnosis: Diagnosis) -> list[str | Table]:
         parts.append("plans run here as on one device")
     else:
         parts.append(
-            "plans do not run here as on one device: send back the output of autopar doctor --json"
+            "plans do not run here as on one device: send us the file of autopar doctor --report "
+            "FILE"
         )
     return parts
 

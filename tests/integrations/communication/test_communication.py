@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from torch import Tensor
 import autopar
 from autopar.errors import AutoparError, RunError, UsageError
 from autopar.integrations import communication as comm
-from autopar.runtime.launch import run_ranks
+from autopar.runtime.launch import backends, environment, run_ranks
+from autopar.runtime.launch.devices import Claim
 
 RANKS = 3
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64)
@@ -181,7 +183,10 @@ def _refused() -> None:
 
 @pytest.mark.parametrize(
     "work",
-    [_reductions, _moves, _numbers, _several, _groups, _refused],
+    [
+        *(_reductions, _moves, _numbers, _several, _groups),
+        pytest.param(_refused, marks=pytest.mark.gloo),
+    ],
     ids=lambda f: f.__name__.strip("_"),
 )
 def test_on_ranks(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,36 +231,48 @@ def test_backends_that_are_not_there_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("cuda", "npu", "asked", "chosen"),
+    ("cuda", "npu", "asked", "chosen", "device"),
     [
-        (False, False, None, "gloo"),
-        (False, True, None, "hccl"),
-        (True, True, None, "nccl"),
-        (True, False, "gloo", "gloo"),
-        (False, True, "hccl", "hccl"),
-        (False, False, "mpi", "mpi"),
+        (False, False, None, "gloo", "cpu"),
+        (False, True, None, "hccl", "npu"),
+        (True, True, None, "nccl", "cuda"),
+        (True, False, "gloo", "gloo", "cpu"),
+        (False, True, "hccl", "hccl", "npu"),
+        (False, False, "mpi", "mpi", "cpu"),
     ],
 )
 def test_the_backend_is_that_of_the_device_or_the_one_that_is_asked_for(
-    cuda: bool, npu: bool, asked: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+    cuda: bool,
+    npu: bool,
+    asked: str | None,
+    chosen: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """MPI's launcher numbers the ranks itself; all others are told by the environment."""
-    begun: list[str] = []
+    begun: list[tuple[str, str]] = []
+    there = {"torch_npu"} if npu else set()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: cuda)
     monkeypatch.setattr(dist, "is_mpi_available", lambda: True)
+    monkeypatch.setattr(backends, "find_spec", lambda name: object() if name in there else None)
+    monkeypatch.setattr(environment, "own_device", lambda kind: SimpleNamespace(type=kind))
+    monkeypatch.setattr(dist, "init_process_group", lambda name: begun.append((name, "cpu")))
     monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: object() if npu and name == "torch_npu" else None
+        environment,
+        "_init",
+        lambda name, store, rank, world, limit, own: begun.append((name, own.type)),
     )
-    monkeypatch.setattr(
-        dist, "init_process_group", lambda backend: begun.append(f"{backend} by itself")
-    )
-    monkeypatch.setattr(
-        "autopar.runtime.launch.environment.init_from_environment",
-        lambda backend, timeout: begun.append(backend),
-    )
+    monkeypatch.setattr(Claim, "of", lambda name, own: Claim(backend=name))
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
     comm.init(asked)
-    assert begun == [f"{chosen} by itself" if chosen == "mpi" else chosen]
+    assert begun == [(chosen, device)]
 
 
 def test_without_ranks_there_are_no_numbers() -> None:

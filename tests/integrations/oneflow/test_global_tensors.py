@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import autopar
 from autopar.errors import AutoparError, RunError, UsageError
+from autopar.integrations.oneflow.handing import stand_in
 from autopar.integrations.oneflow.tracing import trace
 from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
@@ -318,3 +319,12 @@ def test_one_process_is_one_rank() -> None:
     value: Tensor = (x @ x.t()).sum()
     value.backward()  # type: ignore[no-untyped-call]
     assert torch.allclose(x.grad.full(), 2 * x.full().detach().sum(0).expand(3, 5), atol=1e-5)
+
+
+def test_what_stands_for_a_result_is_on_its_device() -> None:
+    """Autograd has a thread for each device; on two of them exchanges would have no order."""
+    x = torch.ones(2, requires_grad=True)
+    empty = stand_in(torch.float32, torch.device("meta"), [x])
+    assert empty.device.type == "meta" and empty.shape == (0,)
+    empty.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0.0, 0.0]

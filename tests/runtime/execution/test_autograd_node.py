@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.execution import Execution
 from autopar.runtime.checking.check import CollectiveLog
+from autopar.runtime.execution import autograd_node
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.sharding.analysis import analyse
@@ -242,7 +243,13 @@ def _under_all(
     return [_all_lines(plan, module, x) for plan in plans]
 
 
-def test_as_on_one_device(strict_collectives: None) -> None:
+@pytest.fixture(params=[True, False], ids=["read", "unread"])
+def gradient_of_loss(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of the loss on the host, or on a device that the host does not wait for."""
+    monkeypatch.setattr(autograd_node, "is_on_host", lambda value: request.param)
+
+
+def test_as_on_one_device(strict_collectives: None, gradient_of_loss: None) -> None:
     """On two ranks that split the batch, parameters stored split, under every schedule."""
     module, analysis, x = net()
     plans = [planned(analysis, (2,), schedule=schedule) for schedule in SCHEDULES]
@@ -257,7 +264,9 @@ def test_as_on_one_device(strict_collectives: None) -> None:
 
 
 @pytest.mark.parametrize("sizes", [((1,), (1,)), ((2,), (1,))])
-def test_in_stages(sizes: tuple[tuple[int, ...], ...], strict_collectives: None) -> None:
+def test_in_stages(
+    sizes: tuple[tuple[int, ...], ...], strict_collectives: None, gradient_of_loss: None
+) -> None:
     module, analysis, x = net()
     plan = pipelined(analysis, sizes)
     wanted = _all_lines(None, module, x)

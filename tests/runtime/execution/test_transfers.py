@@ -13,13 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.order.execution import Execution, Handed
+from autopar.runtime.execution.collective_log import CollectiveLog
+from autopar.runtime.execution.runner import COMPUTING, RECEIVES
 from autopar.runtime.execution.transfers import Edge
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.proof import assemble, hold
 from autopar.runtime.ranks.world import World
 from autopar.sharding.layout import Layout, R, parse_layout
 from autopar.sharding.schedule import Schedule
-from tests.runtime.nets import net, pipelined
+from tests.runtime.nets import Net, net, on_this_rank, pipelined
 
 pytestmark = pytest.mark.usefixtures("strict_collectives")
 
@@ -64,10 +66,10 @@ def _sent(plan: Execution, texts: list[str]) -> list[Tensor]:
             for i, (v, h) in enumerate(zip(_values(), handed, strict=True))
         ]
         edge.send(here, forward=True, under_way=under_way)
-        received = edge.receive(forward=False)
+        received = edge.receive(edge.begin_receive(forward=False), forward=False)
         assert edge.gradient_places() == [(h.name, h.made) for h in handed if h.differentiable]
     else:
-        received = edge.receive(forward=True)
+        received = edge.receive(edge.begin_receive(forward=True), forward=True)
         behind: dict[Any, Tensor] = {}
         for i, (value, h) in enumerate(zip(_values(), handed, strict=True)):
             if h.name != NAMES[1]:  # which the loss has not reached
@@ -104,3 +106,35 @@ def test_values_and_gradients(sizes: tuple[tuple[int, ...], tuple[int, ...]]) ->
                 assemble(here, made, first, (8, 16), gradient=True), wanted, rtol=1e-12, atol=1e-12
             )
     assert len(actual[0]) == len(NAMES) - 1 and len(actual[-1]) == len(NAMES)
+
+
+def _begun(plan: Execution, module: Net, x: Tensor) -> tuple[list[int], list[int]]:
+    """The numbers of actions that had begun when each receive began, and those that are wanted."""
+    ours = on_this_rank(plan, module)
+    begun = []
+    plain = dist.irecv
+
+    def irecv(*args: Any, **kwargs: Any) -> Any:
+        begun.append(len(log.actions))
+        return plain(*args, **kwargs)
+
+    with CollectiveLog() as log:
+        dist.irecv = irecv
+        ours.loss(x).backward()  # type: ignore[no-untyped-call]
+    wanted = []
+    latest = None
+    for number, action in enumerate(log.actions, 1):
+        if action.word in COMPUTING:
+            latest = number
+        elif action.word in RECEIVES:
+            wanted.append(latest or number)
+    return begun, wanted
+
+
+@pytest.mark.parametrize("pipeline", ["1f1b", "zero_bubble"])
+def test_messages_come_while_the_pass_before_computes(pipeline: str) -> None:
+    module, analysis, x = net()
+    schedule = Schedule(micro_batches=4)
+    plan = pipelined(analysis, ((1,), (1,)), pipeline=pipeline, schedule=schedule)
+    for begun, wanted in run_ranks(_begun, 2, plan, module, x, timeout=60.0):
+        assert len(begun) == 4 and begun == wanted

@@ -8,12 +8,13 @@ import multiprocessing
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from autopar.errors import RunError
+from autopar.errors import RunError, UsageError
 from autopar.runtime.launch import (
     forked_ranks,
     in_steps,
@@ -21,6 +22,7 @@ from autopar.runtime.launch import (
     rank_process,
     run_ranks,
 )
+from autopar.runtime.ranks.process_groups import group_of, late, message_group
 
 
 def test_results_come_in_order() -> None:
@@ -109,7 +111,9 @@ def test_a_stopped_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _stays_away(whole: bool) -> None:
-    group = dist.group.WORLD if whole else dist.new_group([0, 1])
+    group = dist.group.WORLD
+    if not whole and dist.get_rank() < 2:
+        group = group_of([0, 1])
     for number in in_steps(3):
         if number == 1 and dist.get_rank() == 1:
             time.sleep(100)
@@ -121,7 +125,7 @@ def _stays_away(whole: bool) -> None:
 def test_a_rank_that_keeps_others_waiting_is_named(
     monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    monkeypatch.setattr(rank_process, "STEP_TIMEOUT", 2.0)
+    monkeypatch.setattr(rank_process, "LATE", 2.0)
     with pytest.raises(
         RunError,
         match=(
@@ -132,24 +136,48 @@ def test_a_rank_that_keeps_others_waiting_is_named(
         run_ranks(_stays_away, 3, whole, timeout=60)
 
 
-def _limits() -> list[float]:
-    results = []
+def _limits() -> set[float]:
+    """The timeouts of all groups before, in and after steps."""
+    groups = [dist.group.WORLD, group_of([1, 0]), message_group(0, 1)]
+    limits = []
     for _ in in_steps(3):
-        results.append(_limit())
-    return [*results, _limit()]
+        limits += [_limit(group) for group in groups]
+    return {*limits, *map(_limit, groups)}
 
 
-def _limit() -> float:
-    assert dist.group.WORLD is not None
-    limit: float = dist.group.WORLD._get_backend(
-        torch.device("cpu")
-    ).options._timeout.total_seconds()
-    return limit
+def _waits_for_others() -> None:
+    if dist.get_rank() == 0:
+        time.sleep(4.0)
 
 
-def test_steps_shorten_the_timeout_and_give_it_back() -> None:
-    assert run_ranks(_limits, 2, timeout=200) == [[200.0, 60.0, 60.0, 200.0]] * 2
-    assert run_ranks(_limits, 2, timeout=30) == [[30.0] * 4] * 2
+def test_a_rank_waits_for_the_end_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may work on for longer than a rank may be late to a collective."""
+    monkeypatch.setattr(rank_process, "LATE", 2.0)
+    assert run_ranks(_waits_for_others, 2, timeout=60) == [None, None]
+
+
+def _limit(group: Any) -> float:
+    seconds: float = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    return seconds
+
+
+def _limit_of_new_groups() -> float:
+    limit = late()
+    assert limit is not None
+    return limit.total_seconds()
+
+
+def test_checked_collectives_wait_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    assert run_ranks(_limit_of_new_groups, 2, timeout=77) == [77.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("timeout", "endless", "wanted"), [(2000, False, 600), (200, False, 200), (2000, True, 2000)]
+)
+def test_a_rank_may_be_late_in_every_step(timeout: float, endless: bool, wanted: float) -> None:
+    """A step may compile, wait for data or follow an evaluation, as the first one does."""
+    assert run_ranks(_limits, 2, timeout=timeout, endless=endless) == [{wanted}] * 2
 
 
 def test_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +196,8 @@ def test_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         "MASTER_PORT": "0",
     }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RunError, match="unknown backend 'mpi'"):
-        init_from_environment("mpi")
+    with pytest.raises(UsageError, match=r"unknown backend 'nickel'.*valid"):
+        init_from_environment("nickel")
     if not torch.cuda.is_available():
         with pytest.raises(RunError, match="nccl needs CUDA"):
             init_from_environment("nccl")

@@ -80,6 +80,7 @@ def _profiled(scheme: str, folder: str) -> dict[str, Any]:
     return profile.json()
 
 
+@pytest.mark.gloo
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_step_in_parts(tmp_path: Path, scheme: str) -> None:
     plan_of(scheme)

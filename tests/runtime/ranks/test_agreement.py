@@ -9,19 +9,13 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 import autopar
 from autopar.errors import PlanError
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.ranks.agreement import (
-    agree,
-    checksum,
-    compare_messages,
-    digest,
-    first_rank_says,
-)
+from autopar.runtime.ranks.agreement import agree, compare_messages, digest, first_rank_says
 
 pytestmark = pytest.mark.usefixtures("strict_collectives")
 
@@ -114,32 +108,6 @@ def _number() -> int:
 
 def test_the_first_rank_says_a_number() -> None:
     assert run_ranks(_number, RANKS, timeout=30.0) == [2**62 + 5] * RANKS
-
-
-VALUE = torch.arange(6, dtype=torch.float32).view(2, 3)
-OTHERS: dict[str, Tensor] = {
-    "a bit": VALUE.clone().index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(5.0000005)),
-    "the shape": VALUE.view(3, 2),
-    "the type": VALUE.view(torch.int32),
-    "minus zero": torch.where(VALUE == 0, -0.0, VALUE),
-    "the order": VALUE.t().contiguous().view(2, 3),
-}
-
-
-@pytest.mark.parametrize("what", OTHERS)
-def test_a_checksum_tells(what: str) -> None:
-    assert checksum([OTHERS[what]]) != checksum([VALUE])
-
-
-def test_a_checksum_is_of_the_contents() -> None:
-    spread = torch.zeros(2, 6)
-    spread[:, ::2] = VALUE
-    nan = torch.tensor(float("nan"))
-    assert checksum([spread[:, ::2]]) == checksum([VALUE]) and checksum([nan]) == checksum(
-        [nan.clone()]
-    )
-    assert checksum([VALUE, nan]) != checksum([nan, VALUE]) and len(checksum([])) == 16
-    assert checksum([torch.tensor(True), torch.zeros(0), torch.ones(2).to(torch.bfloat16)])
 
 
 # --- a module ---

@@ -14,7 +14,7 @@ from torch import Tensor
 from autopar.errors import PlanError
 from autopar.order.execution import Execution
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.ranks.process_groups import group_of
+from autopar.runtime.ranks.process_groups import group_of, message_group
 from autopar.runtime.ranks.world import World
 from tests.runtime.nets import (
     Net,
@@ -40,7 +40,7 @@ def _places(plan: Execution) -> dict[str, Any]:
     if groups is not None and other is not None:
         assert (
             all(a is b for a, b in zip(groups.process_groups, other.process_groups, strict=True))
-            and world.messages is again.messages
+            and world.messages == again.messages
         )
     return {
         "stage": world.stage,
@@ -50,9 +50,7 @@ def _places(plan: Execution) -> dict[str, Any]:
         else [dist.get_process_group_ranks(g) for g in groups.process_groups if g is not None],
         "firsts": world.firsts,
         "staged": world.staged,
-        "messages": None
-        if world.messages is None
-        else dist.get_process_group_ranks(world.messages),
+        "messages": sorted(world.messages),
     }
 
 
@@ -72,13 +70,22 @@ def test_stages_of_unequal_size_and_an_idle_rank() -> None:
     ]
     assert results[1]["ranks"] == [[1, 3], [0, 1]] and results[5]["ranks"] == [[4, 5]]
     assert all(place["firsts"] == (0, 4) and place["staged"] for place in results)
-    assert [place["messages"] for place in results] == [[0, 1, 2, 3, 4, 5]] * 6 + [None]
+    # The first two ranks send the whole value, one to each reader; its gradient goes to all four.
+    assert [place["messages"] for place in results] == [
+        [(0, 4), (4, 0)],
+        [(1, 5), (5, 1)],
+        [(4, 2)],
+        [(5, 3)],
+        [(0, 4), (4, 0), (4, 2)],
+        [(1, 5), (5, 1), (5, 3)],
+        [],
+    ]
 
 
 def test_one_stage_on_all_ranks() -> None:
     _, analysis, _ = net()
     for place in run_ranks(_places, 2, planned(analysis, (2,)), timeout=60.0):
-        assert place["ranks"] == [[0, 1]] and place["messages"] is None and not place["staged"]
+        assert place["ranks"] == [[0, 1]] and place["messages"] == [] and not place["staged"]
 
 
 def _one_after_another(plans: list[Execution]) -> list[int | None]:
@@ -102,14 +109,14 @@ def test_ranks_that_have_made_unequal_numbers_of_groups_make_one_together() -> N
 
 
 def _groups() -> list[bool]:
-    """The same ranks once more, in another order, for messages, and all of them."""
+    """The same ranks once more, for messages in either direction, and all of them."""
     rank = dist.get_rank()
     mine = [0, 2] if rank in (0, 2) else [1]
     first = group_of(mine)
     every = group_of(range(dist.get_world_size()))
     return [
         group_of(mine) is first,
-        group_of(mine, messages=True) is not first,
+        rank == 1 or message_group(0, 2) not in (first, message_group(2, 0)),
         every is dist.group.WORLD,
         first.size() == len(mine),
     ]
@@ -117,6 +124,36 @@ def _groups() -> list[bool]:
 
 def test_a_group_is_made_once() -> None:
     assert run_ranks(_groups, 3, timeout=60.0) == [[True] * 4] * 3
+
+
+def _devices_of_groups() -> list[Any]:
+    """The devices to which a group is bound, and to which the world is while one is made."""
+    seen: list[Any] = []
+    world = dist.group.WORLD
+    assert world is not None
+
+    def new_group(ranks: list[int], **options: Any) -> Any:
+        seen.extend((options["device_id"], world.bound_device_id))
+        return world
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", new_group)
+        group_of([0, 2])
+        patch.setattr(dist, "get_backend", lambda: "nccl")
+        patch.setattr(torch.cuda, "current_device", lambda: 3)
+        message_group(0, 1)
+        world.bound_device_id = torch.device("cuda", 5)
+        message_group(1, 0)
+        seen.append(world.bound_device_id)
+        world.bound_device_id = None
+    return seen
+
+
+def test_groups_on_gpus_are_bound_and_made_of_an_unbound_world() -> None:
+    """Torch would make them by a split, to which ranks outside do not come."""
+    (seen,) = run_ranks(_devices_of_groups, 1, timeout=60.0)
+    gpus = [torch.device("cuda", number) for number in (3, 5)]
+    assert seen == [None, None, gpus[0], None, gpus[1], None, gpus[1]]
 
 
 def _refused(plan: Execution) -> str:

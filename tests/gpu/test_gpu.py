@@ -1,5 +1,5 @@
-"""On GPUs, where there are any: plans beside one device, a training that goes on, and the memory of
-a step beside the predicted one.
+"""On GPUs, where there are any: the parts of `make gpu`, the doctor, and a training that goes on
+and takes the memory that was predicted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from tests.gpu.report import GLOO_RANKS, run_part
+from tests.product_code import ROOT
 
 COUNT = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = [
@@ -54,8 +57,17 @@ def _run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_plans_run_as_on_one_device(tmp_path: Path) -> None:
-    """The five plans of the doctor, on all GPUs."""
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("kernels", 0), ("one device", 0), ("gloo", GLOO_RANKS), ("nccl", COUNT)]
+)
+def test_parts_of_the_report(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
+    monkeypatch.chdir(ROOT)
+    part = run_part(name, ranks, "cuda")
+    assert part.ok, part
+
+
+def test_the_doctor_runs_on_all_gpus(tmp_path: Path) -> None:
     told = json.loads(_run(tmp_path, "-m", "autopar", "doctor", "--json"))
     assert told["ok"] and (told["backend"], told["ranks"]) == ("nccl", COUNT), told["parity"]
 
