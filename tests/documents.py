@@ -103,6 +103,7 @@ INSTEAD: dict[str, str] = {
     "--quiet -o",
     "autopar doctor": "autopar doctor --quick",
     "--count 1000": "--count 1",
+    "--steps 20": "--steps 2",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "train config.toml": "train gpt.toml --ranks 2",
     "gpt.toml --ranks 4": "gpt.toml --ranks 2",

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ class Part:
 
 def run_part(name: str, ranks: int, device: str, seconds: float = SECONDS) -> Part:
     """Run a part in processes of its own; `ranks`: how many torchrun starts, 0 for none."""
+    from autopar.runtime.launch.rank_process import die_with
+
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
@@ -63,20 +66,29 @@ def run_part(name: str, ranks: int, device: str, seconds: float = SECONDS) -> Pa
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A report that is killed leaves nothing behind; ranks end with torchrun.
+            preexec_fn=partial(die_with, os.getpid()),
         )
         failure = ""
         try:
             output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            # The ranks of torchrun are in its group.
-            os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             output, _ = process.communicate()
             failure = f"not finished after {seconds:g} s\n"
+        finally:
+            _kill(process)
         if process.returncode or failure:
             tail = "\n".join(output.strip().splitlines()[-TAIL:])
             failure = f"{failure or f'exit code {process.returncode}'}\n{tail}".strip()
         rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     return Part(name=name, ranks=ranks, rows=rows, failure=failure)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a part with the ranks of its torchrun, which are in its group."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def written(parts: Sequence[Part]) -> str:

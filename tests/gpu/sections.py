@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autopar.analysis.measurements.doctor import compared_plans
+from autopar.analysis.measurements.doctor import PLANS, compared_plans
 from autopar.api import plan_loaded
 from autopar.costmodel import default_cluster
 from autopar.costmodel.calibration.collective_curves import settled
@@ -166,7 +166,10 @@ def one_device(device: str) -> list[Row]:
 
 
 def gloo(device: str) -> list[Row]:
-    """Ranks over Gloo, all with tensors on the first device: one GPU plays several."""
+    """Ranks over Gloo, all with tensors on the first device: one GPU plays several.
+
+    Gloo reduces and gathers tensors of GPUs, but sends none, so pipelines are left out.
+    """
     if device == "cpu":
         init_from_environment("gloo")
     else:
@@ -174,7 +177,8 @@ def gloo(device: str) -> list[Row]:
         dist.init_process_group("cpu:gloo,cuda:gloo")
         # The only case in which ranks share a device, so nothing compares theirs.
         remember(torch.device(device, 0))
-    return _compared(dist.get_world_size(), "gloo")
+    rows = _compared(dist.get_world_size(), "gloo", unstaged=True)
+    return [*rows, Row(what="pipelines", said="left out: Gloo sends no tensors of GPUs")]
 
 
 def nccl(device: str) -> list[Row]:
@@ -196,11 +200,12 @@ SECTIONS: dict[str, Callable[[str], list[Row]]] = {
 }
 
 
-def _compared(ranks: int, backend: str) -> list[Row]:
-    """The plans of the doctor beside one device."""
+def _compared(ranks: int, backend: str, *, unstaged: bool = False) -> list[Row]:
+    """The plans of the doctor beside one device; `unstaged`: those without stages."""
+    plans = [plan for plan in PLANS if not (unstaged and "stages" in plan[1])]
     return [
         Row(what=f"{one.plan}, as one device", ok=one.ok, said=one.said)
-        for one in compared_plans(ranks, backend, quick=True)
+        for one in compared_plans(ranks, backend, quick=True, plans=plans)
     ]
 
 

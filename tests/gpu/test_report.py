@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from tests.gpu import report
 from tests.gpu.report import NONE, Part, main, run_part, written
 from tests.product_code import ROOT
+from tests.runtime.processes import alive
 
 MINIMAL = ("torch", "torchgen", "functorch", "numpy", "numpy.libs", "pydantic", "pydantic_core")
 """What a machine must have; beside it lies what these packages need themselves."""
@@ -72,6 +74,24 @@ def test_a_part_that_fails_or_hangs_says_so() -> None:
     assert not hung.ok and "not finished after 0.2 s" in hung.failure
     text = written([replace(failed, name="gloo")])
     assert "NOT all right" in text and "KeyError" in text
+
+
+def test_a_killed_report_leaves_no_part_behind(tmp_path: Path) -> None:
+    program = "from tests.gpu.report import run_part; run_part('kernels', 0, 'cpu')"
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (part := _children(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    while alive(part[0]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(part[0])
+
+
+def _children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return [int(child) for child in listed.split()]
 
 
 SLOW = [pytest.mark.slow, pytest.mark.ci]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ from autopar.errors import AutoparError, NoisyMeasurement, UsageError
 
 SIZES = (4 * 2**10, 2**20, 16 * 2**20)
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-PLANS: tuple[tuple[str, dict[str, Any], int], ...] = (
+PlanRow = tuple[str, dict[str, Any], int]
+PLANS: tuple[PlanRow, ...] = (
     ("one device", {"mesh": (1,)}, 1),
     ("data", {"scheme": "data"}, 2),
     ("zero3", {"scheme": "zero3"}, 2),
@@ -93,7 +95,7 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | Launched | None:
         ((), "one rank has nobody to talk to") if ranks < 2 else _bandwidth(ranks, backend, quick)
     )
     # After the measurement, which makes the process group under torchrun.
-    parity = compared_plans(ranks, backend, quick=quick)
+    parity = compared_plans(ranks, backend, quick=quick, plans=PLANS)
     if not quick and ranks > 1:
         # Ranks of a launcher have their backend; forked ones may have the strict one.
         forked = backend == "gloo" and place is None
@@ -119,11 +121,13 @@ def launch(ranks: int) -> Launched:
     return Launched(code=process.wait(), tail="".join(tail))
 
 
-def compared_plans(ranks: int, backend: str, *, quick: bool) -> tuple[Parity, ...]:
-    """The plans that so many ranks can run, each compared with one device."""
+def compared_plans(
+    ranks: int, backend: str, *, quick: bool, plans: Sequence[PlanRow]
+) -> tuple[Parity, ...]:
+    """Those of the plans that so many ranks can run, each compared with one device."""
     return tuple(
         _run(name, options, ranks, backend, quick)
-        for name, options, least in PLANS
+        for name, options, least in plans
         if ranks >= least
     )
 
