@@ -153,11 +153,11 @@ def wants_whole(outputs: str | None, plan: Plan, model: LoadedModel) -> bool:
 
 def join_world(plan: Plan, backend: str | None) -> torch.device:
     """Make sure that there are as many ranks as the plan has devices; return this one's device."""
+    if backend is not None:
+        require_backend(backend)
     if not dist.is_initialized():
         # A plan for one device runs without a process group, unless a launcher has started ranks.
         if plan.devices == 1 and launched() is None:
-            if backend is not None:
-                require_backend(backend)
             return torch.device(device_type(backend or "gloo"))
         init_from_environment(backend or default_backend())
     if dist.get_world_size() < plan.devices:
