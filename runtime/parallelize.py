@@ -28,6 +28,7 @@ from .launch.backends import device_type
 from .models.model_values import model_values
 from .module.held_shards import Values
 from .module.parallel_module import ModuleOptions, ParallelModule
+from .parameters.torch_layouts import require_placements
 from .ranks.agreement import agree, digest
 from .ranks.collectives import in_movable_type
 from .ranks.current_action import aside
@@ -61,6 +62,7 @@ def parallelize(
         model, plan = prepare()
         whole = wants_whole(outputs, plan, model)
         execution = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
+        require_placements(execution)
         device = join_world(plan, backend)
         values = model_values(model, plan.schedule.types, weights=weights)
         loaded = model, plan

@@ -57,7 +57,10 @@ def main() -> None:
         # Nobody reads any more: the interpreter's own flush at the end must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = BROKEN_PIPE
-    gc.freeze()  # the objects go with the process: nobody has to look through them for cycles
+    # The objects go with the process, so nobody has to look through them for cycles. Triton, which
+    # torch brings along, complains of each of its own that is left.
+    if "triton" not in sys.modules:
+        gc.freeze()
     sys.exit(status)
 
 

@@ -10,8 +10,10 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from autopar.errors import PlanError
+from autopar.order.execution import Execution
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.ranks.process_groups import group_of
+from autopar.runtime.torch_versions import require_parts
 from autopar.sharding.candidates import is_storable
 from autopar.sharding.layout import REDUCTIONS, Kind, Layout, R, S, format_layout, local_parts
 from autopar.sharding.layout import Placement as OurPlacement
@@ -50,6 +52,13 @@ def mesh_without_groups(mesh: Mesh, first: int, device: torch.device | str) -> D
     return DeviceMesh(torch.device(device).type, ranks, mesh_dim_names=names, _init_backend=False)
 
 
+def require_placements(execution: Execution) -> None:
+    """Refuse a plan with a parameter that torch, in this version, cannot hold as a DTensor."""
+    for chunk in execution.chunks:
+        for layout in chunk.stored.values():
+            placements_of(layout, chunk.mesh.shape)
+
+
 def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...]:
     """A layout in torch's words.
 
@@ -74,6 +83,8 @@ def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...
             torchs.append(Replicate())
         else:
             parts = local_parts(tuple(so_far), axis, mesh)
+            if parts > 1:
+                require_parts(format_layout(layout))
             dim = placement.dim
             torchs.append(Shard(dim) if parts == 1 else _StridedShard(dim, split_factor=parts))
     return tuple(torchs)

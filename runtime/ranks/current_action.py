@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from autopar.order.actions import Action
+from autopar.runtime.torch_versions import stash
 
 NAMED = "autopar:"
 """Prefix of the names of actions in profilers."""
@@ -35,7 +36,7 @@ def present() -> Present:
     # On CUDA nodes of a backward pass run on a thread of their device. torch carries this storage
     # there, and Python's own thread-local storage it does not.
     if not torch._C._is_key_in_tls(CARRIED):
-        torch._C._stash_obj_in_tls(CARRIED, Present())
+        stash(CARRIED, Present())
     state: Present = torch._C._get_obj_in_tls(CARRIED)
     return state
 

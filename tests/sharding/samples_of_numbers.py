@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from autopar.runtime.proof import Sample, sample
-from tests.sharding.samples import bools, f, ints, n, names
+from tests.sharding.samples import bools, exists, f, ints, n, names
 from tests.sharding.values import by_order, spd, z
 
 _OF_MATRICES = """linalg_inv linalg_inv_ex inverse linalg_det det _linalg_det linalg_slogdet
@@ -77,6 +77,9 @@ def algebra() -> Iterator[Sample]:
     """Linear algebra on batches of matrices, and products."""
     for name in _OF_MATRICES.split():
         kind = f"aten.{name}.default"
+        # Torch 2.15 has no aten.cholesky any more.
+        if not exists(kind):
+            continue
         given = {"rcond": 1e-6} if name == "linalg_pinv" else {}
         yield sample(kind, **{names(kind)[0]: spd(6, 6, 3)}, **given)
     for name in ("linalg_pinv.atol_rtol_float", "linalg_matrix_rank.atol_rtol_float"):

@@ -1,4 +1,4 @@
-"""Shardings of others: each of six that are wrong is found, with operator, shape and size, and a
+"""Shardings of others: each of those that are wrong is found, with operator, shape and size, and a
 hundred right ones pass.
 """
 
@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import verify_cases
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from verify_cases import (
     RIGHT,
     WRONG,
     Case,
+    ignored,
     right_data_parallel,
     right_loss_parallel,
     right_mlp,
@@ -21,6 +24,7 @@ from verify_cases import (
 
 from autopar.cli import run
 from autopar.errors import RunError, UsageError
+from autopar.runtime.launch import run_ranks
 from autopar.runtime.verifying import Verdict, case_named, verify
 from autopar.runtime.verifying.case import made_case
 
@@ -39,6 +43,26 @@ def test_what_is_wrong_is_found(name: str) -> None:
     ]
     first = actual.findings[0]
     assert first.shape is not None and first.sentence.startswith(first.operator)
+
+
+def _ignored_error() -> float:
+    """How far torch's loss of a split batch with ignored labels is from that of the whole."""
+    case = made_case("ignored", ignored(), 2)
+    assert case.loss is not None
+    whole = case.loss(case.module, *case.inputs).detach()
+    mesh = init_device_mesh("cpu", case.mesh)
+    case.parallelize(case.module, mesh)
+    split = case.loss(case.module, *case.inputs).detach()
+    assert isinstance(split, DTensor)
+    return float((split.full_tensor() - whole).abs())
+
+
+def test_ignored_labels_are_judged_by_what_torch_does() -> None:
+    actual = verdict(ignored())
+    if run_ranks(_ignored_error, 2)[0] < 1e-6:
+        assert actual.ok, [one.sentence for one in actual.findings]
+    else:
+        assert not actual.ok and actual.findings[0].operator.startswith("aten.nll_loss")
 
 
 def test_counted_twice_is_said_so() -> None:

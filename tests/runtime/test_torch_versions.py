@@ -1,0 +1,51 @@
+"""Other behaviour of torch by version: handled, or refused by name on every rank."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import autopar
+from autopar.errors import PlanError
+from autopar.plan import Plan
+from autopar.runtime import torch_versions
+from autopar.runtime.launch import run_ranks
+from autopar.runtime.torch_versions import stash
+from tests.runtime.optimizers.test_optimizers import TOKENS, build
+
+
+class State:
+    """An object that notes that it has been freed."""
+
+    freed = 0
+
+    def __del__(self) -> None:
+        State.freed += 1
+
+
+def test_a_stashed_object_lives() -> None:
+    for _ in range(3):
+        stash("autopar.test", State())
+        gc.collect()
+        assert isinstance(torch._C._get_obj_in_tls("autopar.test"), State)
+    assert State.freed == 2
+
+
+def _refused(plan: Plan) -> str:
+    """The refusal on this rank, where torch holds no parts whatever its version."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_versions, "HOLDS_PARTS", False)
+        with pytest.raises(PlanError) as error:
+            autopar.parallelize(build(), plan)
+    return str(error.value)
+
+
+def test_parameters_in_parts_are_refused_on_every_rank() -> None:
+    plan = autopar.plan(
+        build(), (TOKENS,), cluster="local-cpu", devices=2, scheme="megatron", optimizer="adamw"
+    )
+    texts = run_ranks(_refused, 2, plan)
+    assert texts[0] == texts[1]
+    assert "holds no parameter that lies as [S0/3]" in texts[0]
