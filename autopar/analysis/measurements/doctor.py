@@ -124,7 +124,7 @@ def launch(ranks: int) -> Launched:
 def compared_plans(
     ranks: int, backend: str, *, quick: bool, plans: Sequence[PlanRow]
 ) -> tuple[Parity, ...]:
-    """Those of the plans that so many ranks can run, each compared with one device."""
+    """The plans that so many ranks can run, each compared with one device."""
     return tuple(
         _run(name, options, ranks, backend, quick)
         for name, options, least in plans
