@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the first target that needs it makes. Nothing but Python 3.11 to 3.13, pip and make is assumed.
+# Everything runs in .venv, which the first target that needs it makes. Nothing but Python 3.11 or newer, pip and make is assumed.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13; do $$name -c '' 2>/dev/null && echo $$name && exit; done; echo python3)
@@ -16,7 +16,7 @@ help:
 	@echo "make test    the tests that take seconds      make slow    the others"
 	@echo "make strict  the tests of ranks, held to NCCL's rules"
 	@echo "make check   ruff, mypy --strict, doctests"
-	@echo "make versions  the tests that use torch, on every Python that the project allows and this machine has"
+	@echo "make versions  the tests that use torch, on the oldest, the pinned and the newest torch and Python"
 	@echo "make gpu     what this machine's GPUs run, in build/gpu-report.md, by its own torch (GPU_PYTHON=python3)"
 	@echo "make prove   every sharding rule, executed"
 	@echo "make docs    the documents as a site, in build/site"
@@ -74,19 +74,27 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --doctest-modules -q autopar
 
-# The Python versions of pyproject.toml, each with a venv of its own and the torch of constraints.txt, the only one that is allowed.
-VERSIONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
-TORCH_TESTS ?= tests/frontends tests/end_to_end tests/integrations/oneflow tests/runtime
+# The oldest torch that the project allows, that of constraints.txt, and the newest that was tried, with a Python for each.
+# Every pair has a venv of its own; `make versions VERSIONS=3.12:2.11.0` runs one. A Python that is not here is left out.
+VERSIONS ?= 3.12:2.11.0 3.11:2.13.0 3.12:2.13.0 3.13:2.13.0 3.11:2.15.0
+TORCH_TESTS ?= tests/frontends tests/sharding tests/end_to_end tests/integrations tests/runtime
 
 versions:
-	@failed=; for version in $(VERSIONS); do \
-		found=; for python in python$$version $$HOME/.pyenv/versions/$$version.*/bin/python; do \
-			$$python -c '' 2>/dev/null && found=$$python && break; done; \
-		echo "== Python $$version: $${found:-not on this machine, left out}"; \
-		[ -z "$$found" ] || $(MAKE) --no-print-directory version PYTHON=$$found VENV=build/python-$$version || failed="$$failed $$version"; \
-	done; [ -z "$$failed" ] || { echo "failed on Python$$failed"; exit 1; }
+	@failed=; for pair in $(VERSIONS); do \
+		python=; for name in python$${pair%:*} $$HOME/.pyenv/versions/$${pair%:*}.*/bin/python; do \
+			$$name -c '' 2>/dev/null && python=$$name && break; done; \
+		echo "== Python $${pair%:*}, torch $${pair#*:}: $${python:-not on this machine, left out}"; \
+		[ -z "$$python" ] || $(MAKE) --no-print-directory version PYTHON=$$python TORCH=$${pair#*:} \
+			VENV=build/python-$${pair%:*}-torch-$${pair#*:} || failed="$$failed $$pair"; \
+	done; [ -z "$$failed" ] || { echo "failed on$$failed"; exit 1; }
 
-version: $(VENV)/.dev
+# Setuptools is left to torch, of which old ones want an old one.
+$(VENV)/.version: pyproject.toml constraints.txt | $(BIN)/python
+	sed 's/^torch==.*/torch==$(TORCH)/; /^setuptools==/d' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[torch,test]'
+	@touch $@
+
+version: $(VENV)/.version
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) -q $(TORCH_TESTS)
 
 # By the torch of the machine, and without a network: nothing is installed. PYTHONPATH may name a folder with pydantic.

@@ -33,6 +33,7 @@ from .ranks.agreement import agree, digest
 from .ranks.collectives import in_movable_type
 from .ranks.current_action import aside
 from .ranks.world import World
+from .torch_versions import require_checked
 
 Prepared = Callable[[], tuple[LoadedModel, Plan]]
 
@@ -64,6 +65,7 @@ def parallelize(
         execution = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
         require_placements(execution)
         device = join_world(plan, backend)
+        require_checked()
         values = model_values(model, plan.schedule.types, weights=weights)
         loaded = model, plan
     except Exception as error:

@@ -9,9 +9,12 @@ import ctypes
 import sys
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.distributed.tensor import _dtensor_spec
+from torch.torch_version import TorchVersion
 
-from autopar.errors import PlanError
+from autopar.errors import PlanError, RunError
 
 HOLDS_PARTS = hasattr(_dtensor_spec, "_StridedShardNotDecodableError")
 """Whether a DTensor may be split within parts, as S0/3 is.
@@ -19,6 +22,13 @@ HOLDS_PARTS = hasattr(_dtensor_spec, "_StridedShardNotDecodableError")
 Torch 2.11 cannot put such a tensor together, and loads a checkpoint into it wrongly: there the
 results of a subclass of DTensor, which could tell its pieces, are plain DTensors.
 """
+
+CHECKS_COLLECTIVES = TorchVersion(torch.__version__) >= "2.12"
+"""Whether TORCH_DISTRIBUTED_DEBUG=DETAIL knows all collectives: not in 2.11."""
+
+# Torch 2.11 knows these by their older names alone.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def stash(key: str, state: object) -> None:
@@ -38,4 +48,13 @@ def require_parts(layout: str) -> None:
         raise PlanError(
             f"torch {torch.__version__} holds no parameter that lies as [{layout}], split within "
             "parts: install torch 2.13 or newer, or choose another plan with --scheme or --pin"
+        )
+
+
+def require_checked() -> None:
+    """Refuse torch's own checks of collectives where they would stop a reduce-scatter."""
+    if not CHECKS_COLLECTIVES and get_debug_level() == DebugLevel.DETAIL:
+        raise RunError(
+            f"TORCH_DISTRIBUTED_DEBUG=DETAIL of torch {torch.__version__} knows no reduce-scatter: "
+            "unset it, or install torch 2.13 or newer"
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from tests.product_code import LINKED, MODULES, PYPROJECT, ROOT
 
@@ -21,19 +22,27 @@ def test_listed_packages_are_the_folders_with_an_init() -> None:
     assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == holding
 
 
-def test_no_newer_python_or_torch_is_forbidden() -> None:
-    """Versions that were tried are named in the classifiers and in the Makefile."""
+def test_the_versions_that_are_tried_are_the_oldest_the_pinned_and_newer_ones() -> None:
+    """No newer Python or torch is forbidden; the Makefile names the pairs that `versions` tries."""
     project = PYPROJECT["project"]
     named = [
         match[1]
         for text in project["classifiers"]
         if (match := re.search(r"Python :: (3\.\d+)$", text))
     ]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    line = re.search(r"^VERSIONS \?= (.*)$", makefile, re.MULTILINE)
+    assert line is not None
+    pairs = [pair.split(":") for pair in line[1].split()]
+    assert sorted({python for python, _ in pairs}) == named
     assert project["requires-python"] == f">={named[0]}"
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    torches = [Version(torch) for _, torch in pairs]
+    assert f"torch=={torches[1]}\n" in constraints and torches == sorted(torches)
     for extra in ("torch", "test"):
         requirements = map(Requirement, project["optional-dependencies"][extra])
         (torch,) = (wanted for wanted in requirements if wanted.name == "torch")
-        assert str(torch.specifier) == ">=2.13"
+        assert str(torch.specifier) == f">={torches[0].major}.{torches[0].minor}"
 
 
 @pytest.mark.parametrize("name", LINKED)

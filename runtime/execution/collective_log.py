@@ -48,7 +48,7 @@ _KINDS = {
     # Flat messages of gradients are summed in place.
     "all_reduce_": "all_reduce",
     "all_gather_into_tensor_out": "all_gather",
-    "reduce_scatter_tensor_out": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
 }
 

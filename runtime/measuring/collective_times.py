@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from autopar.runtime.ranks.collectives import begin_gather, begin_summed_scatter
+from autopar.runtime.ranks.collectives import begin_gather
 
 from .crew import Crew
 
@@ -239,7 +239,9 @@ def _all_gather(x: Operands) -> None:
 
 
 def _reduce_scatter(x: Operands) -> None:
-    _C10D.wait_tensor(begin_summed_scatter(x.whole, len(x.members), x.group.group_name))
+    _C10D.wait_tensor(
+        _C10D.reduce_scatter_tensor(x.whole, "sum", len(x.members), x.group.group_name)
+    )
 
 
 def _all_to_all(x: Operands) -> None:

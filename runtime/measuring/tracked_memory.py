@@ -33,14 +33,6 @@ from autopar.sharding.layout import R
 from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
 
-_INTO_GIVEN = frozenset(
-    {
-        torch.ops._c10d_functional.all_gather_into_tensor_out.default,
-        torch.ops._c10d_functional.reduce_scatter_tensor_out.default,
-    }
-)
-"""Collectives whose result is allocated by the caller."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracked:
@@ -64,7 +56,8 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        run = partial(_into_given, func) if func in _INTO_GIVEN else func
+        into_given = func is torch.ops._c10d_functional.all_gather_into_tensor_out.default
+        run = _into_given if into_given else func
         # A fake collective returns at once, and would let its input go before the real one does.
         out = super().__torch_dispatch__(run, types, args, kwargs)  # type: ignore[no-untyped-call]
         if func is torch.ops._c10d_functional.wait_tensor.default:
@@ -74,9 +67,9 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         return out
 
 
-def _into_given(func: Callable[..., Any], *args: Any, out: Tensor) -> Tensor:
-    """Write the result into `out`, and return it, where the fake kernel returns another tensor."""
-    func(*args, out=out)
+def _into_given(*args: Any, out: Tensor) -> Tensor:
+    """Gather into `out`, and return it, where the fake kernel returns another tensor."""
+    torch.ops._c10d_functional.all_gather_into_tensor_out(*args, out=out)
     return out
 
 

@@ -75,17 +75,6 @@ def begin_gather(rows: Tensor, size: int, name: str) -> Tensor:
     return out
 
 
-def begin_summed_scatter(rows: Tensor, size: int, name: str) -> Tensor:
-    """Begin to sum the rows of the `size` ranks of a group, and give each rank its share of them.
-
-    The result is allocated here, as that of a gather is. Gloo of torch 2.11 has no collective that
-    allocates it.
-    """
-    out = rows.new_empty((rows.shape[0] // size, *rows.shape[1:]))
-    _C10D.reduce_scatter_tensor_out(rows.contiguous(), "sum", size, name, out=out)
-    return out
-
-
 def begin_all_gather(value: Tensor, group: AxisGroup) -> Tensor:
     """Begin to gather the shards of the group, one behind the other."""
     flat = value.contiguous().view(1, *value.shape)
@@ -94,7 +83,10 @@ def begin_all_gather(value: Tensor, group: AxisGroup) -> Tensor:
 
 def begin_reduce_scatter(value: Tensor, dim: int, parts: int, group: AxisGroup) -> Tensor:
     """This rank's shard of the sum over the group, on its way."""
-    return begin_summed_scatter(deal(value, dim, parts, group.size), group.size, group.name)
+    out: Tensor = _C10D.reduce_scatter_tensor(
+        deal(value, dim, parts, group.size), "sum", group.size, group.name
+    )
+    return out
 
 
 def begin_all_to_all(value: Tensor, into_dim: int, into_parts: int, group: AxisGroup) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 from torch import Tensor
 
-from autopar.runtime.ranks.collectives import MOVABLE, begin_gather, begin_summed_scatter
+from autopar.runtime.ranks.collectives import MOVABLE, begin_gather
 from autopar.runtime.ranks.current_action import at, present
 from autopar.runtime.ranks.cuts import deal, join, write_joined
 from autopar.runtime.ranks.device_groups import AxisGroup
@@ -151,7 +151,7 @@ def _reduce_scatter(
         deal(value, action.dim, action.parts, group.size)
         for value, action in zip(values, actions, strict=True)
     ]
-    begun = begin_summed_scatter(flat_rows(dealt), group.size, group.name)
+    begun = _C10D.reduce_scatter_tensor(flat_rows(dealt), "sum", group.size, group.name)
     shapes = [pieces.shape[1:] for pieces in dealt]
     return begun, lambda out: _cut(out.view(-1), shapes)
 

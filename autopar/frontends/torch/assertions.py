@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.experimental import symbolic_shapes
 
 from autopar.ir import Operator, needed_operators
 from autopar.model import Check
@@ -44,6 +45,8 @@ _ARITHMETIC: Mapping[Any, str] = {
     torch.sym_min: "min",
     torch.sym_int: "int",
     torch.sym_float: "float",
+    # Torch 2.11 writes `if` so, of a truth value and the numbers 1 and 0.
+    getattr(symbolic_shapes, "cast_symbool_to_symint_guardless", torch.sym_int): "int",
 }
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 

@@ -182,14 +182,15 @@ def all_gather(value: Tensor | Sequence[Tensor], group: Group = None) -> Tensor 
     Several tensors travel in one message for each type.
     """
     import torch
-    import torch.distributed as dist
+
+    from autopar.runtime.torch_versions import all_gather_single
 
     if not isinstance(value, torch.Tensor):
         return _together(value, lambda flat: all_gather(flat.view(1, -1), group), joined=True)
 
     def move(own: Tensor) -> Tensor:
         out = own.new_empty(own.shape[0] * len(ranks_of(group)), *own.shape[1:])
-        dist.all_gather_single(out, own, group=process_group(group))
+        all_gather_single(out, own, group=process_group(group))
         return out
 
     return _moved(value, move)
@@ -217,12 +218,12 @@ def scatter(value: Tensor, root: int = 0, group: Group = None) -> Tensor:
 
 def reduce_scatter(value: Tensor, op: str = "sum", group: Group = None) -> Tensor:
     """This rank's part, along dim 0, of the reduction over the group."""
-    import torch.distributed as dist
+    from autopar.runtime.torch_versions import reduce_scatter_single
 
     count = _parts(value, group)
     own = value.detach().contiguous()
     out = own.new_empty(own.shape[0] // count, *own.shape[1:])
-    dist.reduce_scatter_single(out, own, op=_operation(op, own), group=process_group(group))
+    reduce_scatter_single(out, own, op=_operation(op, own), group=process_group(group))
     return out
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +18,10 @@ from torch import Tensor
 import autopar
 from autopar.errors import AutoparError, RunError, UsageError
 from autopar.integrations import communication as comm
+from autopar.runtime import torch_versions
 from autopar.runtime.launch import backends, environment, run_ranks
 from autopar.runtime.launch.devices import Claim
+from autopar.runtime.torch_versions import CHECKS_COLLECTIVES
 
 RANKS = 3
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64)
@@ -111,8 +113,8 @@ def _several() -> None:
     ]
     counted: Counter[str] = Counter()
 
-    def counting(name: str) -> Callable[..., Any]:
-        plain = getattr(dist, name)
+    def counting(module: ModuleType, name: str) -> Callable[..., Any]:
+        plain = getattr(module, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             counted[name] += 1
@@ -121,8 +123,8 @@ def _several() -> None:
         return call
 
     with pytest.MonkeyPatch.context() as patched:
-        for name in ("all_reduce", "all_gather_single"):
-            patched.setattr(dist, name, counting(name))
+        for module, name in ((dist, "all_reduce"), (torch_versions, "all_gather_single")):
+            patched.setattr(module, name, counting(module, name))
         for op, reduced in OPERATIONS.items():
             for place, summed in enumerate(comm.all_reduce(every[me], op)):
                 stacked = torch.stack([held[place] for held in every])
@@ -190,7 +192,8 @@ def _refused() -> None:
     ids=lambda f: f.__name__.strip("_"),
 )
 def test_on_ranks(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    if CHECKS_COLLECTIVES:
+        monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     run_ranks(work, RANKS, timeout=60)
 
 
