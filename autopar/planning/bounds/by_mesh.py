@@ -88,7 +88,10 @@ class Bounds:
         return EFFORT.slack * self._alone.seconds / devices
 
     def least_waiting(self, candidate: Candidate) -> float:
-        """Return the same bound with the least passes that the stages of a candidate wait."""
+        """Return the same bound with the least passes that the stages of a candidate wait.
+
+        A stage takes no less than the longest operator.
+        """
         if candidate.stages == 1:
             return self.least_seconds(candidate.devices)
         pipe = self.pipe(candidate.stages, candidate.micro_batches)

@@ -42,7 +42,7 @@ from .finer_meshes import finer_cases, worth_splitting
 from .incumbents import Incumbents
 from .micro_batches import MicroBatches
 from .node_queue import Node, NodeQueue, Place, by_promise
-from .whole_programs import Program, WholePrograms
+from .whole_programs import WholePrograms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class BestFirst:
         self.evaluator = Evaluator(self.solver)
         self.book = Book(self.solver)
         self.whole = WholePrograms(self.evaluator)
-        self.record = Incumbents(self.whole)
+        self.incumbents = Incumbents(self.whole)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
         self.misfits: list[Misfit] = []
@@ -79,19 +79,9 @@ class BestFirst:
         self._progress: Progress | None = None
 
     @property
-    def programs(self) -> list[Program]:
-        """The programs of the incumbents, the fastest first."""
-        return self.record.programs
-
-    @property
-    def incumbents(self) -> list[Played]:
-        """The solutions of the incumbents, the fastest first."""
-        return self.record.played
-
-    @property
     def bound(self) -> float:
         """Seconds that no plan of the candidates undercuts."""
-        return min(self.book.least, self.record.best)
+        return min(self.book.least, self.incumbents.best)
 
     def run(self, progress: Progress | None = None) -> None:
         """Search until the incumbent is below the next promise, and certify it.
@@ -101,14 +91,14 @@ class BestFirst:
         self._progress = progress
         try:
             self.find()
-            if self.record:
-                self.book.close_in(self.record.best)
+            if self.incumbents:
+                self.book.close_in(self.incumbents.best)
         # Whoever interrupts the search is owed the best so far; without any, the interrupt goes on.
         except KeyboardInterrupt:
             self.complete = False
-            if not self.record and self.evaluator.interrupted is not None:
+            if not self.incumbents and self.evaluator.interrupted is not None:
                 self._play(self.evaluator.interrupted)
-            if not self.record:
+            if not self.incumbents:
                 raise
         if progress:
             progress(1, 1, "done")
@@ -126,13 +116,13 @@ class BestFirst:
         Until there is an incumbent, the node of the least estimate comes first, as a fast incumbent
         ends the trials of slow programs early. Then it is the node of the least promise.
         """
-        while self.queue and not self.record:
+        while self.queue and not self.incumbents:
             self._replace(*self.queue.pop())
         self.queue.reorder(by_promise)
-        self.record.idle = 0
-        while self.queue and self.queue.least < self.record.enough:
+        self.incumbents.idle = 0
+        while self.queue and self.queue.least < self.incumbents.enough:
             # Giving up here keeps the bound true, as it counts the nodes that are left.
-            if self.record.idle >= EFFORT.patience:
+            if self.incumbents.idle >= EFFORT.patience:
                 break
             self._replace(*self.queue.pop())
 
@@ -192,7 +182,7 @@ class BestFirst:
             self.queue.push(risen, candidate)
             return
         on_mesh = self.micro_batches.on_mesh_of(candidate)
-        open_ones = [one for one in on_mesh if self._promise_of(one) < self.record.enough]
+        open_ones = [one for one in on_mesh if self._promise_of(one) < self.incumbents.enough]
         following = self.micro_batches.take_next(candidate, open_ones)
         first = next(iter(self.solver.modes()))
         self.tried.add((following, first))
@@ -217,7 +207,7 @@ class BestFirst:
         candidate = case.candidate
         solved: Solved | None = None
         try:
-            solved = self.evaluator.promise(case, below=self.record.enough)
+            solved = self.evaluator.promise(case, below=self.incumbents.enough)
         except Infeasible as error:
             # The tables add up the bytes of all stages; a misfit tells those of one device.
             self._misfit(case, error.minimum_memory / candidate.stages)
@@ -261,23 +251,23 @@ class BestFirst:
 
     def _play(self, solved: Solved) -> None:
         """Play a solution; a program faster than the incumbent's takes its place."""
-        self.record.look_at(solved.candidate)
+        self.incumbents.look_at(solved.candidate)
         try:
-            for played in self.evaluator.play(solved, self.record.best):
-                self.record.note(played)
+            for played in self.evaluator.play(solved, self.incumbents.best):
+                self.incumbents.note(played)
         except Infeasible as error:
             self._misfit(solved.case, error.minimum_memory / solved.candidate.stages)
             # Unlike layers may fit where equal ones need a little too much. They are tried only as
             # long as nothing else fits.
             likely = EFFORT.likely * self.solver.room(solved.candidate)
-            if not self.record and error.minimum_memory <= likely:
-                self.record.challenge(Played(solved=solved, seconds=math.inf, limited=True))
+            if not self.incumbents and error.minimum_memory <= likely:
+                self.incumbents.challenge(Played(solved=solved, seconds=math.inf, limited=True))
 
     def _refine(self) -> None:
         """Split an axis of the fastest candidates' meshes in two."""
-        if self.request.mesh is not None or not self.record:
+        if self.request.mesh is not None or not self.incumbents:
             return
-        for fast in worth_splitting(self.record.fastest.values()):
+        for fast in worth_splitting(self.incumbents.fastest.values()):
             for cases in finer_cases(self.solver, fast):
                 self._try(cases)
 
@@ -289,11 +279,11 @@ class BestFirst:
                 continue
             self.tried.add((case.candidate, case.mode))
             with contextlib.suppress(Infeasible, NoAssignment):
-                solved = self.evaluator.promise(case, below=self.record.enough)
-                if solved is not None and solved.promise < self.record.enough:
+                solved = self.evaluator.promise(case, below=self.incumbents.enough)
+                if solved is not None and solved.promise < self.incumbents.enough:
                     self._play(solved)
-            fastest = self.record.fastest.get(case.candidate)
-            if fastest is None or fastest.seconds > EFFORT.near * self.record.best:
+            fastest = self.incumbents.fastest.get(case.candidate)
+            if fastest is None or fastest.seconds > EFFORT.near * self.incumbents.best:
                 return
 
     def _report(self, text: str) -> None:

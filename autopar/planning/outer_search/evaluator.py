@@ -177,9 +177,7 @@ class Evaluator:
         if solved.candidate.stages > 1:
             return self._pipeline(solved, below)
         if self.memory_bound.on_fronts:
-            if solved.free and not self._is_misjudged(
-                solved, self.written_out.seconds(solved), below
-            ):
+            if solved.free and not self._is_misjudged(solved, self.written_out.seconds(solved)):
                 return self._alone(solved, below, best)
             try:
                 return self._on_front(solved, solved.tables, below)
@@ -224,7 +222,7 @@ class Evaluator:
             ceiling = below / solved.seconds * solved.solution.cost
         front = self.memory_bound.front(solved.case, tables)
         best = front.best(ceiling=ceiling)
-        if self._is_misjudged(solved, best.seconds, below):
+        if self._is_misjudged(solved, best.seconds):
             best = front.best(ceiling=ceiling, few=EFFORT.few)
         if best.seconds >= below:
             return None
@@ -235,8 +233,8 @@ class Evaluator:
         )
 
     @staticmethod
-    def _is_misjudged(solved: Solved, seconds: float, below: float) -> bool:
-        """Whether a program near the incumbent is slower than promised, so that the next may do.
+    def _is_misjudged(solved: Solved, seconds: float) -> bool:
+        """Whether a program is slower than its tables say, so that the next of a front may do.
 
         Tables tell little of steps that mostly launch.
         """
@@ -274,7 +272,7 @@ class Evaluator:
             program = self._cut_program(solved, tables, below)
         except Slower:
             return None
-        if fronts and (program.tightened or self._is_misjudged(solved, program.seconds, below)):
+        if fronts and (program.tightened or self._is_misjudged(solved, program.seconds)):
             return self._on_front(solved, tables, below)
         if program.seconds >= below:
             return None

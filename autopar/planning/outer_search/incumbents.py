@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.space.candidates import Candidate
+from autopar.planning.space.modes import Mode
 from autopar.search import Infeasible
 
 from .evaluator import Played
@@ -45,6 +46,13 @@ class Incumbents:
     def enough(self) -> float:
         """A promise that is not below this is not looked at."""
         return (1 - EFFORT.close) * self.best
+
+    def mode_of(self, program: Program) -> Mode | None:
+        """The mode of an incumbent; None of any other program."""
+        for own, played in zip(self.programs, self.played, strict=True):
+            if own is program:
+                return played.solved.mode
+        return None
 
     def look_at(self, candidate: Candidate) -> None:
         """Count a candidate that is played."""

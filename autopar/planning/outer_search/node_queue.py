@@ -45,7 +45,7 @@ class NodeQueue:
         return sum(isinstance(entry[-1], tuple) for entry in self._entries)
 
     def push(self, promise: float, node: Node) -> None:
-        """Add a node, unless it promises nothing."""
+        """Add a node, unless its promise is endless, as that of one left out."""
         if promise < math.inf:
             entry = (self._order(promise, node), next(self._number), promise, node)
             heapq.heappush(self._entries, entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import NoPlanFits, UsageError
@@ -49,10 +50,10 @@ class PoolSearch:
         # Not even a candidate that is too large: pins or options forbid them all.
         if not search.incumbents and not search.misfits:
             raise no_candidate(search)
-        self.programs = search.programs
+        self.programs = search.incumbents.programs
         if self.programs:
             return
-        failures = search.record.failures
+        failures = search.incumbents.failures
         last = thriftiest(search.misfits, search.whole, failures)
         if last is None:
             raise nothing_fits(search, failures)
@@ -74,7 +75,7 @@ def search_pools(
     try:
         complete = _search_each(pools, programs, failures, progress)
         if complete:
-            programs += _over_all(pools[0].search, unequal, programs)
+            programs += _over_all([pool.search for pool in pools], unequal, programs)
     except KeyboardInterrupt:
         if not programs:
             raise
@@ -85,7 +86,7 @@ def search_pools(
     mixtures: tuple[Mixture, ...] = ()
     if complete:
         first = pools[0].search
-        solved = [played.solved for pool in pools for played in pool.search.incumbents]
+        solved = [played.solved for pool in pools for played in pool.search.incumbents.played]
         best, mixtures = Alike(folded, request, first.solver.always).best(best, solved)
     bound = _bound(pools, unequal)
     return Outcome(program=best, lower_bound=bound, mixtures=mixtures, complete=complete)
@@ -109,8 +110,11 @@ def _search_each(
     return True
 
 
-def _over_all(search: BestFirst, unequal: UnequalGroups, programs: list[Program]) -> list[Program]:
+def _over_all(
+    searches: Sequence[BestFirst], unequal: UnequalGroups, programs: list[Program]
+) -> list[Program]:
     """Pipelines over unequal groups, and simpler or interleaved forms of the best program."""
+    search = searches[0]
     more: list[Program] = []
     if (pipeline := unequal.best(search.solver)) is not None:
         more.append(pipeline)
@@ -120,32 +124,33 @@ def _over_all(search: BestFirst, unequal: UnequalGroups, programs: list[Program]
     if isinstance(best, StagedProgram):
         more.append(interleaved(best, search.request, always=search.solver.always))
     elif search.request.mesh is None:
-        more += _with_joined_axes(search, best)
+        more += _with_joined_axes(searches, best)
     return more
 
 
-def _with_joined_axes(search: BestFirst, best: PricedProgram) -> list[Program]:
+def _with_joined_axes(searches: Sequence[BestFirst], best: PricedProgram) -> list[Program]:
     """The program on the mesh of fewer axes on which the best one lies, if there is such a mesh.
 
     Of equally fast plans the one on the simpler mesh is told.
     """
     mesh = joined_mesh(best)
-    if mesh is None or best not in search.programs:
+    if mesh is None:
         return []
-    solved = search.incumbents[search.programs.index(best)].solved
-    # In the same mode the tables of both meshes have the same optimum.
     pinned = replace(
-        search.request,
+        searches[0].request,
         cluster=best.tables.prices.cluster,
         mesh=mesh,
         stages=1,
-        micro_batches=solved.candidate.micro_batches,
-        zero=solved.mode.zero,
-        recompute=solved.mode.recompute,
+        micro_batches=best.schedule.micro_batches,
     )
-    simpler = BestFirst(search.folded, pinned)
+    mode = next((one for search in searches if (one := search.incumbents.mode_of(best))), None)
+    # In the same mode the tables of both meshes have the same optimum. A program that was made
+    # because nothing else fitted has no mode here.
+    if mode is not None:
+        pinned = replace(pinned, zero=mode.zero, recompute=mode.recompute)
+    simpler = BestFirst(searches[0].folded, pinned)
     simpler.find()
-    return simpler.programs
+    return simpler.incumbents.programs
 
 
 def _bound(pools: list[PoolSearch], unequal: UnequalGroups) -> float:

@@ -280,7 +280,7 @@ def test_what_is_proven_raises_the_bound_and_stays_below_the_best(
     folded = FoldedModel(transformer(shape(layers=2), batch=8).graph, train=True)
     search = BestFirst(folded, request)
     search.run()
-    best = search.record.best
+    best = search.incumbents.best
     book = Book(search.solver)
     for few, every in CandidateGroups(folded, request).groups(4):
         book.enter(few or every)
@@ -292,7 +292,7 @@ def test_what_is_proven_raises_the_bound_and_stays_below_the_best(
     looking.raise_least(0.995 * best)
     assert min(before.values()) < min(sure.values()) <= best
     assert all(sure[candidate] >= bound for candidate, bound in before.items())
-    for played in search.incumbents:
+    for played in search.incumbents.played:
         if played.solved.candidate in sure:
             assert sure[played.solved.candidate] <= played.seconds * (1 + 1e-9)
     # No look within the memory is begun once enough was looked at.

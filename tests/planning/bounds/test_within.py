@@ -129,7 +129,7 @@ def test_the_bound_within_the_memory_is_above_the_one_without() -> None:
     folded = FoldedModel(transformer(Shape(**SMALL), batch=16).graph, train=True)
     free = BestFirst(folded, Request(cluster=devices, stages=1, micro_batches=1))
     free.run()
-    best = free.incumbents[0].solved
+    best = free.incumbents.played[0].solved
     short = Request(
         cluster=devices, stages=1, micro_batches=1, memory=0.5 * best.solution.memory, fewer=False
     )

@@ -115,10 +115,10 @@ def test_cuts_on_the_folded_graph_are_those_on_the_whole_one(pins: dict[str, Any
     request = Request(cluster=CLUSTER, **pins)
     search = BestFirst(FoldedModel(graph, train=True), request)
     search.run()
-    best = search.incumbents[0].solved
+    best = search.incumbents.played[0].solved
     assert len(search.folded.folding.graph.operators) < len(graph.operators) / 3
     plan = search_plan(graph, request)
-    assert plan.predicted.step <= search.record.best * (1 + 1e-6)
+    assert plan.predicted.step <= search.incumbents.best * (1 + 1e-6)
     (folded, *_) = search.evaluator.play(best)
     pinned = search_plan(
         graph,

@@ -62,14 +62,14 @@ def test_the_tables_add_up_to_the_program(
     )
     search = BestFirst(FoldedModel(transformer(shape, batch=32).graph, train=True), request)
     search.run()
-    best = search.incumbents[0]
+    best = search.incumbents.played[0]
     solved = best.solved
     work = search.solver.work(solved.candidate, solved.mode, search.folded.counts, short=True)
     summed = solved.solution.cost + exposed_seconds(
         solved.tables, solved.solution, replace(work, hidden=solved.hidden)
     )
     assert summed == pytest.approx(best.seconds, rel=tolerance)
-    assert search.programs[0].seconds == pytest.approx(best.seconds, rel=1e-9)
+    assert search.incumbents.programs[0].seconds == pytest.approx(best.seconds, rel=1e-9)
 
 
 def test_a_folded_solution_has_the_step_of_the_whole_graph() -> None:
@@ -86,7 +86,7 @@ def test_a_folded_solution_has_the_step_of_the_whole_graph() -> None:
     )
     search = BestFirst(FoldedModel(transformer(WIDE, batch=32).graph, train=True), request)
     search.run()
-    best = search.incumbents[0]
+    best = search.incumbents.played[0]
     programs = WholePrograms(search.evaluator)
     solved = best.solved
     tables = programs.tables(solved.candidate, solved.mode, solved.hidden)
@@ -110,7 +110,7 @@ def test_reductions_of_shards_are_not_waited_for_behind_sums() -> None:
     )
     search = BestFirst(FoldedModel(transformer(WIDE, batch=32).graph, train=True), request)
     search.run()
-    actual = search.programs[0]
+    actual = search.incumbents.programs[0]
     assert isinstance(actual, PricedProgram)
     modes = {unit.mode for unit in actual.plan.units}
     assert (
