@@ -17,6 +17,7 @@ import torch
 from torch.utils import _python_dispatch
 
 from autopar.runtime.ranks.current_action import CARRIED
+from autopar.runtime.torch_versions import stash
 
 from .progress import AUTOGRAD
 
@@ -45,7 +46,7 @@ def _carried(call: Callable[[], Any]) -> Callable[[], Any]:
 
     def run() -> Any:
         if known:
-            torch._C._stash_obj_in_tls(CARRIED, carried)
+            stash(CARRIED, carried)
         with contextlib.ExitStack() as stack:
             for mode in modes:
                 # Entering a mode would begin it once more; its owner has done so.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import autopar
 from autopar.costmodel import load_cluster
@@ -19,43 +19,14 @@ from autopar.runtime.launch import run_ranks
 from autopar.runtime.measuring.tracked_memory import fake_world
 from autopar.runtime.ranks.world import World
 from autopar.sharding.analysis import analyse
-
-
-class _Net(nn.Module):
-    """Four residual blocks between an embedding and its transpose."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(32, 16)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
-            for _ in range(4)
-        )
-        self.head = nn.Linear(16, 32, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The loss."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = x + block(x)
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
-
-
-def _net() -> _Net:
-    torch.manual_seed(0)
-    return _Net().double()
-
-
-def _tokens() -> Tensor:
-    return torch.randint(0, 32, (8, 8), generator=torch.Generator().manual_seed(1))
+from tests.runtime.tied_blocks import tied_blocks, tokens
 
 
 def _losses(module: nn.Module) -> list[float]:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     results = []
     for _ in range(3):
-        loss = module(_tokens())
+        loss = module(tokens())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -65,15 +36,15 @@ def _losses(module: nn.Module) -> list[float]:
 
 def _on_rank(plan: Plan) -> list[float]:
     torch.set_num_threads(1)
-    return _losses(autopar.parallelize(_net(), plan, (_tokens(),)))
+    return _losses(autopar.parallelize(tied_blocks(4), plan, (tokens(),)))
 
 
 @pytest.mark.slow
 @pytest.mark.ci
 def test_64_ranks_run_four_by_four_by_four() -> None:
     plan = autopar.plan(
-        _net(),
-        (_tokens(),),
+        tied_blocks(4),
+        (tokens(),),
         devices=64,
         cluster="local-cpu",
         stages=4,
@@ -81,7 +52,7 @@ def test_64_ranks_run_four_by_four_by_four() -> None:
         mesh=(4, 4),
     )
     assert plan.devices == 64 and len(plan.stages) == 4
-    wanted = pytest.approx(_losses(_net()), rel=1e-9)
+    wanted = pytest.approx(_losses(tied_blocks(4)), rel=1e-9)
     for losses in run_ranks(_on_rank, 64, plan, timeout=400.0):
         assert losses == wanted
 

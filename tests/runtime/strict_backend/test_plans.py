@@ -14,33 +14,11 @@ from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.runtime.run import run_plan
 from autopar.runtime.strict_backend import NAME
-
-
-class _Tied(nn.Module):
-    """Six blocks between an embedding and its transpose."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(32, 16)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
-            for _ in range(6)
-        )
-        self.head = nn.Linear(16, 32, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The loss."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = x + block(x)
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+from tests.runtime.tied_blocks import tied_blocks, tokens
 
 
 def _tied() -> LoadedModel:
-    tokens = torch.randint(0, 32, (8, 8), generator=torch.Generator().manual_seed(1))
-    return load_model(_Tied().double(), ModelOptions(train=True), (tokens,))
+    return load_model(tied_blocks(6), ModelOptions(train=True), (tokens(),))
 
 
 def _chain() -> LoadedModel:
