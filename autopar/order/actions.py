@@ -6,16 +6,17 @@ The words of torch are extended for units of parameters.
     F               forward pass                                         chunk, segment, micro-batch
     B               backward pass: of inputs and weights at once         chunk, segment, micro-batch
     I, W            backward pass of the inputs; of the weights, later   chunk, segment, micro-batch
-    UNSHARD         gather the parameters of a unit                      chunk, unit
+    UNSHARD         gather the parameters of a unit: one round of it     chunk, unit, round
     RESHARD         free the gathered parameters                         chunk, unit
-    REDUCE_GRAD     bring a unit's gradients to storage and sum them     chunk, unit
+    REDUCE_GRAD     bring a unit's gradients to storage: one round of it chunk, unit, round
     SEND_F, RECV_F  hand values on to a later chunk                      chunk, micro-batch, peer
     SEND_B, RECV_B  hand gradients back to an earlier chunk              chunk, micro-batch, peer
     SUM_TIED        sum gradients of parameters that several stages hold -
     UPDATE          the optimizer's step                                 -
 
 A *chunk* is a stretch of the model on one stage, counted from the model's start (torch calls it a
-stage). A *segment* is a stretch of a chunk between two actions on parameters.
+stage). A *segment* is a stretch of a chunk between two actions on parameters. In a *round* every
+chain of collectives of a unit issues its next one.
 """
 
 from __future__ import annotations
@@ -51,20 +52,25 @@ class Action:
     micro_batch: int | None = None
     segment: int | None = None
     unit: int | None = None
+    round: int | None = None
     peer: int | None = None
 
     def __str__(self) -> str:
         """The action as torch writes it.
 
-        The segment or unit stands behind a dot, the other chunk behind an arrow.
+        The segment or unit stands behind a dot, its further rounds behind a plus, the other chunk
+        behind an arrow.
 
         >>> str(Action(word=Word.FORWARD, chunk=2, micro_batch=5))
         '2F5'
         >>> str(Action(word=Word.GATHER, chunk=1, unit=3))
         '1UNSHARD.3'
+        >>> str(Action(word=Word.GATHER, chunk=1, unit=3, round=1))
+        '1UNSHARD.3+1'
         """
         number = "" if self.micro_batch is None else str(self.micro_batch)
         part = self.segment if self.segment is not None else self.unit
         inside = "" if part is None else f".{part}"
+        later = f"+{self.round}" if self.round else ""
         other = "" if self.peer is None else f">{self.peer}"
-        return f"{self.chunk}{self.word}{number}{inside}{other}"
+        return f"{self.chunk}{self.word}{number}{inside}{later}{other}"

@@ -1,12 +1,16 @@
 """Expansion of passes of chunks to all actions of a rank.
 
-Passes become segments, with actions of their units around them.
+Passes become visits of segments, with the rounds of units between them:
 
-The passes of a rank are a list of visits of segments. A unit in mode "per_pass" is gathered before
-a visit that needs it, unless it is still there. It is released after the visit, unless one of the
-next `prefetch` visits (at least the next) needs it again. Other units are gathered once and
-released at the end. A gather is issued `prefetch` visits before the visit that needs it, so that it
-overlaps their computation.
+    a gather     begins so many visits before the one that needs it as it has rounds, and issues one
+                 in front of each; a unit that others start from is as much earlier
+    a release    stands behind a visit that needs the unit, unless the unit would be gathered anew
+                 before another visit is over; units that stay are released at the end
+    a reduction  begins behind the visit that completes its gradients, and issues a round every
+                 `STRIDE` visits; the round behind the last collective takes its result home
+
+All of them run beside the visits: a gather's first reader waits for it, and each round for the
+round before. `prefetch` scales the visits that a gather begins ahead.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from typing import Protocol
 
 from .actions import Action, Word
 from .units import Mode, Unit
+
+STRIDE = 2
+"""Visits between two rounds of a reduction: behind one, its collective may still be under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +45,17 @@ class Chunk(Protocol):
     def needs(self) -> Sequence[Need]:
         """The units that each segment of the chunk needs."""
 
-    def moves(self, unit: int) -> bool:
-        """Whether gathering a unit does anything."""
+    def followers(self) -> Mapping[int, set[int]]:
+        """Units that start from each unit's values."""
+
+    def gather_rounds(self, unit: int) -> int:
+        """The rounds of gathering a unit; 0 if it is read where it is stored."""
+
+    def reduce_rounds(self, unit: int, *, last: bool) -> int:
+        """The rounds of reducing a unit, `last`: in a step's last micro-batch."""
+
+    def rests(self, unit: int, *, last: bool) -> bool:
+        """Whether the last round of a reduction leaves nothing to take home."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,48 +93,24 @@ def expand(
 ) -> tuple[Action, ...]:
     """All actions of a rank that holds these chunks and runs these passes, sends and receives."""
     needs = {number: tuple(chunk.needs()) for number, chunk in chunks.items()}
-    order = list(passes)
-    visits = [visit for action in order for visit in _visits(action, needs.get(action.chunk, ()))]
-    before, behind = _gathers(chunks, visits, prefetch)
-    # Later passes overwrite earlier ones: the last is that of the order, whatever its number.
-    last = {
-        action.chunk: action.micro_batch
-        for action in order
-        if action.word in (Word.BACKWARD, Word.BACKWARD_WEIGHT)
-    }
+    visits = [visit for action in passes for visit in _visits(action, needs.get(action.chunk, ()))]
+    computing = [visit for visit in visits if visit.computes]
+    gathers, releases = _gathers(chunks, computing, prefetch)
+    reductions = _reductions(chunks, needs, computing)
     actions: list[Action] = []
-    for number, visit in enumerate(visits):
-        actions += (
-            Action(word=Word.GATHER, chunk=chunk, unit=unit)
-            for chunk, unit in before.get(number, ())
-        )
+    place = 0
+    begun = False
+    for visit in visits:
+        # Messages go first, and what is behind a pass begins before the rank waits for one.
+        if not begun and visit.action.word not in (Word.SEND_FORWARD, Word.SEND_BACKWARD):
+            actions += (*gathers.get(place, ()), *reductions.get(place, ()))
+            begun = True
         actions.append(visit.action)
-        actions += (
-            Action(word=Word.RELEASE, chunk=chunk, unit=unit)
-            for chunk, unit in behind.get(number, ())
-        )
-        action = visit.action
-        # Gradients of weights are complete behind B, or behind W where these are apart.
-        if (
-            visit.computes
-            and action.word in (Word.BACKWARD, Word.BACKWARD_WEIGHT)
-            and action.segment is not None
-        ):
-            chunk = chunks[action.chunk]
-            for unit in needs[action.chunk][action.segment].reduced:
-                if (
-                    chunk.units[unit].mode is not Mode.ONCE
-                    or action.micro_batch == last[action.chunk]
-                ):
-                    actions.append(
-                        Action(
-                            word=Word.REDUCE,
-                            chunk=action.chunk,
-                            unit=unit,
-                            micro_batch=action.micro_batch,
-                        )
-                    )
-    return tuple(actions)
+        if visit.computes:
+            actions += releases.get(place, ())
+            place += 1
+            begun = False
+    return (*actions, *(() if begun else reductions.get(place, ())))
 
 
 def _visits(action: Action, needs: Sequence[Need]) -> Iterator[_Visit]:
@@ -141,36 +133,114 @@ def _visits(action: Action, needs: Sequence[Need]) -> Iterator[_Visit]:
         yield _Visit(one, frozenset((action.chunk, unit) for unit in units), computes=True)
 
 
+Placed = Mapping[int, Sequence[Action]]
+"""Actions in front of the visit of each place, or behind it."""
+
+
 def _gathers(
     chunks: Mapping[int, Chunk], visits: Sequence[_Visit], prefetch: int
-) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[tuple[int, int]]]]:
-    """The units to gather before each visit, and to release behind it, by the visit's number."""
-    computed = [number for number, visit in enumerate(visits) if visit.computes]
-    before: dict[int, list[tuple[int, int]]] = {}
-    behind: dict[int, list[tuple[int, int]]] = {}
-    held: set[tuple[int, int]] = set()
-    final: dict[tuple[int, int], int] = {}
-    for place, number in enumerate(computed):
-        now = sorted(visits[number].needed)
-        issued = computed[max(place - prefetch, 0)]
-        for unit in now:
-            # A unit that a gather would not change is read where it is stored.
-            if unit not in held and chunks[unit[0]].moves(unit[1]):
-                before.setdefault(issued, []).append(unit)
-                held.add(unit)
-            final[unit] = number
-        # A unit that is needed so soon would be gathered again before it is released.
-        soon = frozenset[tuple[int, int]]().union(
-            *(visits[n].needed for n in computed[place + 1 : place + 1 + max(prefetch, 1)])
-        )
-        gone = {
-            u
-            for u in held & visits[number].needed
-            if chunks[u[0]].units[u[1]].mode is Mode.PER_PASS and u not in soon
-        }
-        behind.setdefault(number, []).extend(sorted(gone))
-        held -= gone
-    # Gathered once a step, these go behind their last reader.
-    for unit in sorted(held):
-        behind.setdefault(final[unit], []).append(unit)
-    return before, behind
+) -> tuple[Placed, Placed]:
+    """The rounds of gathers in front of each visit, and the releases behind it."""
+    rounds = {
+        (number, unit): chunk.gather_rounds(unit)
+        for number, chunk in chunks.items()
+        for unit in range(len(chunk.units))
+    }
+    ahead = _ahead(chunks, rounds)
+    needed = _places(visits)
+    # The rounds by place, in the order of the places where they were due, then of their readers.
+    issued: dict[int, list[tuple[int, int, int, tuple[int, int], int]]] = {}
+    behind: dict[int, list[Action]] = {}
+    for unit, places in needed.items():
+        if not rounds[unit]:
+            continue
+        per_pass = chunks[unit[0]].units[unit[1]].mode is Mode.PER_PASS
+        window = max(prefetch * ahead[unit], 1)
+        held = False
+        for place, after in zip(places, [*places[1:], None], strict=True):
+            for number in range(rounds[unit]) if not held else ():
+                early = ahead[unit] - number
+                due = place - prefetch * early
+                issued.setdefault(max(due, 0), []).append((due, place, -early, unit, number))
+            # A unit that is needed so soon would be gathered again before it is released.
+            held = after is not None and (not per_pass or after - place <= window)
+            if not held:
+                behind.setdefault(place, []).append(_of(Word.RELEASE, unit))
+    gathers = {
+        slot: [_of(Word.GATHER, unit, number) for *_, unit, number in sorted(some)]
+        for slot, some in issued.items()
+    }
+    return gathers, {place: sorted(some, key=_unit) for place, some in behind.items()}
+
+
+def _ahead(
+    chunks: Mapping[int, Chunk], rounds: Mapping[tuple[int, int], int]
+) -> dict[tuple[int, int], int]:
+    """The rounds from a unit's first one to its reader, with those of units that start from it."""
+    ahead: dict[tuple[int, int], int] = {}
+    for number, chunk in chunks.items():
+        followers = chunk.followers()
+        # What starts from a unit's values has a higher number.
+        for unit in reversed(range(len(chunk.units))):
+            later = (ahead[number, other] for other in followers.get(unit, ()))
+            ahead[number, unit] = rounds[number, unit] + max(later, default=0)
+    return ahead
+
+
+def _places(visits: Sequence[_Visit]) -> dict[tuple[int, int], list[int]]:
+    """The places of the visits that need each unit."""
+    places: dict[tuple[int, int], list[int]] = {}
+    for place, visit in enumerate(visits):
+        for unit in visit.needed:
+            places.setdefault(unit, []).append(place)
+    return places
+
+
+def _reductions(
+    chunks: Mapping[int, Chunk], needs: Mapping[int, Sequence[Need]], visits: Sequence[_Visit]
+) -> Placed:
+    """The rounds of reductions in front of each visit, and behind the last one."""
+    followers = {number: chunk.followers() for number, chunk in chunks.items()}
+    # Gradients of weights are complete behind B, or behind W where these are apart.
+    complete = [
+        (place, visit.action)
+        for place, visit in enumerate(visits)
+        if visit.action.word in (Word.BACKWARD, Word.BACKWARD_WEIGHT)
+    ]
+    # Later passes overwrite earlier ones: the last is that of the order, whatever its number.
+    last = {action.chunk: action.micro_batch for _, action in complete}
+    ends: dict[tuple[int, int], int] = {}
+    issued: dict[int, list[tuple[int, Action]]] = {}
+    for place, action in complete:
+        chunk = chunks[action.chunk]
+        final = action.micro_batch == last[action.chunk]
+        assert action.segment is not None
+        for unit in needs[action.chunk][action.segment].reduced:
+            if chunk.units[unit].mode is Mode.ONCE and not final:
+                continue
+            # Behind those that start from it, and behind its own of the micro-batch before.
+            earlier = (unit, *followers[action.chunk].get(unit, ()))
+            first = max(place + 1, *(ends.get((action.chunk, other), 0) for other in earlier))
+            count = chunk.reduce_rounds(unit, last=final)
+            ends[action.chunk, unit] = first + STRIDE * count
+            dues = [first + STRIDE * number for number in range(count)]
+            # Behind the last visit the end of the step waits for all that is under way.
+            if not chunk.rests(unit, last=final) and ends[action.chunk, unit] < len(visits):
+                dues.append(ends[action.chunk, unit])
+            for number, due in enumerate(dues):
+                one = _of(Word.REDUCE, (action.chunk, unit), number, action.micro_batch)
+                issued.setdefault(min(due, len(visits)), []).append((due, one))
+    return {
+        slot: [action for _, action in sorted(some, key=lambda pair: pair[0])]
+        for slot, some in issued.items()
+    }
+
+
+def _of(
+    word: Word, unit: tuple[int, int], number: int | None = None, micro_batch: int | None = None
+) -> Action:
+    return Action(word=word, chunk=unit[0], unit=unit[1], round=number, micro_batch=micro_batch)
+
+
+def _unit(action: Action) -> tuple[int, int | None]:
+    return action.chunk, action.unit

@@ -8,6 +8,7 @@ segments parameters are gathered, released and reduced.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autopar.ir import Role
@@ -25,9 +26,9 @@ from autopar.sharding.schedule import PLAIN, Schedule
 from .actions import Action, Word
 from .passes import Need, expand, one_stage, phases
 from .segments import Segment, segments_of, units_before
-from .unit_collectives import gather_collectives, reduce_collectives
+from .unit_collectives import gather_chains, gather_rounds, reduce_chains, reduce_rounds, rounds_of
 from .units import Mode, Unit, modes_of, units_of
-from .value_flow import makes, moves_value, reads, with_casts
+from .value_flow import makes, reads, with_casts
 
 __all__ = ["Mode", "Scheduled", "Segment", "makes", "reads", "scheduled"]
 
@@ -73,28 +74,30 @@ class Scheduled:
     def needs(self) -> tuple[Need, ...]:
         """The units that each segment needs or completes."""
         first = self.reduced_at()
-        followers = self.followers()
-        needs = []
-        for number, segment in enumerate(self.segments):
-            reduced = [unit for unit in reversed(range(len(self.units))) if first[unit] == number]
-            # A reduction that begins waits for what was begun before it, but for sums in place:
-            # these come first, unless they need another.
-            sums = [
-                unit
-                for unit in reduced
-                if self.units[unit].mode is Mode.ONCE
-                and followers.get(unit, set()).isdisjoint(reduced)
-            ]
-            reduced = [*sums, *(unit for unit in reduced if unit not in sums)]
-            needs.append(
-                Need(forward=segment.units, backward=segment.wanted, reduced=tuple(reduced))
+        return tuple(
+            Need(
+                forward=segment.units,
+                backward=segment.wanted,
+                reduced=tuple(u for u in reversed(range(len(self.units))) if first[u] == number),
             )
-        return tuple(needs)
+            for number, segment in enumerate(self.segments)
+        )
 
-    def moves(self, unit: int) -> bool:
-        """Whether gathering a unit changes the layout or the type of any of its parameters."""
-        steps = (self.program.steps[index] for index in self.units[unit].members)
-        return any(isinstance(step, Redistribute) and moves_value(step) for step in steps)
+    def gather_rounds(self, unit: int) -> int:
+        """The rounds of gathering a unit; 0 if that changes no layout nor type of a parameter."""
+        return rounds_of(gather_chains(self.program, self.units[unit]))
+
+    def reduce_rounds(self, unit: int, *, last: bool) -> int:
+        """The rounds of reducing a unit's gradients, `last`: in a step's last micro-batch."""
+        return rounds_of(reduce_chains(self.program, self.units[unit], last=last))
+
+    def rests(self, unit: int, *, last: bool) -> bool:
+        """Whether the last round of a reduction leaves nothing to take home.
+
+        It is a sum in place, which frees no message, or nothing is sent.
+        """
+        chains = reduce_chains(self.program, self.units[unit], last=last)
+        return bool(self.units[unit].buckets and last) or not any(c.count for c in chains)
 
     def reduced_at(self) -> list[int]:
         """The first segment that reads each unit.
@@ -132,13 +135,12 @@ class Scheduled:
         match action.word:
             case Word.GATHER:
                 assert action.unit is not None
-                return tuple(gather_collectives(self.program, self.units[action.unit]))
+                return _round(gather_rounds(self.program, self.units[action.unit]), action)
             case Word.REDUCE:
                 assert action.unit is not None
-                return tuple(
-                    reduce_collectives(
-                        self.program, self.units[action.unit], self.schedule.types, last=last
-                    )
+                unit = self.units[action.unit]
+                return _round(
+                    reduce_rounds(self.program, unit, self.schedule.types, last=last), action
                 )
             case Word.FORWARD:
                 return self._segment(action)[0]
@@ -168,7 +170,7 @@ class Scheduled:
 
     def collectives(self) -> tuple[Collective, ...]:
         """Every collective of a step without pipeline stages, in the order of its actions."""
-        known: dict[tuple[Word, int | None, int | None, bool], tuple[Collective, ...]] = {}
+        known: dict[tuple[object, ...], tuple[Collective, ...]] = {}
         issued: list[Collective] = []
         actions = self.actions()
         for action, phase in zip(actions, phases(actions), strict=True):
@@ -177,6 +179,7 @@ class Scheduled:
                 action.word,
                 action.segment,
                 action.unit,
+                action.round,
                 action.micro_batch == self.schedule.micro_batches - 1,
             )
             if key not in known:
@@ -198,6 +201,12 @@ def scheduled(program: Program, schedule: Schedule = PLAIN) -> Scheduled:
         units=units,
         segments=segments_of(program, schedule, modes, units),
     )
+
+
+def _round(issued: Sequence[Sequence[Collective]], action: Action) -> tuple[Collective, ...]:
+    """The collectives of the round of an action; the one behind the last issues nothing."""
+    assert action.round is not None
+    return tuple(issued[action.round]) if action.round < len(issued) else ()
 
 
 def _back(c: Collective) -> Collective:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.order.scheduled import Scheduled
@@ -101,30 +101,31 @@ def flat_steps(plan: Scheduled, members: Sequence[int], *, back: bool) -> list[F
     return steps
 
 
-Moving = Iterator[None]
-"""Gives whenever a collective is under way that has to be waited for."""
+class Moving:
+    """A chain under way: it stands still while a collective has to be waited for."""
 
+    def __init__(self, moving: Iterator[None]) -> None:
+        self._moving = moving
+        self.go_on()
 
-@dataclass(slots=True)
-class Going:
-    """Gradients of a unit on their way, with `left` collectives still to issue.
+    def go_on(self) -> None:
+        """Wait for the collective under way and issue the next one, if there is another."""
+        next(self._moving, None)
 
-    `rests`: the last one is a sum in place, which frees nothing. `ended`: the gradients are home.
-    """
-
-    unit: int
-    moving: Moving
-    left: int
-    rests: bool
-    ended: bool = False
+    def finish(self) -> None:
+        """Wait for all collectives of the chain."""
+        for _ in self._moving:
+            pass
 
 
 Carried = Generator[None, None, list[int]]
 """Gives whenever a collective is under way; at the end the memories of the tensors."""
+Rooms = Callable[[], list[int]]
+"""Makes the memories in which tensors are to be at the end of a chain."""
 
 
 def carried(
-    at: LiveBytes, held: list[int], steps: Sequence[FlatStep], rooms: Sequence[int] = ()
+    at: LiveBytes, held: list[int], steps: Sequence[FlatStep], rooms: Rooms | None = None
 ) -> Carried:
     """Take the memories of tensors along the steps.
 
@@ -134,10 +135,10 @@ def carried(
         for memory in held:
             at.read(memory)
         if step.kind:
-            into = list(rooms) if number == len(steps) - 1 else []
+            into = rooms if number == len(steps) - 1 else None
             held = yield from _sent(at, held, step, into)
             if into:
-                return into
+                return held
         else:
             held = [
                 at.new(size) if made else memory
@@ -145,10 +146,10 @@ def carried(
             ]
     for memory in held if rooms else ():
         at.read(memory)
-    return list(rooms) or held
+    return rooms() if rooms else held
 
 
-def _sent(at: LiveBytes, held: list[int], step: FlatStep, into: list[int]) -> Carried:
+def _sent(at: LiveBytes, held: list[int], step: FlatStep, into: Rooms | None) -> Carried:
     """Play one collective; its inputs are free once the message is made."""
     if step.kind == "all_reduce":
         sums = [at.new(size, BUFFER) for size in step.after]
@@ -173,4 +174,6 @@ def _sent(at: LiveBytes, held: list[int], step: FlatStep, into: list[int]) -> Ca
     yield
     at.read(message)
     at.read(out)
-    return into or ([out] if not step.copied else [at.new(size) for size in step.after])
+    if into:
+        return into()
+    return [out] if not step.copied else [at.new(size) for size in step.after]

@@ -5,8 +5,8 @@
     a gather         holds its flat message along with the values until the first segment reads them
     a segment        holds its inputs and results until its backward pass is over; if recomputed,
                      only its inputs
-    a reduction      holds its flat message until the next one begins, or the step ends; a sum in
-                     place is the gradient itself
+    a reduction      holds its flat message until the round behind its last collective, or the step
+                     ends; a sum in place is the gradient itself
 
 Of several micro-batches the first two and the last are played: those between are like the second,
 with gradients added in place.
@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from autopar.order.actions import Action, Word
 from autopar.order.scheduled import Scheduled
+from autopar.order.units import Unit
 from autopar.order.value_flow import boundaries, makes
 from autopar.sharding.program import Redistribute
 
@@ -65,13 +66,19 @@ class _Played(UnitMemories):
         elif action.word is Word.BACKWARD:
             self._backward(action.segment or 0)
         elif action.unit is not None:
-            unit = self.plan.units[action.unit]
-            if action.word is Word.GATHER:
-                self.gather(unit)
-            elif action.word is Word.RELEASE:
-                self.release(unit)
-            else:
-                self.reduce(unit, last=action.micro_batch == self.plan.schedule.micro_batches - 1)
+            self._move(action, self.plan.units[action.unit])
+
+    def _move(self, action: Action, unit: Unit) -> None:
+        if action.word is Word.RELEASE:
+            self.release(unit)
+            return
+        assert action.round is not None
+        if action.word is Word.GATHER:
+            self.gather(unit, action.round)
+        else:
+            number = action.micro_batch or 0
+            last = number == self.plan.schedule.micro_batches - 1
+            self.reduce(unit, action.round, number, last=last)
 
     # --- segments ---
 
@@ -159,8 +166,7 @@ class _Played(UnitMemories):
     def _end(self) -> None:
         """Finish the step: gradients are complete; outputs and values made once live until here."""
         self.tick("")
-        for going in self.going:
-            self.complete(going)
+        self.travel.settle()
         given = []
         for (name, layout), memory in self.home.items():
             if layout == self.program.assignment.storage[name]:

@@ -1,23 +1,25 @@
 """The memories of units of parameters while a step runs: gathers, releases and reductions.
 
 A gather holds its flat message along with the values until the first segment reads them. A
-reduction holds its message until the next one begins, or the step ends; a sum in place is the
-gradient itself.
+reduction holds its message until the round behind its last collective, or until the step ends; a
+sum in place is the gradient itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 
 from autopar.ir import Role
 from autopar.order.scheduled import Mode, Scheduled
-from autopar.order.unit_collectives import reduce_collectives
+from autopar.order.unit_collectives import Chain
+from autopar.order.unit_travel import UnitTravel
 from autopar.order.units import Unit
-from autopar.order.value_flow import moves_value, only_casts
 from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import Redistribute
 
-from .flat_messages import FlatStep, Going, Moving, carried, flat_steps
+from .flat_messages import FlatStep, Moving, carried, flat_steps
 from .live_bytes import BUFFER, GATHERED, GRADIENT, STORED
 from .saved_values import Facts
 from .step_memories import Place, Steps
@@ -38,10 +40,8 @@ class UnitMemories(Steps):
         self.home: dict[Place, int] = {}
         self.own: set[Place] = set()
         self.closed: set[int] = set()
-        self.coming: dict[int, Moving] = {}
-        self.going: list[Going] = []
         self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
-        self.followers = plan.followers()
+        self.travel: UnitTravel[Moving] = UnitTravel(plan)
 
     def read(self, memory: int) -> None:
         # Released memory is not there, even if something still refers to it.
@@ -77,42 +77,35 @@ class UnitMemories(Steps):
         for _, gradient in gradients:
             self.read(gradient)
 
-    def gather(self, unit: Unit) -> None:
-        self.wait([unit.number])
+    def gather(self, unit: Unit, number: int) -> None:
         self.tick(self._name(unit))
-        moving = self._gathering(unit)
-        # It stops while a collective is under way; without one the gather is over at once.
-        if next(moving, unit) is None:
-            self.coming[unit.number] = moving
+        self.travel.gather(unit.number, number, lambda chain: Moving(self._gathering(unit, chain)))
 
     def wait(self, units: Sequence[int]) -> None:
+        """Wait for gathers, each in a moment of its own."""
         for number in units:
-            moving = self.coming.pop(number, None)
-            if moving is not None:
+            if self.travel.is_coming(number):
                 self.tick(self._name(self.plan.units[number]))
-                for _ in moving:
-                    pass
+                self.travel.wait([number])
 
-    def _gathering(self, unit: Unit) -> Moving:
-        for group in unit.groups:
-            steps = self._members(group)
-            if not moves_value(steps[0]):
-                continue
-            starts = [self._start(step) for step in steps]
-            sizes = [self.bytes_of(step.tensor, step.chain[-1]) for step in steps]
-            rooms = (
-                [self.new(size, GATHERED) for size in sizes] if unit.mode is Mode.PER_PASS else []
-            )
-            made = yield from carried(self, starts, self._flat(group, back=False), rooms)
-            self.values.update(
-                ((step.tensor, step.chain[-1]), memory)
-                for step, memory in zip(steps, made, strict=True)
-            )
-            for memory in made:
-                if memory != STORED:
-                    self.what[memory] = GATHERED
-            for memory in starts:  # held until all has come
-                self.read(memory)
+    def _gathering(self, unit: Unit, chain: Chain) -> Generator[None, None, None]:
+        steps = self._members(chain.group)
+        starts = [self._start(step) for step in steps]
+        sizes = [self.bytes_of(step.tensor, step.chain[-1]) for step in steps]
+        rooms = partial(self._rooms, sizes) if unit.mode is Mode.PER_PASS else None
+        made = yield from carried(self, starts, self._flat(chain.group, back=False), rooms)
+        self.values.update(
+            ((step.tensor, step.chain[-1]), memory)
+            for step, memory in zip(steps, made, strict=True)
+        )
+        for memory in made:
+            if memory != STORED:
+                self.what[memory] = GATHERED
+        for memory in starts:  # held until all has come
+            self.read(memory)
+
+    def _rooms(self, sizes: Sequence[float]) -> list[int]:
+        return [self.new(size, GATHERED) for size in sizes]
 
     def _start(self, step: Redistribute) -> int:
         """The start of a chain: another chain's result, or the shard, cast if its type differs."""
@@ -139,59 +132,43 @@ class UnitMemories(Steps):
             if unit.mode is Mode.PER_PASS and memory != STORED:
                 self.closed.add(memory)
 
-    def reduce(self, unit: Unit, *, last: bool) -> None:
+    def reduce(self, unit: Unit, number: int, micro_batch: int, *, last: bool) -> None:
         self.tick(self._name(unit))
-        followers = self.followers.get(unit.number, ())
-        for going in self.going:
-            if going.unit in followers:
-                self.complete(going)
-            elif going.left or not going.rests:
-                self._go_on(going)
-        self.going = [going for going in self.going if not going.ended]
-        self.tick(self._name(unit))
-        issued = sum(
-            1
-            for c in reduce_collectives(self.program, unit, self.types, last=last)
-            if degree_of(c.axes, self.mesh) > 1
+        self.travel.reduce(
+            unit.number,
+            number,
+            micro_batch,
+            last=last,
+            begin=lambda chain: Moving(
+                self._reducing(chain) if chain.group else self._summing(chain)
+            ),
         )
-        self.going.append(
-            Going(unit.number, self._reducing(unit, last=last), issued, last and bool(unit.buckets))
+
+    def _reducing(self, chain: Chain) -> Generator[None, None, None]:
+        steps = self._members(chain.group)
+        if not steps[0].gradient:
+            return
+        shares = [self._taken((step.tensor, step.chain[-1])) for step in steps]
+        home = yield from carried(self, shares, self._flat(chain.group, back=True))
+        self.bring(
+            [
+                ((step.tensor, step.chain[0]), gradient)
+                for step, gradient in zip(steps, home, strict=True)
+            ]
         )
-        self._go_on(self.going[-1])
 
-    def _go_on(self, going: Going) -> None:
-        if next(going.moving, self) is None:
-            going.left -= 1
-        else:
-            going.ended = True
-
-    def complete(self, going: Going) -> None:
-        for _ in going.moving:
-            going.left -= 1
-        going.ended = True
-
-    def _reducing(self, unit: Unit, *, last: bool) -> Moving:
-        for group in reversed(unit.groups) if last or unit.mode is not Mode.ONCE else ():
-            steps = self._members(group)
-            if steps[0].gradient and not only_casts(steps[0]):
-                shares = [self._taken((step.tensor, step.chain[-1])) for step in steps]
-                home = yield from carried(self, shares, self._flat(group, back=True))
-                self.bring(
-                    [
-                        ((step.tensor, step.chain[0]), gradient)
-                        for step, gradient in zip(steps, home, strict=True)
-                    ]
-                )
-        for bucket in unit.buckets if last else ():
-            places = [(name, self.program.assignment.storage[name]) for name in bucket.parameters]
-            sums = [self._taken(place) for place in places]
-            for axes in bucket.sums:
-                if degree_of(axes, self.mesh) > 1:
-                    for memory in sums:
-                        self.read(memory)
-                    sums = [self.new(self.size[memory], BUFFER) for memory in sums]
-                    yield
-            self.home.update(zip(places, sums, strict=True))
+    def _summing(self, chain: Chain) -> Generator[None, None, None]:
+        # The second factors of low-rank gradients are part of the first ones' bucket.
+        bucket = chain.buckets[0]
+        places = [(name, self.program.assignment.storage[name]) for name in bucket.parameters]
+        sums = [self._taken(place) for place in places]
+        for axes in itertools.chain.from_iterable(one.sums for one in chain.buckets):
+            if degree_of(axes, self.mesh) > 1:
+                for memory in sums:
+                    self.read(memory)
+                sums = [self.new(self.size[memory], BUFFER) for memory in sums]
+                yield
+        self.home.update(zip(places, sums, strict=True))
 
     def _taken(self, place: Place) -> int:
         """The gradient at a place, which is there no longer; zeros where there is none."""

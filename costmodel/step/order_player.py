@@ -93,7 +93,7 @@ class Player:
                     {p: left * (clock.spent[p] - spent[p]) for p in spent},
                     left * math.fsum(clock.sent[sent:]),
                 )
-        self.units.settle()
+        self.units.travel.settle()
         clock.wait(max(clock.free.values(), default=0.0))
 
     def _micro_batches(self) -> Iterator[list[tuple[Action, str]]]:
@@ -121,19 +121,19 @@ class Player:
         units = self.plan.units
         match action.word:
             case Word.GATHER:
-                assert action.unit is not None
-                self.units.gather(units[action.unit])
+                assert action.unit is not None and action.round is not None
+                self.units.gather(units[action.unit], action.round)
             case Word.RELEASE:
                 assert action.unit is not None
                 # Nothing is released before it has come, even if no segment read it.
-                self.units.wait([action.unit])
+                self.units.travel.wait([action.unit])
             case Word.FORWARD:
                 assert action.segment is not None
-                self.units.wait(segments[action.segment].units)
+                self.units.travel.wait(segments[action.segment].units)
                 self.passes.ahead(segments[action.segment])
             case Word.BACKWARD:
                 assert action.segment is not None
-                self.units.wait(segments[action.segment].wanted)
+                self.units.travel.wait(segments[action.segment].wanted)
                 self.passes.back(segments[action.segment])
                 self.clock.compute("gradients", "cast", self.casts[action.segment])
                 self.clock.compute(
@@ -144,7 +144,10 @@ class Player:
                 )
             case Word.REDUCE:
                 assert action.unit is not None
+                assert action.round is not None and action.micro_batch is not None
                 self.units.reduce(
                     units[action.unit],
+                    action.round,
+                    action.micro_batch,
                     last=action.micro_batch == self.plan.schedule.micro_batches - 1,
                 )

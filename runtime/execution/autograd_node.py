@@ -154,7 +154,7 @@ class _Later(_Record):
         for number, stage in engine.stages.items():
             # Another call may have released what this call's tape has saved.
             for unit in sorted(self.held[number] - stage.units.held):
-                stage.units.gather(unit)
+                stage.units.gather_whole(unit)
         if not engine.stages:
             return None  # an idle rank
         (stage,) = engine.stages.values()

@@ -282,10 +282,7 @@ class Engine:
     def flush(self, gradients: Mapping[int, Gradients]) -> None:
         """Reduce the gradient shares of several backward passes."""
         for number, stage in self.stages.items():
-            # From the last unit to the first, as a backward pass makes them.
-            for unit in reversed(range(len(stage.units.units))):
-                stage.units.reduce(unit, gradients[number], last=True, only_present=True)
-            stage.units.settle()
+            stage.units.reduce_present(gradients[number])
         # The sums over stages are made of this stage's own sums, which have come by now.
         self.tied.sum(gradients)
 

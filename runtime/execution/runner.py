@@ -121,17 +121,19 @@ class Call:
         assert action.unit is not None
         stage = self.stages[action.chunk]
         if action.word is Word.GATHER:
-            stage.units.gather(action.unit)
+            assert action.round is not None
+            stage.units.gather(action.unit, action.round)
             return
         if action.word is Word.RELEASE:
             stage.units.release(action.unit)
             return
         # Gradients add up over the micro-batches on this rank; the last one's action sums them
         # over the ranks. Units in mode once have nothing to do before.
-        last = summed and (action.micro_batch or 0) == stage.count - 1
+        assert action.round is not None and action.micro_batch is not None
+        last = summed and action.micro_batch == stage.count - 1
         if last or stage.units.units[action.unit].mode is not Mode.ONCE:
             gradients = self.passings[action.chunk].gradients
-            stage.units.reduce(action.unit, gradients, last=last)
+            stage.units.reduce(action.unit, action.round, action.micro_batch, gradients, last=last)
 
     # --- between stages ---
 

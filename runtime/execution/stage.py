@@ -281,7 +281,7 @@ class Stage:
         if all(gradient is None for gradient in upstream):
             return
         # Autograd reads the gathered weights that it has saved, so they must have come before.
-        self.units.wait(self.plan.segments[number].wanted)
+        self.units.travel.wait(self.plan.segments[number].wanted)
         if segment.recomputed:
             with of_segment(passing.late.get((index, number))):
                 self._recompute(passing, segment, tape)

@@ -13,19 +13,20 @@ Gradients are cast to the type in which they travel as soon as the backward pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 
 from autopar.order.scheduled import Scheduled
-from autopar.order.unit_collectives import gather_collectives, reduce_collectives
+from autopar.order.unit_collectives import Chain
+from autopar.order.unit_travel import UnitTravel
 from autopar.order.units import Mode, Unit
 from autopar.order.value_flow import PlacedValue
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.redistribution.flat_messages import Moving, carry
 from autopar.runtime.redistribution.steps import Move
-from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Bucket
 
 from .gradient_factors import gradient_factors
@@ -55,6 +56,11 @@ class ParameterUnits:
             [JointRedistribution(plan, group, groups) for group in unit.groups]
             for unit in plan.units
         ]
+        self.of_group = {
+            group: joint
+            for unit, members in zip(plan.units, self.members, strict=True)
+            for group, joint in zip(unit.groups, members, strict=True)
+        }
         types = plan.schedule.types
         parameters = plan.program.graph.parameters
         self.dtypes: dict[str, torch.dtype] = {t.name: getattr(torch, t.dtype) for t in parameters}
@@ -70,30 +76,23 @@ class ParameterUnits:
         # Tensors of units in mode per_pass, with memory while they are gathered.
         self.rooms: dict[PlacedValue, Tensor] = {}
         self.held: set[int] = set()
-        self.coming: dict[int, Moving] = {}
-        # Units, whether they end in a sum in place, and their gradients under way.
-        self.going: list[tuple[int, bool, Moving]] = []
+        self.travel: UnitTravel[Moving] = UnitTravel(plan)
         self.unit_of: dict[PlacedValue, int] = {}
         # Places that are casts of shards, and places whose value is that of another place.
         self.cast: set[PlacedValue] = set()
         self.alias: dict[PlacedValue, PlacedValue] = {}
-        # Units that start from values of a unit: their gradients must come home before its own.
-        self.behind: dict[int, set[int]] = {}
         self._index()
 
     def _index(self) -> None:
         """Note where the values of units begin and end."""
-        members = [(number, group) for number, own in enumerate(self.members) for group in own]
-        for number, group in members:
+        for number, group in (
+            (number, group) for number, own in enumerate(self.members) for group in own
+        ):
             self.unit_of.update(dict.fromkeys(group.ends, number))
             if not group.moves:
                 self.alias.update(zip(group.ends, group.starts, strict=True))
             elif not group.leads:
                 self.cast.update(group.ends)
-        for number, group in members:
-            for place in group.starts:
-                if place in self.unit_of:
-                    self.behind.setdefault(self.unit_of[place], set()).add(number)
 
     # --- values ---
 
@@ -104,39 +103,41 @@ class ParameterUnits:
         if place not in self.unit_of:
             return self.stored(place[0])
         if place not in self.values:
-            self.wait([self.unit_of[place]])
+            self.travel.wait([self.unit_of[place]])
         return self.values[place]
 
-    def gather(self, number: int) -> None:
-        """Begin to make the values of a unit."""
-        self.wait([number])
+    def gather(self, number: int, round_number: int) -> None:
+        """Issue a round of making the values of a unit."""
         self.held.add(number)
-        collectives = gather_collectives(self.plan.program, self.units[number])
-        count = sum(self._talks(collective.axes) for collective in collectives)
-        self.coming[number] = Moving(self._gathering(number), count)
+        self.travel.gather(
+            number, round_number, lambda chain: Moving(self._gathering(number, chain))
+        )
 
-    def wait(self, numbers: Iterable[int]) -> None:
-        """Wait for the values of units that are on their way."""
-        for number in numbers:
-            if number in self.coming:
-                self.coming.pop(number).finish()
+    def gather_whole(self, number: int) -> None:
+        """Issue all rounds of making the values of a unit."""
+        for round_number in range(self.plan.gather_rounds(number)):
+            self.gather(number, round_number)
 
-    def _gathering(self, number: int) -> Generator[Tensor, Tensor, None]:
-        per_pass = self.units[number].mode is Mode.PER_PASS
-        for group in self.members[number]:
-            if not group.moves:
-                continue
-            starts = [self._start(place) for place in group.starts]
-            if not per_pass:
-                results = yield from carry(starts, group.ahead)
-                self.values.update(zip(group.ends, results, strict=True))
-                continue
-            pairs = zip(group.ends, group.shapes, strict=True)
-            targets = [self._room(place, shape) for place, shape in pairs]
-            # Autograd may have saved these very tensors: for it nothing has changed.
-            with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(targets)):
-                yield from carry(starts, group.ahead, targets)
-            self.values.update(zip(group.ends, targets, strict=True))
+    def _gathering(self, number: int, chain: Chain) -> Generator[Tensor, Tensor, None]:
+        group = self.of_group[chain.group]
+        starts = [self._start(place) for place in group.starts]
+        if self.units[number].mode is not Mode.PER_PASS:
+            results = yield from carry(starts, group.ahead)
+            self.values.update(zip(group.ends, results, strict=True))
+            return
+        with ExitStack() as stack:
+
+            def rooms() -> list[Tensor]:
+                pairs = zip(group.ends, group.shapes, strict=True)
+                targets = [self._room(place, shape) for place, shape in pairs]
+                # Autograd may have saved these very tensors: for it nothing has changed.
+                stack.enter_context(
+                    torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(targets))
+                )
+                return targets
+
+            results = yield from carry(starts, group.ahead, rooms)
+        self.values.update(zip(group.ends, results, strict=True))
 
     def _start(self, place: PlacedValue) -> Tensor:
         """The value from which a gather starts, in the type of the computation."""
@@ -168,7 +169,7 @@ class ParameterUnits:
 
     def release(self, number: int) -> None:
         """Let the values of a unit go."""
-        self.wait([number])
+        self.travel.wait([number])
         self.held.discard(number)
         for group in self.members[number]:
             if not group.moves:
@@ -186,54 +187,52 @@ class ParameterUnits:
         return gradient.to(self.reduced[name])
 
     def reduce(
-        self, number: int, gradients: Gradients, *, last: bool, only_present: bool = False
+        self, number: int, round_number: int, micro_batch: int, gradients: Gradients, *, last: bool
     ) -> None:
-        """Begin to reduce a unit's gradients.
+        """Issue a round of reducing a unit's gradients.
 
-        `last`: in a step's last micro-batch, also sum them over the ranks. `only_present`: skip
-        groups without any gradient.
+        `last`: in a step's last micro-batch, also sum them over the ranks.
         """
-        # Reductions begun before advance one step, so that their messages are freed and their
-        # gradients stored before those of the next micro-batch. A last sum in place need not hurry.
-        for other, rests, moving in self.going:
-            if other in self.behind.get(number, ()):
-                moving.finish()
-            elif moving.left or not rests:
-                moving.go_on()
-        self.going = [entry for entry in self.going if not entry[2].ended]
-        unit = self.units[number]
-        types = self.plan.schedule.types
-        collectives = reduce_collectives(self.plan.program, unit, types, last=last)
-        count = sum(self._talks(collective.axes) for collective in collectives)
-        reducing = self._reducing(number, gradients, last=last, all_groups=not only_present)
-        self.going.append((number, last and bool(unit.buckets), Moving(reducing, count)))
+        self.travel.reduce(
+            number,
+            round_number,
+            micro_batch,
+            last=last,
+            begin=lambda chain: Moving(self._reducing(chain, gradients, all_groups=True)),
+        )
+
+    def reduce_present(self, gradients: Gradients) -> None:
+        """Reduce the gradients of all units at once, without groups that have none."""
+        # From the last unit to the first, as a backward pass makes them.
+        for number in reversed(range(len(self.units))):
+            for round_number in range(self.plan.reduce_rounds(number, last=True)):
+                self.travel.reduce(
+                    number,
+                    round_number,
+                    0,
+                    last=True,
+                    begin=lambda chain: Moving(self._reducing(chain, gradients, all_groups=False)),
+                )
+        self.settle()
 
     def _reducing(
-        self, number: int, gradients: Gradients, *, last: bool, all_groups: bool
+        self, chain: Chain, gradients: Gradients, *, all_groups: bool
     ) -> Generator[Tensor, Tensor, None]:
-        unit = self.units[number]
-        if last or unit.mode is not Mode.ONCE:
-            for group in reversed(self.members[number]):
-                if not group.leads or not group.differentiable:
-                    continue
-                # All ranks must issue the same collectives: a gradient that is planned to flow
-                # travels even from a rank whose loss does not reach the parameter.
-                planned = group.flows and all_groups
-                if not planned and not any(place in gradients.at for place in group.ends):
-                    continue
-                pairs = zip(group.ends, group.shapes, strict=True)
-                # Only the chain holds the shares, so they are freed once their message is made.
-                results = yield from carry(
-                    [self._taken(gradients, *pair) for pair in pairs], group.back
-                )
-                gradients.bring_all(group.starts, results)
-                # A suspended generator keeps its locals: these would outlive their message.
-                del results
-        if last:
-            for bucket in unit.buckets:
-                # The bucket of the second factors is part of the first.
-                if bucket.factor < 2:
-                    yield from self._summing(bucket, gradients)
+        if chain.buckets:
+            # The bucket of second factors is part of the first.
+            yield from self._summing(chain.buckets[0], gradients)
+            return
+        group = self.of_group[chain.group]
+        # All ranks must issue the same collectives: a gradient that is planned to flow travels even
+        # from a rank whose loss does not reach the parameter.
+        planned = group.flows and all_groups
+        present = any(place in gradients.at for place in group.ends)
+        if not group.differentiable or not (planned or present):
+            return
+        pairs = zip(group.ends, group.shapes, strict=True)
+        # Only the chain holds the shares, so they are freed once their message is made.
+        results = yield from carry([self._taken(gradients, *pair) for pair in pairs], group.back)
+        gradients.bring_all(group.starts, results)
 
     def _summing(self, bucket: Bucket, gradients: Gradients) -> Generator[Tensor, Tensor, None]:
         """Sum the gradients of a bucket, or their low-rank factors."""
@@ -262,20 +261,13 @@ class ParameterUnits:
             return torch.zeros(shape, dtype=self.reduced[place[0]], device=self.device)
         return gradient
 
-    def _talks(self, axes: Axes) -> bool:
-        """Whether a collective over these axes has more than this rank."""
-        return self.groups.over(axes).size > 1
-
     def settle(self) -> None:
         """Wait for all gradients under way, in the order in which they were begun."""
-        for _, _, moving in self.going:
-            moving.finish()
-        self.going.clear()
+        self.travel.settle()
 
     def forget(self) -> None:
         """Drop the remains of an interrupted step."""
-        self.going.clear()
-        self.coming.clear()
+        self.travel.forget()
         for number in range(len(self.units)):
             self.release(number)
 

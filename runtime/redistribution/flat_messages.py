@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.ranks.collectives import MOVABLE, begin_gather
-from autopar.runtime.ranks.current_action import at, present
 from autopar.runtime.ranks.cuts import deal, join, write_joined
 from autopar.runtime.ranks.device_groups import AxisGroup
 
@@ -27,23 +26,24 @@ the end of the chain.
 
 Begun = tuple[Tensor, Callable[[Tensor], list[Tensor]]]
 """A collective under way, and the function that makes tensors of its result."""
-Into = Sequence[Tensor] | None
+Rooms = Callable[[], Sequence[Tensor]]
+"""Makes the tensors to which the results of a chain's last step are written."""
 
 
 def carry(
     values: Sequence[Tensor],
     steps: Sequence[tuple[Sequence[Move], AxisGroup]],
-    into: Sequence[Tensor] | None = None,
+    rooms: Rooms | None = None,
 ) -> Carried:
     """Take `values` through steps, each with an action for every value and a group.
 
-    `into`: tensors to which the last step's results are written (None: new memory).
+    `rooms`: where the last step's results are written (None: to new memory).
     """
     present = list(values)
     # The generator must not keep the first values alive while it waits.
     values = ()
     for number, (actions, group) in enumerate(steps):
-        last = into if number == len(steps) - 1 else None
+        last = rooms if number == len(steps) - 1 else None
         if actions[0].name in ON_ONE_DEVICE or group.size == 1:
             pairs = zip(present, actions, strict=True)
             present = [act(value, action, group) for value, action in pairs]
@@ -52,13 +52,15 @@ def carry(
             # The inputs may go while their sum is under way.
             present = []
             present = finish((yield begun))
-    if into is None:
+            # An all-gather writes its results where they shall lie.
+            if last is not None and actions[0].name == "all_gather":
+                return present
+    if rooms is None:
         return present
-    for target, value in zip(into, present, strict=True):
-        # An all-gather has already written its results to their targets.
-        if value is not target:
-            target.copy_(value)
-    return list(into)
+    targets = list(rooms())
+    for target, value in zip(targets, present, strict=True):
+        target.copy_(value)
+    return targets
 
 
 class Moving:
@@ -68,29 +70,20 @@ class Moving:
     decided by the caller and is the same on all ranks.
     """
 
-    def __init__(self, carried: Generator[Tensor, Tensor, object], collectives: int) -> None:
+    def __init__(self, carried: Generator[Tensor, Tensor, object]) -> None:
         self._carried = carried
-        self.left = collectives
         self._begun: Tensor | None = None
-        self._action = present().action
         self._send(None)
 
     def _send(self, arrived: Tensor | None) -> None:
         try:
-            # Later collectives of the chain belong to the action that began it.
-            with torch.no_grad(), at(self._action):
+            with torch.no_grad():
                 if arrived is None:
                     self._begun = next(self._carried)
                 else:
                     self._begun = self._carried.send(arrived)
-            self.left -= 1
         except StopIteration:
             self._begun = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether no collective is under way, nor any left to issue."""
-        return self._begun is None
 
     def go_on(self) -> None:
         """Wait for the collective under way and issue the next one, if there is another."""
@@ -119,7 +112,7 @@ def _moved(
 
 
 def _all_gather(
-    values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, into: Into
+    values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, rooms: Rooms | None
 ) -> Begun:
     shapes = [value.shape for value in values]
     flat = torch.cat([value.reshape(-1) for value in values]).unsqueeze(0)
@@ -133,19 +126,20 @@ def _all_gather(
             piece.unflatten(1, shape) if shape else piece.squeeze(1)
             for piece, shape in zip(pieces, shapes, strict=True)
         ]
-        if into is None:
+        if rooms is None:
             pairs = zip(each, actions, strict=True)
             return [join(piece, action.dim, action.parts) for piece, action in pairs]
         # Written where the values shall lie, without another copy of them all.
-        for target, piece, action in zip(into, each, actions, strict=True):
+        targets = list(rooms())
+        for target, piece, action in zip(targets, each, actions, strict=True):
             write_joined(target, piece, action.dim, action.parts)
-        return list(into)
+        return targets
 
     return begun, finish
 
 
 def _reduce_scatter(
-    values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, _: Into
+    values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, _: Rooms | None
 ) -> Begun:
     dealt = [
         deal(value, action.dim, action.parts, group.size)
@@ -157,7 +151,7 @@ def _reduce_scatter(
 
 
 def _all_reduce(
-    values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, _: Into
+    values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, _: Rooms | None
 ) -> Begun:
     shapes = [value.shape for value in values]
     flat = torch.cat([value.reshape(-1) for value in values])
@@ -166,7 +160,7 @@ def _all_reduce(
 
 
 def _all_to_all(
-    values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, _: Into
+    values: Sequence[Tensor], actions: Sequence[Move], group: AxisGroup, _: Rooms | None
 ) -> Begun:
     dealt = [
         deal(value, action.into_dim, action.into_parts, group.size)

@@ -14,7 +14,7 @@ from autopar.errors import NoPlanFits, UsageError
 from autopar.frontends.load import LoadedModel
 from autopar.options.plan_options import choose_cluster
 from autopar.order.scheduled import Scheduled, scheduled
-from autopar.order.unit_collectives import gather_collectives
+from autopar.order.unit_collectives import gather_rounds
 from autopar.plan import Plan
 from autopar.sharding.layout import Kind, S, parse_layout
 from autopar.sharding.program import Compute, Program, Redistribute
@@ -148,7 +148,7 @@ def test_less_memory_splits_the_storage_before_nothing_fits() -> None:
 def _gathered(plan: Scheduled) -> set[str]:
     """The parameters of the units that are gathered in messages."""
     steps = plan.program.steps
-    units = [unit for unit in plan.units if list(gather_collectives(plan.program, unit))]
+    units = [unit for unit in plan.units if any(gather_rounds(plan.program, unit))]
     return {
         step.tensor
         for unit in units

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import PlanError
 from autopar.ir import Graph
 from autopar.order.scheduled import scheduled
-from autopar.order.unit_collectives import reduce_collectives
+from autopar.order.unit_collectives import reduce_rounds
 from autopar.runtime.checking.check import CollectiveLog, compare
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
@@ -144,7 +144,7 @@ def test_gradients_are_brought_home_once() -> None:
         if scheduled(p).buckets
     )
     units = scheduled(program).units
-    extra = sum(1 for unit in units for _ in reduce_collectives(program, unit, Types(), last=True))
+    extra = sum(1 for unit in units for issued in reduce_rounds(program, unit, Types(), last=True) for _ in issued)
     assert extra >= sum(len(bucket.sums) for bucket in scheduled(program).buckets) > 0
     for quiet, loud in run_ranks(
         _no_sync_is_silent, 2, program, random_values(graph), random_inputs(graph)

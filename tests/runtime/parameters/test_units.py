@@ -64,7 +64,7 @@ def _there_and_back(plan: Execution, module: Net, x: Tensor) -> dict[str, object
     (place,) = (place for place in units.unit_of if place[0] == "first.weight")
     number = units.unit_of[place]
     results: dict[str, object] = {}
-    units.gather(number)
+    units.gather_whole(number)
     weight = units.value(place)
     results["whole"] = torch.equal(weight, values["first.weight"])
     leaf = weight.detach().requires_grad_()
@@ -72,7 +72,7 @@ def _there_and_back(plan: Execution, module: Net, x: Tensor) -> dict[str, object
     product = inputs @ leaf.t()
     units.release(number)
     results["bytes let go"] = weight.untyped_storage().nbytes()
-    units.gather(number)
+    units.gather_whole(number)
     results["same tensor"] = units.value(place) is weight and torch.equal(
         weight, values["first.weight"]
     )
@@ -83,10 +83,10 @@ def _there_and_back(plan: Execution, module: Net, x: Tensor) -> dict[str, object
     units.release(number)
     with torch.no_grad():
         units.stored("first.weight").mul_(2)
-    units.gather(number)
+    units.gather_whole(number)
     results["as it is stored now"] = torch.equal(units.value(place), 2 * values["first.weight"])
     units.forget()
-    results["held"] = len(units.held) + len(units.coming) + weight.untyped_storage().nbytes()
+    results["held"] = len(units.held) + units.travel.is_coming(number) + weight.untyped_storage().nbytes()
     return results
 
 
