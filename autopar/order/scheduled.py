@@ -8,19 +8,23 @@ segments parameters are gathered, released and reduced.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autopar.ir import Role
+from autopar.sharding.mesh import Axes, degree_of
 from autopar.sharding.program import (
     Bucket,
     Collective,
+    Compute,
     Program,
     Redistribute,
     Step,
     chain_collectives,
     operator_collectives,
+    talking,
 )
+from autopar.sharding.redistribution import changed_axes
 from autopar.sharding.schedule import PLAIN, Schedule
 
 from .actions import Action, Word
@@ -118,6 +122,27 @@ class Scheduled:
             for unit in before - {number}:
                 followers.setdefault(unit, set()).add(number)
         return followers
+
+    def value_groups(self) -> frozenset[Axes]:
+        """The groups of ranks, by their axes, that exchange values and their gradients."""
+        steps = self.program.steps
+        inside = (talking(step.decision) for step in steps if isinstance(step, Compute))
+        between = (index for index in range(len(steps)) if index not in self.modes)
+        return self._of_several((*itertools.chain.from_iterable(inside), *self._changed(between)))
+
+    def unit_groups(self) -> frozenset[Axes]:
+        """The groups of ranks, by their axes, that gather parameters and reduce gradients."""
+        return self._of_several(self._changed(self.modes))
+
+    def _changed(self, indices: Iterable[int]) -> Iterator[Axes]:
+        for index in indices:
+            step = self.program.steps[index]
+            if isinstance(step, Redistribute):
+                yield from itertools.starmap(changed_axes, itertools.pairwise(step.chain))
+
+    def _of_several(self, groups: Iterable[Axes]) -> frozenset[Axes]:
+        mesh = self.program.assignment.mesh.shape
+        return frozenset(axes for axes in groups if degree_of(axes, mesh) > 1)
 
     def actions(self) -> tuple[Action, ...]:
         """The order of a step without pipeline stages."""

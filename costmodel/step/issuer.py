@@ -11,19 +11,33 @@ from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Collective
 
 from .mesh_prices import MeshPrices
-from .shared_link import Sent
+from .shared_links import Sent
 from .streams import Clock
+
+PARAMETERS = " (parameters)"
+"""The end of the name of a stream that parameters have."""
+
+
+def stream_of(prices: MeshPrices, axes: Axes, *, of_units: bool) -> str:
+    """Return the stream of the group over `axes` that values have, or parameters in units."""
+    return prices.mesh.name(axes) + PARAMETERS * of_units
+
+
+def axes_of_stream(stream: str) -> str:
+    """Return the names of the axes over which a stream communicates."""
+    return stream.removesuffix(PARAMETERS)
 
 
 class Issuer:
     """Issues collectives at their prices on `clock`.
 
-    The process group of a mesh axis, or of several, has a stream of its own.
+    A process group has a stream of its own; `of_units`: those of parameters.
     """
 
-    def __init__(self, prices: MeshPrices, clock: Clock) -> None:
+    def __init__(self, prices: MeshPrices, clock: Clock, *, of_units: bool) -> None:
         self.prices = prices
         self.clock = clock
+        self.of_units = of_units
         self.known: dict[tuple[str, Axes, int], float] = {}
 
     def issue(self, kind: str, axes: Axes, nbytes: int, name: str) -> Sent:
@@ -31,9 +45,8 @@ class Issuer:
         key = (kind, axes, nbytes)
         if key not in self.known:
             self.known[key] = self.prices.seconds(*key)
-        return self.clock.send(
-            name, kind, self.prices.mesh.name(axes), self.known[key], self.clock.now
-        )
+        stream = stream_of(self.prices, axes, of_units=self.of_units)
+        return self.clock.send(name, kind, stream, self.known[key], self.clock.now)
 
     def started(self, collective: Collective) -> Sent:
         """Start a program's collective behind the computation so far."""

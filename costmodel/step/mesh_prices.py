@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.cluster.axis_binding import joint_span
+from autopar.costmodel.cluster.axis_binding import joint_span, parse_span
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.cluster.measured_collectives import Line
-from autopar.costmodel.collectives import collective_time, lines
+from autopar.costmodel.collectives import collective_time, linear, lines
 from autopar.costmodel.device.elementwise import update_traffic_seconds, with_launch
 from autopar.errors import UsageError, unknown
 from autopar.ir import Tensor
@@ -92,11 +92,28 @@ class MeshPrices:
         )
 
     def link(self, axes: Axes) -> str:
-        """Return the link that a group over `axes` keeps busy.
-
-        Over several levels the outermost binds, and the others hardly are.
-        """
+        """Return the outermost link that a group over `axes` sends over, which binds it."""
         return self.place(axes)[1].rpartition("+")[2].partition(":")[0]
+
+    def uses(self, axes: Axes) -> dict[str, float]:
+        """Return the links that a group over `axes` sends over, and how busy it keeps each.
+
+        Rings and trees carry about all bytes over every level. The outermost binds; an inner one is
+        busy for as long as a gather of the same bytes inside it takes.
+        """
+        size, level = self.place(axes)
+        spans = parse_span(self.cluster, level, size)
+        if len(spans) < 2:
+            return {self.link(axes): 1.0}
+        _, whole = linear("all_gather", size, level=level, cluster=self.cluster)
+        return {
+            one.name: min(
+                linear("all_gather", count, level=one.name, cluster=self.cluster)[1] / whole, 1.0
+            )
+            if one is not spans[-1][0]
+            else 1.0
+            for one, count in spans
+        }
 
     def lines(self, kind: str, axes: Axes) -> tuple[Line, ...]:
         """The (seconds, seconds per byte) lines of a collective over `axes`."""
@@ -127,6 +144,15 @@ class MeshPrices:
         """Seconds of a part of `nbytes` of a unit's message, of a parameter of `whole` bytes."""
         ((alpha, beta),) = self.unit_lines(kind, axes, whole)
         return alpha + beta * nbytes
+
+    def share_of_unit(self, whole: int, kind: str, axes: Axes, nbytes: int) -> float:
+        """Seconds of a parameter's part of one message of its unit.
+
+        The message takes `unit_bytes` to where the parameter takes `whole` bytes, and more if the
+        parameter alone has more: it is priced as it is sent, and shared by bytes.
+        """
+        times = max(self.unit_bytes / max(whole, 1), 1.0)
+        return self.seconds(kind, axes, int(nbytes * times)) / times
 
     def unit_share(self, kind: str, axes: Axes, nbytes: int) -> float:
         """Return the seconds by the bytes alone.

@@ -1,8 +1,9 @@
 """Plays the actions of a step's order on streams, as the runtime issues them.
 
-The computation is one stream, the collectives of each mesh axis, or of several, another (a process
-group has a stream). A task starts when its stream is free and the tasks that it waits for have
-ended; `pass_player.py` has operators and redistributions, `unit_player.py` units of parameters.
+The computation is one stream, the collectives of each process group another: over a mesh axis or
+over several, values and parameters have groups of their own. A task starts when its stream is free
+and the tasks that it waits for have ended; `pass_player.py` has operators and redistributions,
+`unit_player.py` units of parameters.
 Behind the backward pass of a segment the gradients that it completes are cast, and added to those
 of earlier micro-batches in three passes over them.
 """
@@ -44,9 +45,8 @@ class Player:
         self.plan = plan
         self.prices = prices
         self.clock = clock
-        issuer = Issuer(prices, clock)
-        self.units = UnitPlayer(plan, issuer, hides=hides)
-        self.passes = PassPlayer(plan, issuer, seconds)
+        self.units = UnitPlayer(plan, Issuer(prices, clock, of_units=True), hides=hides)
+        self.passes = PassPlayer(plan, Issuer(prices, clock, of_units=False), seconds)
         gradients = plan.program.assignment.gradients
         cluster = prices.cluster
         self.casts = self._by_segment(cast_of_gradients(plan, gradients, cluster))

@@ -25,7 +25,7 @@ from autopar.sharding.program import (
 )
 
 from .issuer import Issuer
-from .shared_link import Sent
+from .shared_links import Sent
 
 
 class Seconds(NamedTuple):

@@ -1,8 +1,8 @@
 """Streams of a device: computation on one, communication on others, each in order of issue.
 
-A stream does one thing at a time. Streams that send over one link divide it (`shared_link`), so the
-known end of a transfer may move after its start. That is why a `Sent` is handed out instead of a
-time.
+A stream does one thing at a time. Streams that send over one link divide it (`shared_links`), so
+the known end of a transfer may move after its start. That is why a `Sent` is handed out instead of
+a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .shared_link import Sent, SharedLink
+from .shared_links import Sent, SharedLinks
 
 COMPUTE = "compute"
 REMEMBERED = 64
@@ -28,22 +28,32 @@ class Event(NamedTuple):
     end: float
 
 
+def _shared(uses: Mapping[str, Mapping[str, float]]) -> dict[str, SharedLinks]:
+    """The links of each stream that shares one, together with all links that are shared there."""
+    together: list[set[str]] = []
+    for stream, links in uses.items():
+        near = [some for some in together if any(links.keys() & uses[one] for one in some)]
+        together = [some for some in together if some not in near] + [{stream}.union(*near)]
+    shared = {}
+    for some in together:
+        # A link that only one stream sends over needs no sharing.
+        if len(some) > 1:
+            links_of = SharedLinks({stream: uses[stream] for stream in some})
+            shared.update(dict.fromkeys(some, links_of))
+    return shared
+
+
 class Clock:
     """Streams and their history; one has all computation.
 
-    `links`: the link that a stream sends over, if any.
+    `uses`: the links that a stream sends over, if any, and how busy it keeps each.
     """
 
-    def __init__(self, slowdown: float, links: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, slowdown: float, uses: Mapping[str, Mapping[str, float]] | None = None
+    ) -> None:
         self.slowdown = slowdown
-        given = dict(links or {})
-        # A link that only one stream sends over needs no sharing.
-        shared_links = {
-            link: SharedLink() for link in given.values() if list(given.values()).count(link) > 1
-        }
-        self.shared = {
-            stream: shared_links[link] for stream, link in given.items() if link in shared_links
-        }
+        self.shared = _shared(uses or {})
         self.events: list[Event] = []
         self.now = 0.0  # end of the computation issued so far, or of its wait
         self.phase = "forward"

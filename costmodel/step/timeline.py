@@ -9,17 +9,15 @@ added up, not played.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.order.scheduled import Scheduled
-from autopar.sharding.mesh import Axes
-from autopar.sharding.program import Compute, Redistribute, talking
-from autopar.sharding.redistribution import changed_axes
+from autopar.sharding.program import Compute
 
 from .casts import gradient_seconds
+from .issuer import stream_of
 from .mesh_prices import MeshPrices
 from .order_player import Player
 from .pass_player import Seconds
@@ -90,8 +88,12 @@ def step_timeline(
         micro_batches=min(schedule.micro_batches, PLAYED),
         prefetch=schedule.prefetch if habits.prefetch else 0,
     )
-    links = {prices.mesh.name(axes): prices.link(axes) for axes in _groups(plan, prices)}
-    clock = Clock(habits.slowdown, links)
+    uses = {
+        stream_of(prices, axes, of_units=of_units): prices.uses(axes)
+        for of_units, groups in ((False, plan.value_groups()), (True, plan.unit_groups()))
+        for axes in sorted(groups)
+    }
+    clock = Clock(habits.slowdown, uses)
     Player(replace(plan, schedule=played), prices, seconds, clock, hides=habits.gradients).play(
         schedule.micro_batches
     )
@@ -107,24 +109,4 @@ def step_timeline(
         # Collectives for which nothing waits may end behind the computation.
         step=max([clock.now, *clock.free.values()]),
         events=tuple(clock.events),
-    )
-
-
-def _groups(plan: Scheduled, prices: MeshPrices) -> tuple[Axes, ...]:
-    """Return the groups of ranks that may communicate.
-
-    They are every axis of several devices, and all sets of axes of one step.
-    """
-    alone = ((number,) for number, axis in enumerate(prices.mesh.axes) if axis.size > 1)
-    chains = (step.chain for step in plan.program.steps if isinstance(step, Redistribute))
-    steps = (
-        changed_axes(before, after)
-        for chain in chains
-        for before, after in itertools.pairwise(chain)
-    )
-    inside = itertools.chain.from_iterable(
-        talking(step.decision) for step in plan.program.steps if isinstance(step, Compute)
-    )
-    return tuple(
-        dict.fromkeys((*alone, *sorted({axes for axes in (*steps, *inside) if len(axes) > 1})))
     )

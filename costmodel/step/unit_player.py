@@ -23,7 +23,7 @@ from autopar.sharding.program import Redistribute
 
 from .casts import unit_seconds
 from .issuer import Issuer
-from .shared_link import Sent
+from .shared_links import Sent
 from .streams import Clock
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autopar.order.scheduled import Scheduled
 from autopar.order.value_flow import PlacedValue, moves_value, only_casts
-from autopar.runtime.ranks.device_groups import AxisGroup, DeviceGroups
+from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.runtime.redistribution.steps import Move, step_actions
 from autopar.sharding.layout import local_shape
+from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Redistribute
 from autopar.sharding.redistribution import changed_axes
+
+Over = Callable[[Axes], AxisGroup]
+"""This rank's group over mesh axes."""
 
 
 class JointRedistribution:
@@ -21,11 +25,11 @@ class JointRedistribution:
     to do than a cast.
     """
 
-    def __init__(self, plan: Scheduled, members: Sequence[int], groups: DeviceGroups) -> None:
+    def __init__(self, plan: Scheduled, members: Sequence[int], over: Over) -> None:
         steps = [plan.program.steps[index] for index in members]
         redistributions = [step for step in steps if isinstance(step, Redistribute)]
         tensors = plan.program.graph.tensors
-        mesh = groups.mesh.shape
+        mesh = plan.program.assignment.mesh.shape
         first = redistributions[0]
         self.starts: list[PlacedValue] = [(step.tensor, step.chain[0]) for step in redistributions]
         self.ends: list[PlacedValue] = [(step.tensor, step.chain[-1]) for step in redistributions]
@@ -39,7 +43,7 @@ class JointRedistribution:
         # All members go the same way, step by step; what their buckets sum is not part of it.
         chains = [list(itertools.pairwise(step.chain[step.bucketed :])) for step in redistributions]
         for pairs in zip(*chains, strict=True):
-            over = groups.over(changed_axes(*pairs[0]))
+            group = over(changed_axes(*pairs[0]))
             actions = [step_actions(before, after, mesh) for before, after in pairs]
-            self.ahead.append(([ahead for ahead, _ in actions], over))
-            self.back.insert(0, ([back for _, back in actions], over))
+            self.ahead.append(([ahead for ahead, _ in actions], group))
+            self.back.insert(0, ([back for _, back in actions], group))

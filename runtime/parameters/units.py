@@ -24,9 +24,10 @@ from autopar.order.unit_collectives import Chain
 from autopar.order.unit_travel import UnitTravel
 from autopar.order.units import Mode, Unit
 from autopar.order.value_flow import PlacedValue
-from autopar.runtime.ranks.device_groups import DeviceGroups
+from autopar.runtime.ranks.device_groups import AxisGroup, DeviceGroups
 from autopar.runtime.redistribution.flat_messages import Moving, carry
 from autopar.runtime.redistribution.steps import Move
+from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Bucket
 
 from .gradient_factors import gradient_factors
@@ -49,11 +50,16 @@ class ParameterUnits:
     ) -> None:
         self.plan = plan
         self.groups = groups
+        # Where values travel as well, parameters have a group of their own.
+        self.apart = {
+            axes: groups.of_parameters(axes)
+            for axes in sorted(plan.unit_groups() & plan.value_groups())
+        }
         self.stored = stored
         self.device = device
         self.units: tuple[Unit, ...] = plan.units
         self.members = [
-            [JointRedistribution(plan, group, groups) for group in unit.groups]
+            [JointRedistribution(plan, group, self._over) for group in unit.groups]
             for unit in plan.units
         ]
         self.of_group = {
@@ -93,6 +99,9 @@ class ParameterUnits:
                 self.alias.update(zip(group.ends, group.starts, strict=True))
             elif not group.leads:
                 self.cast.update(group.ends)
+
+    def _over(self, axes: Axes) -> AxisGroup:
+        return self.apart.get(axes) or self.groups.over(axes)
 
     # --- values ---
 
@@ -240,7 +249,7 @@ class ParameterUnits:
         places = [(name, storage[name]) for name in bucket.parameters]
         shapes = [tuple(self.stored(name).shape) for name in bucket.parameters]
         moves = [Move("all_reduce")] * len(places)
-        steps = [(moves, self.groups.over(axes)) for axes in bucket.sums]
+        steps = [(moves, self._over(axes)) for axes in bucket.sums]
         pairs = zip(places, shapes, strict=True)
         if not bucket.factor:
             # Only the chain holds the shares, so they are freed once their message is made.

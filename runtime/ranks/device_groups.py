@@ -11,7 +11,7 @@ import torch.distributed as dist
 from autopar.errors import PlanError
 from autopar.sharding.mesh import Axes, Mesh, axis_sets
 
-from .process_groups import group_of
+from .process_groups import group_of, parameter_group
 
 
 class AxisGroup(NamedTuple):
@@ -44,6 +44,18 @@ class DeviceGroups:
     def over(self, axes: Axes) -> AxisGroup:
         """The group over one axis or several."""
         return self.axes[axes[0]] if len(axes) == 1 else self.joint[axes]
+
+    def of_parameters(self, axes: Axes) -> AxisGroup:
+        """The group over these axes that has parameters alone.
+
+        Collective, the first time: its ranks must make their groups in one order.
+        """
+        over = self.over(axes)
+        if over.size == 1:
+            return over
+        members = next(group for group in self.mesh.groups(axes) if self.rank - self.first in group)
+        own = parameter_group([self.first + member for member in members])
+        return over._replace(name=str(own.group_name))
 
     @classmethod
     def create(cls, mesh: Mesh) -> DeviceGroups:

@@ -41,6 +41,14 @@ def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
     return _made(("collectives", tuple(ranks)))
 
 
+def parameter_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """The group of these ranks, which include this one, for collectives of parameters.
+
+    A group is one queue: there parameters that are gathered ahead wait for no values.
+    """
+    return _made(("parameters", tuple(ranks)))
+
+
 def message_group(source: int, target: int) -> dist.ProcessGroup:
     """The group for messages from one rank to another, of which this rank is one.
 

@@ -167,7 +167,7 @@ def test_modes_follow_the_schedule_and_what_gathers() -> None:
                 assert mode is (
                     wanted if gathers(step, plan.program.assignment.mesh.shape) else Mode.ONCE
                 ), step
-            assert any(plan.moves(unit.number) for unit in plan.units) is (name != "data")
+            assert any(plan.gather_rounds(unit.number) for unit in plan.units) is (name != "data")
 
 
 def test_buckets_hold_every_gradient_that_is_partial_where_it_is_stored() -> None:
@@ -204,7 +204,7 @@ def test_gathers_and_reductions_of_each_mode() -> None:
     """Parameters that are all stored split and used whole are gathered by unit, not one by one."""
     for unit_bytes in (SMALL, LARGE):
         first = _of("zero", Schedule(unit_bytes=unit_bytes))
-        messages = sum(len(unit.groups) for unit in first.units if first.moves(unit.number))
+        messages = sum(len(unit.groups) for unit in first.units if first.gather_rounds(unit.number))
         assert messages < len(first.modes) / 2, "fewer messages than parameters"
 
         def counts(unit_bytes: int = unit_bytes, **options: object) -> Counter[tuple[str, str]]:
@@ -366,12 +366,17 @@ def test_a_unit_is_there_when_a_visit_needs_it_and_let_go_once(
     plan = _of(name, schedule)
     held: Counter[int] = Counter()
     gathered: Counter[int] = Counter()
+    rounds: Counter[int] = Counter()
     for action in plan.actions():
         if action.word is Word.GATHER:
-            assert action.unit is not None and plan.moves(action.unit)
-            assert not held[action.unit], "not gathered while it is there"
-            held[action.unit] += 1
-            gathered[action.unit] += 1
+            assert action.unit is not None and action.round is not None
+            if action.round == 0:
+                assert not held[action.unit], "not gathered while it is there"
+                rounds[action.unit] = 0
+                gathered[action.unit] += 1
+            assert action.round == rounds[action.unit], "round after round"
+            rounds[action.unit] += 1
+            held[action.unit] = rounds[action.unit] == plan.gather_rounds(action.unit)
         elif action.word is Word.RELEASE:
             assert action.unit is not None
             held[action.unit] -= 1
@@ -379,10 +384,10 @@ def test_a_unit_is_there_when_a_visit_needs_it_and_let_go_once(
         elif action.word in (Word.FORWARD, Word.BACKWARD):
             segment = plan.segments[action.segment or 0]
             needed = segment.units if action.word is Word.FORWARD else segment.wanted
-            assert all(held[unit] == 1 for unit in needed if plan.moves(unit))
+            assert all(held[unit] == 1 for unit in needed if plan.gather_rounds(unit))
     assert not any(held.values()), "all is let go at the end"
     for unit in plan.units:
-        if plan.moves(unit.number):
+        if plan.gather_rounds(unit.number):
             assert (
                 gathered[unit.number] == 1
                 if unit.mode is not Mode.PER_PASS
@@ -400,10 +405,12 @@ def test_every_gradient_is_reduced_when_it_is_complete(name: str, schedule: Sche
     actual = plan.actions()
     reduced = [(n, action) for n, action in enumerate(actual) if action.word is Word.REDUCE]
     for unit in plan.units:
-        mine = [(n, action) for n, action in reduced if action.unit == unit.number]
+        mine = [(n, a) for n, a in reduced if a.unit == unit.number and a.round == 0]
         once = unit.mode is Mode.ONCE
         assert [a.micro_batch for _, a in mine] == (
-            [schedule.micro_batches - 1] if once else list(range(schedule.micro_batches))
+            ([schedule.micro_batches - 1] if once else list(range(schedule.micro_batches)))
+            if plan.reduce_rounds(unit.number, last=True)
+            else []
         )
         for n, action in mine:
             readers = {
@@ -416,11 +423,9 @@ def test_every_gradient_is_reduced_when_it_is_complete(name: str, schedule: Sche
                 for a in actual[:n]
                 if a.word is Word.BACKWARD and a.micro_batch == action.micro_batch
             }
-            assert readers <= behind and actual[n - 1].word in (
-                Word.REDUCE,
-                Word.RELEASE,
-                Word.BACKWARD,
-            )
+            assert readers <= behind
+            later = itertools.takewhile(lambda a: a.segment is None, actual[n::-1])
+            assert {a.word for a in later} <= {Word.REDUCE, Word.GATHER, Word.RELEASE}
     messages = [c for _, action in reduced for c in plan.issued(action)]
     assert sum(c.kind == "all_reduce" for c in messages) == sum(
         len(bucket.sums) for bucket in plan.buckets
@@ -457,9 +462,11 @@ def test_passes_are_in_order_and_gathers_come_so_many_visits_early(
         if action.word in (Word.FORWARD, Word.BACKWARD):
             place += 1
         elif action.word is Word.GATHER:
+            assert action.unit is not None and action.round is not None
             ahead = next(n for n in range(place + 1, len(visits)) if action.unit in needs[n])
-            assert ahead == place + 1 + schedule.prefetch or (
-                place == -1 and ahead < schedule.prefetch
+            rounds = plan.gather_rounds(action.unit) - action.round
+            assert ahead == place + 1 + schedule.prefetch * rounds or (
+                place == -1 and ahead < schedule.prefetch * rounds
             )
         elif (
             action.word is Word.RELEASE
@@ -469,9 +476,10 @@ def test_passes_are_in_order_and_gathers_come_so_many_visits_early(
             assert action.unit in needs[place], (
                 "let go behind the last of consecutive visits that need it"
             )
+            rounds = plan.gather_rounds(action.unit)
             assert not any(
                 action.unit in need
-                for need in needs[place + 1 : place + 1 + max(schedule.prefetch, 1)]
+                for need in needs[place + 1 : place + 1 + max(rounds * schedule.prefetch, 1)]
             )
 
 
@@ -504,11 +512,8 @@ def test_inference_gathers_each_unit_once_and_reduces_nothing() -> None:
     assert set(words) == {Word.FORWARD, Word.GATHER, Word.RELEASE} and words[Word.FORWARD] == len(
         plan.segments
     )
-    assert (
-        words[Word.GATHER]
-        == words[Word.RELEASE]
-        >= sum(plan.moves(unit.number) for unit in plan.units)
-    )
+    assert words[Word.GATHER] >= sum(plan.gather_rounds(unit.number) for unit in plan.units)
+    assert words[Word.RELEASE] >= sum(plan.gather_rounds(unit.number) > 0 for unit in plan.units)
     assert {c.phase for c in plan.collectives()} == {"forward"}
 
 

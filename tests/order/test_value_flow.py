@@ -65,13 +65,13 @@ def test_casts_are_gathered_once_a_step(gathered: str) -> None:
     plan = scheduled(
         program_of(split=False), Schedule(types=TYPES, micro_batches=4, gathered=gathered)
     )  # type: ignore[arg-type]
-    assert all(unit.mode is Mode.ONCE and plan.moves(unit.number) for unit in plan.units)
+    assert all(
+        unit.mode is Mode.ONCE and plan.gather_rounds(unit.number) == 1 for unit in plan.units
+    )
     words = [action.word for action in plan.actions()]
-    assert (
-        words.count(Word.GATHER)
-        == words.count(Word.RELEASE)
-        == words.count(Word.REDUCE)
-        == len(plan.units)
+    assert words.count(Word.GATHER) == words.count(Word.RELEASE) == len(plan.units)
+    assert words.count(Word.REDUCE) == sum(
+        plan.reduce_rounds(unit.number, last=True) for unit in plan.units
     )
 
 

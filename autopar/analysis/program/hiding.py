@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.step.issuer import axes_of_stream
 from autopar.costmodel.step.streams import COMPUTE, Event
 from autopar.plan import Plan
 from autopar.sharding.analysis import Analysis
@@ -35,7 +36,8 @@ class Hidden:
         for event in events:
             if event.stream != COMPUTE:
                 # [hidden seconds, all seconds]
-                sums = self.sent[event.name, event.kind, event.stream, event.phase]
+                axes = axes_of_stream(event.stream)
+                sums = self.sent[event.name, event.kind, axes, event.phase]
                 sums[0] += self._computed(event.end) - self._computed(event.start)
                 sums[1] += event.end - event.start
 

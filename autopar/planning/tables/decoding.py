@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 from autopar.ir import DTYPE_BYTES, Operator, Role, Tensor
 from autopar.sharding.layout import Layout, Placement, R
 from autopar.sharding.program import Assignment, Decision
-from autopar.sharding.redistribution import chain_price, cheapest_chain, parameter_chain
+from autopar.sharding.redistribution import (
+    StepPrice,
+    chain_price,
+    cheapest_chain,
+    local_bytes,
+    parameter_chain,
+)
 from autopar.sharding.strategies import Strategies
 
 from .tables import Tables
@@ -139,8 +145,11 @@ class _Decoder:
         itemsize = DTYPE_BYTES[tensor.dtype]
         mesh = prices.mesh.shape
 
-        # Parameters travel in units, whose latency they share.
-        seconds = prices.unit_share if tensor.role is Role.PARAMETER else self.seconds
+        seconds: StepPrice = self.seconds
+        if tensor.role is Role.PARAMETER:
+            # It takes its share of a unit, which is made of the larger of both ends.
+            ends = (local_bytes(layout, tensor.bytes, mesh) for layout in (source, target))
+            seconds = partial(prices.share_of_unit, max(ends))
 
         def find(start: Layout, end: Layout) -> tuple[tuple[Layout, ...], float]:
             chain = cheapest_chain(
@@ -149,5 +158,5 @@ class _Decoder:
             return chain, chain_price(chain, tensor.bytes, mesh, seconds, gradient=gradient)
 
         if stored:
-            return parameter_chain(source, target, find, prices.unit_share, tensor.bytes, mesh)
+            return parameter_chain(source, target, find, seconds, tensor.bytes, mesh)
         return find(source, target)[0]

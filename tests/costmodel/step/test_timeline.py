@@ -288,7 +288,7 @@ def _first_readers(plan: Scheduled) -> dict[str, tuple[int, str]]:
                 for index in plan.units[unit].members
                 if isinstance(step := steps[index], Redistribute)
             ]
-            if plan.moves(unit) and members[0].tensor not in results:
+            if plan.gather_rounds(unit) and members[0].tensor not in results:
                 names = {member.tensor for member in members}
                 readers = (
                     step.operator for i in segment.steps if isinstance(step := steps[i], Compute)

@@ -144,7 +144,12 @@ def test_gradients_are_brought_home_once() -> None:
         if scheduled(p).buckets
     )
     units = scheduled(program).units
-    extra = sum(1 for unit in units for issued in reduce_rounds(program, unit, Types(), last=True) for _ in issued)
+    extra = sum(
+        1
+        for unit in units
+        for issued in reduce_rounds(program, unit, Types(), last=True)
+        for _ in issued
+    )
     assert extra >= sum(len(bucket.sums) for bucket in scheduled(program).buckets) > 0
     for quiet, loud in run_ranks(
         _no_sync_is_silent, 2, program, random_values(graph), random_inputs(graph)

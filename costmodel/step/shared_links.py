@@ -1,15 +1,16 @@
-"""A link that several streams send over, each in order of issue, and share equally.
+"""Links that several streams send over, each in order of issue, and share fairly.
 
-    rate of each = 1 / number of streams that send
+    rate of a transfer = 1 / max over its links of max(1, sum of the shares of what is sent there)
 
-It is processor sharing; a transfer's work is its seconds alone. A transfer that is issued later
-makes those under way end later, so a known end holds until the next one is issued.
+A share is the part of its time alone for which a transfer keeps a link busy: 1 on one link, where
+this is processor sharing. A transfer that is issued later makes those under way end later, so a
+known end holds until the next one is issued.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 SAME = 1e-12
 """Remaining work of a transfer that counts as none (a share)."""
@@ -39,10 +40,14 @@ class Sent:
         self.after += seconds
 
 
-class SharedLink:
-    """The transfers of each stream that are not over at `time`, the first of which is under way."""
+class SharedLinks:
+    """The transfers of each stream that are not over at `time`, the first of which is under way.
 
-    def __init__(self) -> None:
+    `uses`: the shares of links that the transfers of each stream keep busy.
+    """
+
+    def __init__(self, uses: Mapping[str, Mapping[str, float]]) -> None:
+        self.uses = uses
         self.time = 0.0
         self.queues: dict[str, list[Sent]] = {}
 
@@ -55,7 +60,7 @@ class SharedLink:
         """Add a transfer that is issued `now`, and update start and end of all unfinished ones."""
         self._advance(now)
         self.queues.setdefault(sent.stream, []).append(sent)
-        # The link is played to its end to know starts and ends, and then put back to the present.
+        # The links are played to the end to know starts and ends, and then put back to the present.
         snapshot = (
             self.time,
             {stream: list(queue) for stream, queue in self.queues.items()},
@@ -81,18 +86,25 @@ class SharedLink:
             if not sending:
                 self.time = min(coming, until)
                 continue
-            least = min(one.left for one in sending)
-            sharers = len(sending)
+            slower = self._slower(sending)
+            ends = [one.left * slow for one, slow in zip(sending, slower, strict=True)]
             # Up to the next event: a transfer ends, another begins, or the time is over.
-            step = min(least * sharers, coming - self.time, until - self.time)
-            over = step == least * sharers
-            for one in sending:
+            step = min(*ends, coming - self.time, until - self.time)
+            for one, slow, end in zip(sending, slower, ends, strict=True):
                 one.start = self.time if one.left == one.work else one.start
-                one.left -= step / sharers
+                one.left -= step / slow
                 # Rounding may leave a little of a transfer that is over.
-                if over and one.left <= SAME * one.work:
+                if end == step or one.left <= SAME * one.work:
                     one.end = self.time + step
                     self.queues[one.stream].pop(0)
             self.time += step
         if until < math.inf:
             self.time = max(self.time, until)
+
+    def _slower(self, sending: Sequence[Sent]) -> list[float]:
+        """How many times longer each transfer takes beside the others."""
+        loads: dict[str, float] = {}
+        for one in sending:
+            for link, share in self.uses[one.stream].items():
+                loads[link] = loads.get(link, 0.0) + share
+        return [max(1.0, *(loads[link] for link in self.uses[one.stream])) for one in sending]
