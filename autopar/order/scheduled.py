@@ -134,6 +134,10 @@ class Scheduled:
         """The groups of ranks, by their axes, that gather parameters and reduce gradients."""
         return self._of_several(self._changed(self.modes))
 
+    def shared_groups(self) -> frozenset[Axes]:
+        """The groups over which both travel: there parameters have a communicator of their own."""
+        return self.value_groups() & self.unit_groups()
+
     def _changed(self, indices: Iterable[int]) -> Iterator[Axes]:
         for index in indices:
             step = self.program.steps[index]

@@ -18,11 +18,6 @@ PARAMETERS = " (parameters)"
 """The end of the name of a stream that parameters have."""
 
 
-def stream_of(prices: MeshPrices, axes: Axes, *, of_units: bool) -> str:
-    """Return the stream of the group over `axes` that values have, or parameters in units."""
-    return prices.mesh.name(axes) + PARAMETERS * of_units
-
-
 def axes_of_stream(stream: str) -> str:
     """Return the names of the axes over which a stream communicates."""
     return stream.removesuffix(PARAMETERS)
@@ -31,13 +26,16 @@ def axes_of_stream(stream: str) -> str:
 class Issuer:
     """Issues collectives at their prices on `clock`.
 
-    A process group has a stream of its own; `of_units`: those of parameters.
+    A process group has a stream of its own. `apart`: the axes over which parameters have another
+    group than values, if these are collectives of parameters.
     """
 
-    def __init__(self, prices: MeshPrices, clock: Clock, *, of_units: bool) -> None:
+    def __init__(
+        self, prices: MeshPrices, clock: Clock, apart: frozenset[Axes] = frozenset()
+    ) -> None:
         self.prices = prices
         self.clock = clock
-        self.of_units = of_units
+        self.apart = apart
         self.known: dict[tuple[str, Axes, int], float] = {}
 
     def issue(self, kind: str, axes: Axes, nbytes: int, name: str) -> Sent:
@@ -45,8 +43,12 @@ class Issuer:
         key = (kind, axes, nbytes)
         if key not in self.known:
             self.known[key] = self.prices.seconds(*key)
-        stream = stream_of(self.prices, axes, of_units=self.of_units)
+        stream = self.stream(axes)
         return self.clock.send(name, kind, stream, self.known[key], self.clock.now)
+
+    def stream(self, axes: Axes) -> str:
+        """Return the stream of the group over `axes`."""
+        return self.prices.mesh.name(axes) + PARAMETERS * (axes in self.apart)
 
     def started(self, collective: Collective) -> Sent:
         """Start a program's collective behind the computation so far."""

@@ -45,8 +45,8 @@ class Player:
         self.plan = plan
         self.prices = prices
         self.clock = clock
-        self.units = UnitPlayer(plan, Issuer(prices, clock, of_units=True), hides=hides)
-        self.passes = PassPlayer(plan, Issuer(prices, clock, of_units=False), seconds)
+        self.units = UnitPlayer(plan, Issuer(prices, clock, plan.shared_groups()), hides=hides)
+        self.passes = PassPlayer(plan, Issuer(prices, clock), seconds)
         gradients = plan.program.assignment.gradients
         cluster = prices.cluster
         self.casts = self._by_segment(cast_of_gradients(plan, gradients, cluster))

@@ -17,7 +17,7 @@ from autopar.order.scheduled import Scheduled
 from autopar.sharding.program import Compute
 
 from .casts import gradient_seconds
-from .issuer import stream_of
+from .issuer import PARAMETERS
 from .mesh_prices import MeshPrices
 from .order_player import Player
 from .pass_player import Seconds
@@ -88,10 +88,11 @@ def step_timeline(
         micro_batches=min(schedule.micro_batches, PLAYED),
         prefetch=schedule.prefetch if habits.prefetch else 0,
     )
-    uses = {
-        stream_of(prices, axes, of_units=of_units): prices.uses(axes)
-        for of_units, groups in ((False, plan.value_groups()), (True, plan.unit_groups()))
-        for axes in sorted(groups)
+    values, units = plan.value_groups(), plan.unit_groups()
+    uses = {prices.mesh.name(axes): prices.uses(axes) for axes in sorted(values | units)}
+    # Parameters have a group of their own where values travel as well.
+    uses |= {
+        prices.mesh.name(axes) + PARAMETERS: prices.uses(axes) for axes in sorted(values & units)
     }
     clock = Clock(habits.slowdown, uses)
     Player(replace(plan, schedule=played), prices, seconds, clock, hides=habits.gradients).play(

@@ -53,7 +53,7 @@ class ParameterUnits:
         # Where values travel as well, parameters have a group of their own.
         self.apart = {
             axes: groups.of_parameters(axes)
-            for axes in sorted(plan.unit_groups() & plan.value_groups())
+            for axes in sorted(plan.shared_groups())
         }
         self.stored = stored
         self.device = device

@@ -19,6 +19,7 @@ from autopar.costmodel import Cluster, bind_axes, load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.estimate import estimate, timeline
+from autopar.costmodel.step.issuer import PARAMETERS
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.costmodel.step.pipeline_simulation import simulate
 from autopar.costmodel.step.streams import COMPUTE, Clock, Event
@@ -166,7 +167,7 @@ def test_a_bucket_of_gradients_is_summed_when_its_last_gradient_is_there() -> No
     plan = scheduled(program, Schedule(unit_bytes=8 * MIB))
     timed = played(actual, plan.schedule)
     assert len(plan.buckets) > 2
-    sums = [event for event in on(timed.events, "data") if event.phase == "backward"]
+    sums = [event for event in on(timed.events, "data" + PARAMETERS) if event.phase == "backward"]
     assert [event.name for event in sums] == [bucket.parameters[0] for bucket in plan.buckets]
     backward = {
         e.name: e
@@ -393,13 +394,24 @@ def test_computation_is_slowed_just_while_something_is_sent(
 def test_streams_on_one_link_divide_it(
     issued: list[tuple[float, float, str]], expected: list[tuple[float, float]]
 ) -> None:
-    clock = Clock(1.0, {"a": "nvlink", "b": "nvlink", "c": "nic", "d": "nvlink"})
+    clock = Clock(1.0, {"a": {"l": 1.0}, "b": {"l": 1.0}, "c": {"nic": 1.0}, "d": {"l": 1.0}})
     sent = [clock.send("x", "send", stream, seconds, after) for after, seconds, stream in issued]
     assert [(one.start, one.end) for one in sent] == [pytest.approx(pair) for pair in expected]
     assert [(event.start, event.end) for event in clock.events] == [
         (one.start, one.end) for one in sent
     ]
     assert clock.free == {one.stream: pytest.approx(one.end) for one in sent}
+
+
+def test_a_group_over_two_levels_keeps_both_busy() -> None:
+    """Beside it, what is sent inside a node is slowed by the share of the inner link it takes."""
+    both = {"nic": 1.0, "nvlink": 0.5}
+    clock = Clock(1.0, {"joint": both, "inner": {"nvlink": 1.0}, "outer": {"nic": 1.0}})
+    joint = clock.send("x", "all_gather", "joint", 3.0, 0.0)
+    inner = clock.send("x", "all_gather", "inner", 2.0, 0.0)
+    assert (joint.end, inner.end) == (pytest.approx(4.0), pytest.approx(3.0))
+    outer = clock.send("x", "all_gather", "outer", 1.0, 4.0)
+    assert outer.end == pytest.approx(5.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -414,7 +426,7 @@ def test_a_shared_link_rests_only_when_nobody_sends(sends: list[tuple[float, flo
     """It sends as much as streams that take turns would, and ends when they would; each stream
     keeps its order.
     """
-    clock = Clock(1.0, {"a": "l", "b": "l"})
+    clock = Clock(1.0, {"a": {"l": 1.0}, "b": {"l": 1.0}})
     turns = Clock(1.0)
     results = []
     for pause, seconds, stream in sends:
@@ -429,7 +441,7 @@ def test_a_shared_link_rests_only_when_nobody_sends(sends: list[tuple[float, flo
 
 
 def test_time_that_is_not_played_moves_what_is_under_way() -> None:
-    clock = Clock(1.0, {"a": "l", "b": "l"})
+    clock = Clock(1.0, {"a": {"l": 1.0}, "b": {"l": 1.0}})
     first = clock.send("x", "send", "a", 4.0, 0.0)
     alone = clock.send("x", "send", "c", 1.0, 0.0)
     clock.skip(10.0, {}, 0.0)
@@ -464,7 +476,7 @@ def test_a_trace_holds_every_event_on_its_thread_in_microseconds() -> None:
         if e["name"] == "thread_name"
     }
     threads = _threads(trace)
-    assert {names[key] for key in threads} == {COMPUTE, "data", "tensor"}
+    assert {names[key] for key in threads} == {COMPUTE, "data", "data" + PARAMETERS, "tensor"}
     assert sum(map(len, threads.values())) == len(timed.events)
     for events in threads.values():
         for before, after in pairwise(events):
