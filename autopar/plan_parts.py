@@ -160,8 +160,8 @@ class SchedulePlan(Part):
     `master`: the type in which trained parameters are stored and updated; `reduce`: the type in
     which their gradients travel and are added up (null: the type in which they are used).
     `unit_bytes`: the approximate size of the units in which parameters are gathered and their
-    gradients reduced; `prefetch`: how many segments ahead a unit is gathered. `reductions`: how
-    gradients are reduced.
+    gradients reduced; `prefetch`: the segments between two rounds of a gather, and
+    between its last round and the first reader. `reductions`: how gradients are reduced.
     """
 
     micro_batches: int = Field(default=1, ge=1, le=MICRO_BATCHES)
