@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Generic, Protocol, TypeVar
 
 from .scheduled import Scheduled
@@ -46,8 +47,12 @@ class UnitTravel(Generic[M]):
     """The gathers and reductions of a plan's units while they are under way."""
 
     def __init__(self, plan: Scheduled) -> None:
-        self._plan = plan
         self._followers = plan.followers()
+        # Every step sends the same chains.
+        self._gathers = cache(lambda unit: gather_chains(plan.program, plan.units[unit]))
+        self._reductions = cache(
+            lambda unit, last: reduce_chains(plan.program, plan.units[unit], last=last)
+        )
         self._coming: dict[int, _Travel[M]] = {}
         self._going: dict[tuple[int, int], _Travel[M]] = {}
 
@@ -55,8 +60,7 @@ class UnitTravel(Generic[M]):
         """Issue a round of gathering a unit."""
         if number == 0:
             self.wait([unit])
-            chains = gather_chains(self._plan.program, self._plan.units[unit])
-            self._coming[unit] = _Travel(chains, begin)
+            self._coming[unit] = _Travel(self._gathers(unit), begin)
         # Between two parts of a step another call may have gathered the unit whole.
         if unit in self._coming:
             self._coming[unit].advance(number)
@@ -80,8 +84,7 @@ class UnitTravel(Generic[M]):
             before = {unit, *self._followers.get(unit, ())}
             for key in [key for key in self._going if key[0] in before]:
                 self._going.pop(key).finish()
-            chains = reduce_chains(self._plan.program, self._plan.units[unit], last=last)
-            self._going[unit, micro_batch] = _Travel(chains, begin)
+            self._going[unit, micro_batch] = _Travel(self._reductions(unit, last), begin)
         self._going[unit, micro_batch].advance(number)
 
     def settle(self) -> None:

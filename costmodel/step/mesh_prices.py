@@ -152,7 +152,7 @@ class MeshPrices:
         parameter alone has more: it is priced as it is sent, and shared by bytes.
         """
         times = max(self.unit_bytes / max(whole, 1), 1.0)
-        return self.seconds(kind, axes, int(nbytes * times)) / times
+        return min(alpha / times + beta * nbytes for alpha, beta in self.lines(kind, axes))
 
     def unit_share(self, kind: str, axes: Axes, nbytes: int) -> float:
         """Return the seconds by the bytes alone.

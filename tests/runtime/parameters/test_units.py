@@ -120,7 +120,7 @@ def _gradients(plans: list[Execution], module: Net, x: Tensor) -> list[Found]:
     return results
 
 
-@pytest.mark.parametrize("sizes", [(2,), (2, 2)])
+@pytest.mark.parametrize("sizes", [(2,), (2, 2), (2, 2, 2)])
 def test_gradients_of_one_device_in_every_mode(sizes: tuple[int, ...]) -> None:
     """With micro-batches; a weight that is used twice; a frozen one and one that the loss does not
     reach have none.
