@@ -23,7 +23,12 @@ from .actions import Action, Word
 from .units import Mode, Unit
 
 STRIDE = 2
-"""Visits between two rounds of a reduction: behind one, its collective may still be under way."""
+"""Visits between two rounds of a reduction, whose collective is under way meanwhile.
+
+Played with 1, 2, 3, 4 and 6: Llama-3.1-8B on 64 devices 182, 161, 161, 161, 161 ms; Llama-3.1-70B
+on 32 x 8 2.71, 2.38, 2.38, 2.38, 2.38 s; Qwen3-30B-A3B on 8 x 8 825, 824, 831, 829, 834 ms. From 4
+on, messages that wait take more memory.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
