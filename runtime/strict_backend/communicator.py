@@ -87,6 +87,7 @@ class Work(dist.Work):
                     progress.check()
         if issued.failure is not None:
             raise issued.failure
+        # A stated time is sat out here, and not in the queue, whose thread may wake up late.
         wait_until(issued.end)
         results = issued.results
         issued.results = ()

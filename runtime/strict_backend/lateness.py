@@ -44,6 +44,7 @@ class VirtualClock(Clock):
 
     def wait_until(self, end: float) -> None:
         """Move the clock on to that time, unless it is past it."""
+        # What was over before the program came for it costs nothing.
         self._now = max(self._now, end)
 
 
@@ -72,6 +73,7 @@ def holding(hold: Hold, clock: Clock) -> Iterator[None]:
 
     No operation may be under way at the begin and at the end.
     """
+    # Queues may have been busy on another clock before, so none is busy now.
     _PRESENT.held = _Held(hold, clock)
     try:
         yield
@@ -111,5 +113,6 @@ class Lateness:
             if self._delays.random() < 0.25:
                 time.sleep(self._delays.random() * LONGEST_DELAY)
             return start
+        # Not the present time: threads that wake up late would make later operations later.
         held.free[self._name] = start + held.hold(kind.partition(" ")[0], self._ranks)
         return held.free[self._name]
