@@ -61,7 +61,7 @@ ci-slow: $(VENV)/.dev
 	  tests/end_to_end/test_losses.py tests/end_to_end/test_spatial.py tests/frontends/torch/test_assertions.py tests/runtime/compression \
 	  tests/planning/outer_search/test_best_first.py tests/planning/tables/test_offload.py tests/planning/stages/test_pipeline_estimate.py \
 	  tests/runtime/training/test_leftovers.py tests/runtime/training/test_optimizers.py tests/cli/test_cli.py tests/test_documents.py \
-	  tests/test_document_commands.py tests/gpu/test_report.py
+	  tests/test_document_commands.py tests/gpu/test_report.py tests/runtime/execution/test_overlap.py
 
 # Ranks are told what would hang on NCCL, and their backward passes run on a thread of their own (CONTRIBUTING.md).
 STRICT_TESTS ?= tests/end_to_end tests/runtime tests/integrations tests/training tests/operators

@@ -2,16 +2,14 @@
 
 An operation starts when the one before it is over. It first meets the ranks that it concerns: they
 exchange statements of what they are about to do, and end with an error if these do not agree. So a
-send waits for its receive. Then it runs on Gloo, and ends late by a seeded delay. Its results reach
-the program's tensors when the program waits for them.
+send waits for its receive. Then it runs on Gloo, and ends late (`lateness`). Its results reach the
+program's tensors when the program waits for them.
 """
 
 from __future__ import annotations
 
 import queue
-import random
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +21,7 @@ from torch import Tensor
 
 from autopar.runtime.ranks.current_action import present
 
+from .lateness import Lateness, now, wait_until
 from .progress import Head, Progress, RuleBroken, Wait
 from .statements import BYTES, REMEMBERED, Statement, collective_difference, message_difference
 
@@ -32,8 +31,6 @@ POLL = 0.2
 """Seconds after which a wait looks whether this rank has failed."""
 HANDLES = 1024
 """Handles of past operations that a communicator keeps."""
-LONGEST_DELAY = 0.002
-"""Seconds by which an operation may end late."""
 
 Gloo = Any
 """The backend below, a `ProcessGroupGloo`."""
@@ -68,6 +65,7 @@ class _Issued:
     done: threading.Event = field(default_factory=threading.Event)
     results: Results = ()
     failure: Exception | None = None
+    end: float = 0.0
 
 
 class Work(dist.Work):
@@ -89,6 +87,8 @@ class Work(dist.Work):
                     progress.check()
         if issued.failure is not None:
             raise issued.failure
+        # A stated time is sat out here, and not in the queue, whose thread may wake up late.
+        wait_until(issued.end)
         results = issued.results
         issued.results = ()
         for target, value in results:
@@ -98,14 +98,14 @@ class Work(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the operation is over; without `wait` its results are not in place."""
-        over = self._issued.done.is_set()
+        over = self._issued.done.is_set() and self._issued.end <= now()
         if over and not self._issued.results:
             self._communicator.over(self)
         return over
 
     def is_success(self) -> bool:
         """Whether the operation is over and has not failed."""
-        return self._issued.done.is_set() and self._issued.failure is None
+        return self.is_completed() and self._issued.failure is None
 
 
 class Communicator:
@@ -126,7 +126,7 @@ class Communicator:
         self._under_way: set[Work] = set()
         self._over: deque[Work] = deque(maxlen=HANDLES)
         self._gloo = gloo
-        self._delays = random.Random(f"{seed} {progress.rank} {ranks}")
+        self._lateness = Lateness(name, ranks, f"{seed} {progress.rank} {ranks}")
         self._before: deque[str] = deque(maxlen=REMEMBERED)
         self._queue: queue.SimpleQueue[_Issued] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name=f"autopar-queue {ranks}", daemon=True).start()
@@ -143,6 +143,7 @@ class Communicator:
             outgoing=operation.outgoing,
             incoming=operation.incoming,
             members=operation.members,
+            start=now(),
         )
         issued = _Issued(operation, statement)
         work = Work(issued, self)
@@ -160,39 +161,47 @@ class Communicator:
         """Run the operations of the queue, one after the other."""
         while True:
             issued = self._queue.get()
-            assert issued.operation is not None
+            operation = issued.operation
+            assert operation is not None
             try:
                 self.progress.check()
-                statement = replace(issued.statement, before=tuple(self._before))
+                statement = replace(
+                    issued.statement,
+                    before=tuple(self._before),
+                    start=self._lateness.start(issued.statement.start),
+                )
                 # Nothing is sent before all agree, so no rank can read another's data as its own.
-                self._meet(issued.operation, statement)
+                start = self._meet(operation, statement)
                 with torch.no_grad():
-                    issued.results = issued.operation.run(self._gloo)
-                # Few are late, or all would be late alike, and in their old order.
-                if self._delays.random() < 0.25:
-                    time.sleep(self._delays.random() * LONGEST_DELAY)
+                    issued.results = operation.run(self._gloo)
+                issued.end = self._lateness.end(operation.kind, start)
                 self._before.append(str(issued.statement))
             except Exception as error:
                 issued.failure = error
                 self.progress.fail(error)
             self.progress.head(self.name, None)
             # Only the results live on, not the tensors that the operation has read.
-            issued.operation = None
+            issued.operation = operation = None
             issued.done.set()
 
     # --- meeting the others ---
 
-    def _meet(self, operation: Operation, own: Statement) -> None:
-        """Exchange statements with the ranks that the operation concerns, and compare them."""
+    def _meet(self, operation: Operation, own: Statement) -> float:
+        """Exchange statements with the ranks that the operation concerns, and compare them.
+
+        Returns the time at which the last of them starts.
+        """
         if operation.messages is None:
             others = [rank for rank in self.ranks if rank != own.rank]
             self._at_head(own, others, collective=True)
-            difference = collective_difference(self._statements_of_all(own))
+            met = self._statements_of_all(own)
+            difference = collective_difference(met)
         else:
-            difference = self._meet_peers(operation.messages, own)
+            met, difference = self._meet_peers(operation.messages, own)
         if difference:
             action = f", action {own.action}" if own.action else ""
             raise RuleBroken(f"rank {own.rank}{action}, group {self.ranks}: {difference}")
+        return max(own.start, *(statement.start for statement in met))
 
     def _at_head(self, own: Statement, peers: Sequence[int], *, collective: bool) -> None:
         head = Head(text=str(own), collective=collective, peers=tuple(peers), ranks=self.ranks)
@@ -208,13 +217,17 @@ class Communicator:
 
     def _meet_peers(
         self, messages: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]], own: Statement
-    ) -> str:
-        """Exchange statements about the messages with every rank that has some; a disagreement."""
+    ) -> tuple[list[Statement], str]:
+        """Exchange statements about the messages with every rank that has some.
+
+        Returns theirs, and a disagreement.
+        """
         # All statements leave before one is waited for: a batch may be a circle of ranks.
         pending = [self.ranks[peer] for peer in messages]
         self._at_head(own, pending, collective=False)
         sent = []
         coming = []
+        met = []
         for peer, (outgoing, incoming) in messages.items():
             said = replace(own, outgoing=outgoing, incoming=incoming)
             message = _tensor_of(said)
@@ -227,12 +240,13 @@ class Communicator:
             other = _statement_in(answer)
             pending.remove(other.rank)
             self._at_head(own, pending, collective=False)
+            met.append(other)
             difference = message_difference(said, other)
             if difference:
-                return difference
+                return met, difference
         for work, _ in sent:
             work.wait()
-        return ""
+        return met, ""
 
 
 def _tensor_of(statement: Statement) -> Tensor:

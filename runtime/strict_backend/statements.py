@@ -23,7 +23,7 @@ class Statement:
     `facts`: in words, equal on all ranks of a collective. `outgoing`, `incoming`: parts to and from
     each rank of the group, or messages to and from one rank. `members`: the new group that this
     rank joins in a split; empty if it joins none. `before`: the operations before, the last one
-    last.
+    last. `start`: the time at which this rank's queue begins it (`lateness`).
     """
 
     rank: int
@@ -34,6 +34,7 @@ class Statement:
     incoming: tuple[str, ...] = ()
     members: tuple[int, ...] = ()
     before: tuple[str, ...] = ()
+    start: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.kind}{f' {self.facts}' if self.facts else ''}{self._where()}"
