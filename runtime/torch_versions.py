@@ -26,6 +26,15 @@ results of a subclass of DTensor, which could tell its pieces, are plain DTensor
 CHECKS_COLLECTIVES = TorchVersion(torch.__version__) >= "2.12"
 """Whether TORCH_DISTRIBUTED_DEBUG=DETAIL knows all collectives: not in 2.11."""
 
+WITHOUT_DERIVATIVE: frozenset[str] = frozenset(
+    kind
+    for kind, result in {
+        "aten.aminmax.default": torch.aminmax(torch.ones(1, requires_grad=True)).min
+    }.items()
+    if "NotImplemented" in repr(result.grad_fn)
+)
+"""Operators whose backward pass is torch's own error in this version, and not in all."""
+
 # Torch 2.11 knows these by their older names alone.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)

@@ -12,7 +12,7 @@ from autopar.errors import PlanError
 from autopar.plan import Plan
 from autopar.runtime import torch_versions
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.torch_versions import stash
+from autopar.runtime.torch_versions import WITHOUT_DERIVATIVE, stash
 from tests.runtime.optimizers.test_optimizers import TOKENS, build
 
 
@@ -31,6 +31,16 @@ def test_a_stashed_object_lives() -> None:
         gc.collect()
         assert isinstance(torch._C._get_obj_in_tls("autopar.test"), State)
     assert State.freed == 2
+
+
+def test_operators_without_a_derivative_are_named() -> None:
+    """Where torch has none, it says so in the backward pass; the proofs compare values alone."""
+    least, _ = torch.aminmax(torch.arange(4.0, requires_grad=True))
+    if "aten.aminmax.default" in WITHOUT_DERIVATIVE:
+        with pytest.raises(RuntimeError, match="derivative for aten::aminmax is not implemented"):
+            least.backward()
+    else:
+        least.backward()
 
 
 def _refused(plan: Plan) -> str:
