@@ -65,6 +65,11 @@ class _Record:
             and (not engine.gives_gradients_at_once or place == engine.loss)
             for value, place in zip(self.outputs, wanted, strict=True)
         ]
+        # Reading the gradient of such a loss would make the host wait for the device.
+        self.unread = [
+            engine.gives_gradients_at_once and place == engine.loss and not is_on_host(value)
+            for value, place in zip(self.outputs, wanted, strict=True)
+        ]
         # Autograd notices a change of a tensor that it has saved, but not of the shard behind a
         # gathered copy.
         self.versions = {name: engine.stored(name)._version for name in trained}
@@ -209,6 +214,8 @@ class _AtOnce(_Record):
         gradient = self._gradient_of_loss(upstream)
         if gradient is None:
             self._correct(0.0)
+        elif is_known_one(gradient) and isinstance(self.guess, float):
+            self._correct(1.0)
         elif self.whole is not None or is_on_host(gradient):
             self._correct(float(gradient))
         else:
@@ -254,6 +261,27 @@ def is_on_host(value: Tensor) -> bool:
     return value.device.type == "cpu"
 
 
+class _Loss(Tensor):
+    """A loss on a device: its backward pass starts from a gradient that the host knows unread.
+
+    What is computed from it is an ordinary tensor.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def backward(self, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+        """As torch's."""
+        if gradient is None:
+            gradient = torch.ones_like(self)
+            gradient.is_known_one = True  # type: ignore[attr-defined]
+        super().backward(gradient, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def is_known_one(gradient: Tensor) -> bool:
+    """Whether it is the very tensor with which `_Loss` has begun, not written to since."""
+    return getattr(gradient, "is_known_one", False) and gradient._version == 0
+
+
 class _Node(torch.autograd.Function):
     """The outputs of a call; from their gradients the order's backward passes make those of the
     trained parameters.
@@ -264,7 +292,10 @@ class _Node(torch.autograd.Function):
         ctx.record = record
         # Autograd makes this node the history of the tensors that it returns. Views keep the
         # record's own tensors from referring back to the node that holds the record.
-        outputs = tuple(value.view_as(value) for value in record.outputs)
+        outputs = tuple(
+            value.as_subclass(_Loss) if unread else value.view_as(value)
+            for value, unread in zip(record.outputs, record.unread, strict=True)
+        )
         fixed = [value for value, flows in zip(outputs, record.flows, strict=True) if not flows]
         ctx.mark_non_differentiable(*fixed)
         # None stands for an output without a gradient; zeros of its shape would take memory.
