@@ -21,6 +21,7 @@ from autopar.runtime.ranks.uncompiled import runs_as_it_is
 
 from .engine import Engine
 from .gradient_state import GradientState, Shares
+from .loss_gradients import UnreadLoss, is_known_one, is_on_host
 from .runner import Call
 
 
@@ -256,32 +257,6 @@ class _AtOnce(_Record):
         self.guess = torch.where(usual, gradient, self.guess)
 
 
-def is_on_host(value: Tensor) -> bool:
-    """Whether the host reads a value without waiting for a device."""
-    return value.device.type == "cpu"
-
-
-class _Loss(Tensor):
-    """A loss on a device: its backward pass starts from a gradient that the host knows unread.
-
-    What is computed from it is an ordinary tensor.
-    """
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    def backward(self, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-        """As torch's."""
-        if gradient is None:
-            gradient = torch.ones_like(self)
-            gradient.is_known_one = True  # type: ignore[attr-defined]
-        super().backward(gradient, *args, **kwargs)  # type: ignore[no-untyped-call]
-
-
-def is_known_one(gradient: Tensor) -> bool:
-    """Whether it is the very tensor with which `_Loss` has begun, not written to since."""
-    return getattr(gradient, "is_known_one", False) and gradient._version == 0
-
-
 class _Node(torch.autograd.Function):
     """The outputs of a call; from their gradients the order's backward passes make those of the
     trained parameters.
@@ -293,7 +268,7 @@ class _Node(torch.autograd.Function):
         # Autograd makes this node the history of the tensors that it returns. Views keep the
         # record's own tensors from referring back to the node that holds the record.
         outputs = tuple(
-            value.as_subclass(_Loss) if unread else value.view_as(value)
+            value.as_subclass(UnreadLoss) if unread else value.view_as(value)
             for value, unread in zip(record.outputs, record.unread, strict=True)
         )
         fixed = [value for value, flows in zip(outputs, record.flows, strict=True) if not flows]
