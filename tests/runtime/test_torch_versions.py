@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import pytest
 import torch
@@ -31,6 +32,16 @@ def test_a_stashed_object_lives() -> None:
         gc.collect()
         assert isinstance(torch._C._get_obj_in_tls("autopar.test"), State)
     assert State.freed == 2
+
+
+def test_an_object_that_is_stashed_once_more_lives() -> None:
+    """As the present state is for each backward pass, by the storage that has it already."""
+    state = State()
+    stash("autopar.test", state)
+    before = sys.getrefcount(state)
+    for _ in range(3):
+        stash("autopar.test", state)
+    assert sys.getrefcount(state) == before
 
 
 def test_operators_without_a_derivative_are_named() -> None:
