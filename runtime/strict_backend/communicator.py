@@ -15,11 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 from autopar.runtime.ranks.current_action import present
 
@@ -47,7 +49,7 @@ class Operation:
 
     `run`: executes it on Gloo. `messages`: by rank in the group, the messages to and from it; None
     for a collective. `outgoing`, `incoming`: the parts of an all-to-all. `members`: the group made
-    by a split.
+    by a split. `limit`: how late the others may be, if not as the group has it.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class Operation:
     outgoing: tuple[str, ...] = ()
     incoming: tuple[str, ...] = ()
     members: tuple[int, ...] = ()
+    limit: timedelta | None = None
 
 
 @dataclass(slots=True)
@@ -187,7 +190,7 @@ class Communicator:
         if operation.messages is None:
             others = [rank for rank in self.ranks if rank != own.rank]
             self._at_head(own, others, collective=True)
-            difference = collective_difference(self._statements_of_all(own))
+            difference = collective_difference(self._statements_of_all(own, operation.limit))
         else:
             difference = self._meet_peers(operation.messages, own)
         if difference:
@@ -198,11 +201,14 @@ class Communicator:
         head = Head(text=str(own), collective=collective, peers=tuple(peers), ranks=self.ranks)
         self.progress.head(self.name, head)
 
-    def _statements_of_all(self, own: Statement) -> list[Statement]:
+    def _statements_of_all(self, own: Statement, limit: timedelta | None) -> list[Statement]:
         """The statements of all ranks of the group, by rank."""
+        options = AllgatherOptions()
+        if limit is not None:
+            options.timeout = limit
         mine = _tensor_of(own)
         all_of_them = torch.empty(len(self.ranks), BYTES, dtype=torch.uint8)
-        self._gloo._allgather_base(all_of_them, mine.view(1, -1)).wait()
+        self._gloo._allgather_base(all_of_them, mine.view(1, -1), options).wait()
         self._at_head(own, (), collective=True)
         return [_statement_in(row) for row in all_of_them]
 

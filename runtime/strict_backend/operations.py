@@ -7,6 +7,7 @@ runs, not when it is issued. Tensors that get a result hold garbage until it has
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -215,9 +216,9 @@ def scatter(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], root:
     return Operation(kind="scatter", facts=f"of {described(output)} from place {root}", run=run)
 
 
-def barrier() -> Operation:
-    """Wait until all ranks are here."""
-    return Operation(kind="barrier", facts="", run=lambda gloo: [])
+def barrier(limit: timedelta | None = None) -> Operation:
+    """Wait until all ranks are here, for the limit or for that of the group."""
+    return Operation(kind="barrier", facts="", run=lambda gloo: [], limit=limit)
 
 
 def split(members: Sequence[int]) -> Operation:
