@@ -174,7 +174,8 @@ def is_random(name: str) -> bool:
 def together(value: DTensor) -> Tensor:
     """The whole tensor of which the shards are parts or addends."""
     # Below autograd torch 2.11 cannot gather a DTensor that requires a gradient.
-    whole: Tensor = value.detach().full_tensor()
+    constant: Any = value.detach()
+    whole: Tensor = constant.full_tensor()
     return whole.clone()
 
 
