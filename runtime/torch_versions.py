@@ -26,9 +26,33 @@ results of a subclass of DTensor, which could tell its pieces, are plain DTensor
 CHECKS_COLLECTIVES = TorchVersion(torch.__version__) >= "2.12"
 """Whether TORCH_DISTRIBUTED_DEBUG=DETAIL knows all collectives: not in 2.11."""
 
+WITHOUT_DERIVATIVE: frozenset[str] = frozenset(
+    kind
+    for kind, result in {
+        "aten.aminmax.default": torch.aminmax(torch.ones(1, requires_grad=True)).min
+    }.items()
+    if "NotImplemented" in repr(result.grad_fn)
+)
+"""Operators whose backward pass is torch's own error in this version, and not in all."""
+
 # Torch 2.11 knows these by their older names alone.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def _stash_owns() -> bool:
+    """Whether torch's thread-local storage takes a reference to what is put there."""
+    probe = object()
+    before = sys.getrefcount(probe)
+    torch._C._stash_obj_in_tls("autopar.probe", probe)
+    owns = sys.getrefcount(probe) > before
+    if not owns:
+        # The storage gives up a reference at its end, whether it has taken one or not.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+    return owns
+
+
+_STASH_OWNS = _stash_owns()
 
 
 def stash(key: str, state: object) -> None:
@@ -36,10 +60,9 @@ def stash(key: str, state: object) -> None:
 
     Torch 2.11 forgets to take that reference: the object would be freed under its reader.
     """
-    before = sys.getrefcount(state)
-    torch._C._stash_obj_in_tls(key, state)
-    if sys.getrefcount(state) == before:
+    if not _STASH_OWNS:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(state))
+    torch._C._stash_obj_in_tls(key, state)
 
 
 def require_parts(layout: str) -> None:

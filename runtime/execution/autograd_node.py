@@ -21,6 +21,7 @@ from autopar.runtime.ranks.uncompiled import runs_as_it_is
 
 from .engine import Engine
 from .gradient_state import GradientState, Shares
+from .loss_gradients import UnreadLoss, is_known_one, is_on_host
 from .runner import Call
 
 
@@ -63,6 +64,11 @@ class _Record:
         self.flows = [
             value.is_floating_point()
             and (not engine.gives_gradients_at_once or place == engine.loss)
+            for value, place in zip(self.outputs, wanted, strict=True)
+        ]
+        # Reading the gradient of such a loss would make the host wait for the device.
+        self.unread = [
+            engine.gives_gradients_at_once and place == engine.loss and not is_on_host(value)
             for value, place in zip(self.outputs, wanted, strict=True)
         ]
         # Autograd notices a change of a tensor that it has saved, but not of the shard behind a
@@ -209,6 +215,8 @@ class _AtOnce(_Record):
         gradient = self._gradient_of_loss(upstream)
         if gradient is None:
             self._correct(0.0)
+        elif is_known_one(gradient) and isinstance(self.guess, float):
+            self._correct(1.0)
         elif self.whole is not None or is_on_host(gradient):
             self._correct(float(gradient))
         else:
@@ -249,11 +257,6 @@ class _AtOnce(_Record):
         self.guess = torch.where(usual, gradient, self.guess)
 
 
-def is_on_host(value: Tensor) -> bool:
-    """Whether the host reads a value without waiting for a device."""
-    return value.device.type == "cpu"
-
-
 class _Node(torch.autograd.Function):
     """The outputs of a call; from their gradients the order's backward passes make those of the
     trained parameters.
@@ -264,7 +267,10 @@ class _Node(torch.autograd.Function):
         ctx.record = record
         # Autograd makes this node the history of the tensors that it returns. Views keep the
         # record's own tensors from referring back to the node that holds the record.
-        outputs = tuple(value.view_as(value) for value in record.outputs)
+        outputs = tuple(
+            value.as_subclass(UnreadLoss) if unread else value.view_as(value)
+            for value, unread in zip(record.outputs, record.unread, strict=True)
+        )
         fixed = [value for value, flows in zip(outputs, record.flows, strict=True) if not flows]
         ctx.mark_non_differentiable(*fixed)
         # None stands for an output without a gradient; zeros of its shape would take memory.

@@ -18,7 +18,7 @@ from autopar.runtime.ranks.cuts import cuts_of, shard_of
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.ranks.world import World
 from autopar.runtime.redistribution.steps import gather_full
-from autopar.sharding.layout import Kind, Layout, R, local_shape
+from autopar.sharding.layout import Layout, R, local_shape
 from autopar.sharding.mesh import Mesh
 
 from .torch_layouts import device_mesh, mesh_without_groups, placements_of
@@ -124,8 +124,12 @@ class Storages:
         stage = number % self.execution.stages
         # All parameters of a stage are plain tensors, or none: an optimizer updates them together,
         # and torch's fast paths take no mixture.
-        stored = [chunk.stored for chunk in chunks[stage :: self.execution.stages]]
-        plain = not any(_is_split(layout) for layouts in stored for layout in layouts.values())
+        plain = not any(
+            not placement.is_replicate()
+            for chunk in chunks[stage :: self.execution.stages]
+            for layout in chunk.stored.values()
+            for placement in placements_of(layout, chunk.mesh.shape)
+        )
         return Storage(
             chunks[number].mesh,
             chunks[number].stored,
@@ -188,8 +192,3 @@ class Storages:
         # The ranks of the holding stage have it now; the first of them tells all others.
         dist.broadcast(in_movable_type(whole), src=self.world.firsts[stage])
         return whole
-
-
-def _is_split(layout: Layout) -> bool:
-    """Whether some axis splits a tensor that is stored in this layout."""
-    return any(placement.kind is Kind.SPLIT for placement in layout)

@@ -62,11 +62,14 @@ def require_placements(execution: Execution) -> None:
 def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...]:
     """A layout in torch's words.
 
-    A split within parts is a `_StridedShard` with the local number of parts.
+    A split within parts is a `_StridedShard` with the local number of parts. An axis of size 1
+    splits nothing: torch would ask it for a group, which a mesh of one device lacks.
 
     >>> from autopar.sharding.layout import parse_layout
     >>> placements_of(parse_layout("S0 R S1/3"), (2, 2, 2))
     (Shard(dim=0), Replicate(), _StridedShard(dim=1, sf=3))
+    >>> placements_of(parse_layout("S0 S1"), (2, 1))
+    (Shard(dim=0), Replicate())
     """
     if not is_storable(layout, mesh):
         raise PlanError(
@@ -77,10 +80,10 @@ def placements_of(layout: Layout, mesh: tuple[int, ...]) -> tuple[Placement, ...
     torchs: list[Placement] = []
     for axis, placement in enumerate(layout):
         so_far[axis] = placement
-        if placement.kind is Kind.PARTIAL:
-            torchs.append(Partial(placement.reduction))
-        elif placement.kind is not Kind.SPLIT:
+        if placement.kind not in (Kind.SPLIT, Kind.PARTIAL) or mesh[axis] == 1:
             torchs.append(Replicate())
+        elif placement.kind is Kind.PARTIAL:
+            torchs.append(Partial(placement.reduction))
         else:
             parts = local_parts(tuple(so_far), axis, mesh)
             if parts > 1:

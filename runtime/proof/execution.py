@@ -22,6 +22,7 @@ from autopar.runtime.operators.functions import arguments_of, function_of
 from autopar.runtime.operators.local_call import LocalCall, LocalOperator
 from autopar.runtime.ranks.current_action import at
 from autopar.runtime.ranks.device_groups import AxisGroup
+from autopar.runtime.torch_versions import WITHOUT_DERIVATIVE
 from autopar.sharding.candidates import options_of, strategies_of
 from autopar.sharding.equal_parts import split_variants
 from autopar.sharding.layout import Layout, format_layout
@@ -77,8 +78,10 @@ def with_gradient(case: Sample) -> frozenset[str]:
         for name, tensor in case.graph.tensors.items()
         if carries_gradient(getattr(torch, tensor.dtype))
     }
-    smooth = RULES[case.kind].differentiable and any(
-        name in floats for name in case.operator.outputs
+    smooth = (
+        RULES[case.kind].differentiable
+        and case.kind not in WITHOUT_DERIVATIVE
+        and any(name in floats for name in case.operator.outputs)
     )
     # Statistics that an operator updates get no gradient, nor do the arguments listed above.
     names = (

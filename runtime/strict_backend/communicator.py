@@ -13,11 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 from autopar.runtime.ranks.current_action import present
 
@@ -44,7 +46,7 @@ class Operation:
 
     `run`: executes it on Gloo. `messages`: by rank in the group, the messages to and from it; None
     for a collective. `outgoing`, `incoming`: the parts of an all-to-all. `members`: the group made
-    by a split.
+    by a split. `limit`: how late the others may be, if not as the group has it.
     """
 
     kind: str
@@ -54,6 +56,7 @@ class Operation:
     outgoing: tuple[str, ...] = ()
     incoming: tuple[str, ...] = ()
     members: tuple[int, ...] = ()
+    limit: timedelta | None = None
 
 
 @dataclass(slots=True)
@@ -194,7 +197,7 @@ class Communicator:
         if operation.messages is None:
             others = [rank for rank in self.ranks if rank != own.rank]
             self._at_head(own, others, collective=True)
-            met = self._statements_of_all(own)
+            met = self._statements_of_all(own, operation.limit)
             difference = collective_difference(met)
         else:
             met, difference = self._meet_peers(operation.messages, own)
@@ -207,11 +210,14 @@ class Communicator:
         head = Head(text=str(own), collective=collective, peers=tuple(peers), ranks=self.ranks)
         self.progress.head(self.name, head)
 
-    def _statements_of_all(self, own: Statement) -> list[Statement]:
+    def _statements_of_all(self, own: Statement, limit: timedelta | None) -> list[Statement]:
         """The statements of all ranks of the group, by rank."""
+        options = AllgatherOptions()
+        if limit is not None:
+            options.timeout = limit
         mine = _tensor_of(own)
         all_of_them = torch.empty(len(self.ranks), BYTES, dtype=torch.uint8)
-        self._gloo._allgather_base(all_of_them, mine.view(1, -1)).wait()
+        self._gloo._allgather_base(all_of_them, mine.view(1, -1), options).wait()
         self._at_head(own, (), collective=True)
         return [_statement_in(row) for row in all_of_them]
 

@@ -7,6 +7,7 @@ nothing goes past them. Groups of another backend run as before, but at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -163,8 +164,12 @@ def _scatter(
     return outputs, _issue(group, operations.scatter(outputs, inputs, root))
 
 
-def _barrier(tensor: Tensor, group: Group, *_: Any) -> Any:
-    return _issue(group, operations.barrier())
+def _barrier(
+    tensor: Tensor, group: Group, devices: Any, later: bool = True, milliseconds: int = -1
+) -> Any:
+    # A negative limit is that of the group.
+    limit = timedelta(milliseconds=milliseconds) if milliseconds >= 0 else None
+    return _issue(group, operations.barrier(limit))
 
 
 def _send(tensors: list[Tensor], group: Group, peer: int, tag: int) -> Any:

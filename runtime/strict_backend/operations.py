@@ -6,7 +6,9 @@ runs, not when it is issued. Tensors that get a result hold garbage until it has
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -36,6 +38,21 @@ def spoil(value: Tensor) -> None:
         value.data.fill_(torch.nan)
     elif value.dtype is not torch.bool:
         value.data.fill_(torch.iinfo(value.dtype).max)
+
+
+def _begun(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Spoil the outputs; the inputs, those in the memory of an output as they were before.
+
+    An operation may work in place: a rank's shard is a part of what it gathers.
+    """
+    memory = {output.untyped_storage().data_ptr() for output in outputs}
+    kept = [
+        value.detach().clone() if value.untyped_storage().data_ptr() in memory else value
+        for value in inputs
+    ]
+    for output in outputs:
+        spoil(output)
+    return kept
 
 
 def described(value: Tensor) -> str:
@@ -89,8 +106,7 @@ def all_reduce(values: Sequence[Tensor], reduction: Any) -> Operation:
 
 def all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> Operation:
     """Gather each input into its list of outputs, one for every rank."""
-    for output in (output for row in outputs for output in row):
-        spoil(output)
+    inputs = _begun([output for row in outputs for output in row], inputs)
 
     def run(gloo: Gloo) -> Results:
         results = []
@@ -106,8 +122,8 @@ def reduce_scatter(
     outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], reduction: Any
 ) -> Operation:
     """Reduce each list of inputs, of which every rank gets one."""
-    for output in outputs:
-        spoil(output)
+    before = iter(_begun(outputs, [value for row in inputs for value in row]))
+    inputs = [list(itertools.islice(before, len(row))) for row in inputs]
 
     def run(gloo: Gloo) -> Results:
         results = []
@@ -184,8 +200,7 @@ def reduce(values: Sequence[Tensor], root: int, reduction: Any) -> Operation:
 
 def gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], root: int) -> Operation:
     """Gather a tensor on one rank."""
-    for output in (output for row in outputs for output in row):
-        spoil(output)
+    inputs = _begun([output for row in outputs for output in row], inputs)
 
     def run(gloo: Gloo) -> Results:
         rows = _gathered(gloo, inputs[0])
@@ -215,9 +230,9 @@ def scatter(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], root:
     return Operation(kind="scatter", facts=f"of {described(output)} from place {root}", run=run)
 
 
-def barrier() -> Operation:
-    """Wait until all ranks are here."""
-    return Operation(kind="barrier", facts="", run=lambda gloo: [])
+def barrier(limit: timedelta | None = None) -> Operation:
+    """Wait until all ranks are here, for the limit or for that of the group."""
+    return Operation(kind="barrier", facts="", run=lambda gloo: [], limit=limit)
 
 
 def split(members: Sequence[int]) -> Operation:

@@ -173,8 +173,10 @@ def is_random(name: str) -> bool:
 
 def together(value: DTensor) -> Tensor:
     """The whole tensor of which the shards are parts or addends."""
-    whole: Tensor = value.full_tensor()
-    return whole.detach().clone()
+    # Below autograd torch 2.11 cannot gather a DTensor that requires a gradient.
+    constant: Any = value.detach()
+    whole: Tensor = constant.full_tensor()
+    return whole.clone()
 
 
 def _by_classes(value: DTensor) -> bool:

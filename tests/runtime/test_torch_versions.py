@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from autopar.errors import PlanError
 from autopar.plan import Plan
 from autopar.runtime import torch_versions
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.torch_versions import stash
+from autopar.runtime.torch_versions import WITHOUT_DERIVATIVE, stash
 from tests.runtime.optimizers.test_optimizers import TOKENS, build
 
 
@@ -31,6 +32,26 @@ def test_a_stashed_object_lives() -> None:
         gc.collect()
         assert isinstance(torch._C._get_obj_in_tls("autopar.test"), State)
     assert State.freed == 2
+
+
+def test_an_object_that_is_stashed_once_more_lives() -> None:
+    """As the present state is for each backward pass, by the storage that has it already."""
+    state = State()
+    stash("autopar.test", state)
+    before = sys.getrefcount(state)
+    for _ in range(3):
+        stash("autopar.test", state)
+    assert sys.getrefcount(state) == before
+
+
+def test_operators_without_a_derivative_are_named() -> None:
+    """Where torch has none, it says so in the backward pass; the proofs compare values alone."""
+    least, _ = torch.aminmax(torch.arange(4.0, requires_grad=True))
+    if "aten.aminmax.default" in WITHOUT_DERIVATIVE:
+        with pytest.raises(RuntimeError, match="derivative for aten::aminmax is not implemented"):
+            least.backward()
+    else:
+        least.backward()
 
 
 def _refused(plan: Plan) -> str:

@@ -17,7 +17,10 @@ from autopar.runtime.execution import autograd_node
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.batches import FIRST
 from autopar.runtime.optimizers.lamb_momentum import Lamb
+from autopar.runtime.parameters.gradients import Gradients
+from autopar.runtime.parameters.storage import local_of
 from autopar.runtime.ranks.agreement import first_rank_says
+from autopar.sharding.analysis import Analysis
 from autopar.sharding.schedule import Schedule
 from tests.runtime.nets import Net, net, on_this_rank, pipelined, planned
 
@@ -54,6 +57,12 @@ def test_reads_are_counted(read: Callable[[Tensor], object]) -> None:
     assert reads.count
 
 
+def _plan(analysis: Analysis, stages: int) -> Execution:
+    if stages == 2:
+        return pipelined(analysis, ((1,), (1,)))
+    return planned(analysis, (2,), schedule=Schedule(micro_batches=2))
+
+
 Optimizer = Callable[[list[Any]], torch.optim.Optimizer]
 
 
@@ -86,12 +95,57 @@ def test_a_step_reads_nothing(
 ) -> None:
     monkeypatch.setattr(autograd_node, "is_on_host", lambda value: False)
     module, analysis, x = net()
-    plan = (
-        pipelined(analysis, ((1,), (1,)))
-        if stages == 2
-        else planned(analysis, (2,), schedule=Schedule(micro_batches=2))
-    )
+    plan = _plan(analysis, stages)
     assert run_ranks(_steps, 2, plan, module, x, optimizer, timeout=120) == [0, 0]
+
+
+Backward = Callable[[Tensor], None]
+
+
+def _hooked(hook: Callable[[Tensor], Tensor | None]) -> Backward:
+    def backward(loss: Tensor) -> None:
+        loss.register_hook(hook)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    return backward
+
+
+BACKWARDS: dict[str, tuple[float, bool, Backward]] = {
+    "plain": (1.0, False, lambda loss: loss.backward()),
+    "scaled": (2.0, True, lambda loss: (2.0 * loss).backward()),
+    "given": (3.0, True, lambda loss: loss.backward(torch.tensor(3.0).to(loss))),
+    "by a function": (1.0, True, lambda loss: torch.autograd.backward([loss])),
+    "hooked": (4.0, True, _hooked(lambda gradient: 4 * gradient)),
+    "hooked in place": (5.0, True, _hooked(lambda gradient: gradient.mul_(5) and None)),
+}
+
+
+def _passes(plan: Execution, module: Net, x: Tensor, row: str) -> tuple[int, float]:
+    """The passes over gradients behind the call, and what one of them is multiplied by."""
+    ours = on_this_rank(plan, module)
+    ours.loss(x).backward()  # type: ignore[no-untyped-call]
+    mine = next(p for p in ours.parameters() if p.grad is not None)
+    once = local_of(mine.grad).clone()
+    ours.zero_grad()
+    scaled: list[object] = []
+    # The rank is a process of its own.
+    scale = Gradients.scale
+    Gradients.scale = lambda own, factor: scaled.append(own) or scale(own, factor)  # type: ignore
+    BACKWARDS[row][2](ours.loss(x))
+    return len(scaled), float((local_of(mine.grad) / once).mean())
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("row", BACKWARDS)
+def test_gradients_of_a_plain_backward_pass_are_not_touched(
+    row: str, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autograd_node, "is_on_host", lambda value: False)
+    module, analysis, x = net()
+    wanted, touched, _ = BACKWARDS[row]
+    plan = _plan(analysis, stages)
+    for passes, factor in run_ranks(_passes, 2, plan, module, x, row, timeout=120):
+        assert passes == touched and factor == pytest.approx(wanted)
 
 
 def _told() -> list[int]:

@@ -173,6 +173,7 @@ def _own_group(numbers: tuple[int, int]) -> str:
         return str(error)
 
 
+@pytest.mark.gloo
 def test_ranks_of_a_script_that_share_a_device_are_refused() -> None:
     assert run_ranks(_own_group, 2, (0, 1), timeout=60) == ["cuda:0cuda:0", "cuda:1cuda:1"]
     first, second = run_ranks(_own_group, 2, (0, 0), timeout=60)

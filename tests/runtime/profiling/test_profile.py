@@ -262,10 +262,10 @@ def test_the_command_on_stages(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "staged_model.py").write_text(
-        MODEL.replace("(8, 8)", "(256, 256)")
-        .replace("ones(4, 8)", "ones(64, 256)")
+        MODEL.replace("(8, 8)", "(1024, 1024)")
+        .replace("ones(4, 8)", "ones(64, 1024)")
         .replace("self.up(x)", "torch.relu(self.down(torch.relu(self.up(x))))")
-        .replace("self.up = nn", "self.down = nn.Linear(256, 256)\n        self.up = nn"),
+        .replace("self.up = nn", "self.down = nn.Linear(1024, 1024)\n        self.up = nn"),
         encoding="utf-8",
     )
     ask = [

@@ -149,6 +149,7 @@ def _devices_of_groups() -> list[Any]:
     return seen
 
 
+@pytest.mark.gloo
 def test_groups_on_gpus_are_bound_and_made_of_an_unbound_world() -> None:
     """Torch would make them by a split, to which ranks outside do not come."""
     (seen,) = run_ranks(_devices_of_groups, 1, timeout=60.0)

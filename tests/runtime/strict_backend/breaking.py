@@ -182,6 +182,16 @@ def coalesced() -> list[float]:
     return [float(C10D.wait_tensor(value).sum()) for value in (*sums, *rows, *parts)]
 
 
+def in_place() -> list[float]:
+    """Collectives whose input is a part of the output, and the other way round."""
+    rank = dist.get_rank()
+    rows = torch.full((3,), float(rank))
+    dist.all_gather_into_tensor(rows, rows[rank : rank + 1])
+    whole = torch.arange(3.0)
+    dist.reduce_scatter_tensor(whole[rank : rank + 1], whole)
+    return [*rows.tolist(), float(whole[rank]) / 3]
+
+
 def objects() -> list[object]:
     """Object collectives, numbers in all forms, and groups made by all ranks."""
     rank = dist.get_rank()

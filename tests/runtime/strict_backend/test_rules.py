@@ -65,6 +65,11 @@ def test_coalesced_collectives() -> None:
     assert run_ranks(breaking.coalesced, 3, timeout=60.0) == [[6.0, 9.0, 6.0, 9.0, 3.0, 6.0]] * 3
 
 
+def test_collectives_in_place() -> None:
+    results = run_ranks(breaking.in_place, 3, timeout=60.0)
+    assert results == [[0.0, 1.0, 2.0, float(rank)] for rank in range(3)]
+
+
 def test_objects_and_numbers_of_all_forms() -> None:
     texts = [f"rank {rank}" for rank in range(3)]
     results = run_ranks(breaking.objects, 3, timeout=60.0)
