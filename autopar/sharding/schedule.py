@@ -128,9 +128,9 @@ class Schedule:
     forward and backward pass (ZeRO 3; `reshard_after_forward` in FSDP). `accumulated`: gradients of
     parameters gathered per step are added up "whole" and scattered once a step (ZeRO 1), or added
     up as "shards" after every micro-batch (ZeRO 2). `unit_bytes`: the approximate size of the units
-    in which parameters are gathered and their gradients reduced. `prefetch`: the segments
-    between two rounds of a gather, and between its last round and the first reader. `types`: the types of stored parameters and of gradients.
-    `reductions`: how gradients are reduced.
+    in which parameters are gathered and their gradients reduced. `prefetch`: the segments between
+    two rounds of a gather, and between its last round and the first reader. `types`: the types of
+    stored parameters and of gradients. `reductions`: how gradients are reduced.
     """
 
     micro_batches: int = 1
