@@ -30,6 +30,9 @@ OF_UNITS = (Word.GATHER, Word.RELEASE, Word.REDUCE)
 RECEIVES = (Word.RECEIVE_FORWARD, Word.RECEIVE_BACKWARD)
 MESSAGES = (Word.SEND_FORWARD, Word.SEND_BACKWARD, *RECEIVES)
 
+_Pass = tuple[Word, int, int | None]
+"""The word of a pass, its chunk and micro-batch."""
+
 
 class Call:
     """One call of the module on this rank's stages."""
@@ -52,6 +55,7 @@ class Call:
         }
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._coming: dict[Action, list[Arriving]] = {}
+        self._pass: _Pass | None = None
 
     def run(self, actions: Iterable[Action], *, keep: bool = False, summed: bool = True) -> None:
         """Execute actions in order.
@@ -66,7 +70,7 @@ class Call:
                 if log is not None:
                     log.append(action)
                 if action.word in COMPUTING:
-                    self._expect(itertools.islice(ahead, number + 1, None))
+                    self._expect(action, itertools.islice(ahead, number + 1, None))
                 with at(action), named(action):
                     self._do(action, keep=keep, summed=summed)
             self._settle()
@@ -141,10 +145,15 @@ class Call:
         assert action.peer is not None
         return self.edges[min(action.chunk, action.peer), max(action.chunk, action.peer)]
 
-    def _expect(self, actions: Iterable[Action]) -> None:
+    def _expect(self, visit: Action, actions: Iterable[Action]) -> None:
         """Begin to receive up to the next pass, so that messages come while this one computes."""
+        present_pass = _pass_of(visit)
+        # Its first visit has begun what comes: behind the last one a message would be late.
+        if self._pass == present_pass:
+            return
+        self._pass = present_pass
         for action in actions:
-            if action.word in COMPUTING:
+            if action.word in COMPUTING and _pass_of(action) != present_pass:
                 return
             if action.word in RECEIVES:
                 self._coming[action] = self._begin_receive(action)
@@ -194,6 +203,10 @@ class Call:
             if target == chunk and edge.near:
                 gradients = edge.gradients_of(self.passings[chunk].behind.setdefault(index, {}))
                 self.passings[source].returned(index, edge.gradient_places(), gradients)
+
+
+def _pass_of(visit: Action) -> _Pass:
+    return visit.word, visit.chunk, visit.micro_batch
 
 
 def before_backward(actions: Sequence[Action]) -> int:

@@ -55,8 +55,8 @@ class Times:
         )
 
     def hold(self, kind: str, ranks: tuple[int, ...]) -> float:
-        """The seconds of a collective, as the backend asks for them."""
-        return self.kinds[kind]
+        """The seconds of an operation, as the backend asks for them; others take none."""
+        return self.kinds.get(kind, 0.0)
 
     def seconds(self, step: Compute) -> Seconds:
         """The seconds of an operator, as the player asks for them."""

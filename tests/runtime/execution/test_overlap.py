@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from autopar.costmodel.step import issuer
+from autopar.costmodel.step.pipeline_simulation import simulate
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.execution import Chunk, Execution, execution
+from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.scheduled import scheduled
+from autopar.order.times import Times as StageTimes
 from autopar.runtime.module import batches
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.analysis import analyse
@@ -26,12 +29,14 @@ from autopar.sharding.layout import S
 from autopar.sharding.schedule import UNIT_BYTES, Schedule
 from tests.runtime.graphs import GRAPHS
 from tests.runtime.helpers import mesh_of, random_inputs, random_program, random_values
-from tests.runtime.nets import MODES, parameters_of
+from tests.runtime.nets import MODES, parameters_of, pipelined
 from tests.runtime.stated_times import SLOW, Model, Times, all_played, measured, played
 
 pytestmark = pytest.mark.usefixtures("strict_ranks")
 
 LAYERS = 5
+STAGES = [("gpipe", 2, 1), ("1f1b", 2, 1), ("1f1b", 4, 1), ("gpipe", 4, 1), ("interleaved", 2, 2)]
+"""Pipelines: schedule, stages, chunks of each."""
 WIDTH = 8
 UNIT = 4 * (WIDTH * WIDTH + WIDTH)
 """Bytes of a layer, which is a unit."""
@@ -54,9 +59,9 @@ def few_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
 class Net(nn.Module):
     """Layers of equal size."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         """The loss."""
@@ -68,8 +73,12 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def model() -> Model:
     """The layers and a batch."""
+    return _model(LAYERS)
+
+
+def _model(layers: int) -> Model:
     torch.manual_seed(0)
-    module = Net()
+    module = Net(layers)
     batch = torch.randn(24, WIDTH)
     graph = load_model(module, ModelOptions(train=True), (batch,)).graph
     return Model(analyse(graph, train=True), parameters_of(module), [batch])
@@ -177,6 +186,32 @@ def test_random_plans_take_as_long_as_they_are_played() -> None:
         )
     ]
     assert max(ratios) < 1 + EXACT and min(ratios) > 0.9, ratios
+
+
+@pytest.mark.parametrize(("name", "stages", "interleave"), STAGES)
+def test_messages_between_stages_come_under_the_pass_before(
+    name: str, stages: int, interleave: int
+) -> None:
+    """Stages of several segments are idle for as long as the schedule's simulation says."""
+    count = 8
+    layers = 8
+    model = _model(layers)
+    schedule = Schedule(micro_batches=count, unit_bytes=UNIT)
+    plan = pipelined(
+        model.analysis, ((1,),) * stages, pipeline=name, interleave=interleave, schedule=schedule
+    )
+    assert all(len(chunk.whole.segments) > 1 for chunk in plan.chunks)
+    # The ranks' sum over all gradients, for a norm, has no price.
+    times = replace(Times(), kinds={"send": 0.012, "receive": 0.012})
+    forward, backward = (
+        [layers / stages * each] * stages for each in (times.forward, times.backward)
+    )
+    wanted = simulate(
+        pipeline_order(name, stages, count, interleave, edges=neighbours(stages * interleave)),
+        StageTimes.of(forward, backward, send=times.kinds["send"]),
+        interleave,
+    )
+    assert measured([plan], model, times) == pytest.approx([wanted.seconds], rel=EXACT)
 
 
 @pytest.mark.slow
