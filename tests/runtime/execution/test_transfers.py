@@ -128,7 +128,8 @@ def _begun(plan: Execution, module: Net, x: Tensor) -> tuple[list[int], list[int
         own = action.word, action.micro_batch
         # A pass begins with its first segment.
         if action.word in COMPUTING and own != present:
-            latest, present = number, own
+            latest = number
+            present = own
         elif action.word in RECEIVES:
             wanted.append(latest or number)
     return begun, wanted
