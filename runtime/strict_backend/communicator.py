@@ -101,6 +101,7 @@ class Work(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the operation is over; without `wait` its results are not in place."""
+        # What Gloo has run may still be under way on a link of stated times.
         over = self._issued.done.is_set() and self._issued.end <= now()
         if over and not self._issued.results:
             self._communicator.over(self)
@@ -204,6 +205,7 @@ class Communicator:
         if difference:
             action = f", action {own.action}" if own.action else ""
             raise RuleBroken(f"rank {own.rank}{action}, group {self.ranks}: {difference}")
+        # A collective moves nothing before the last rank has come.
         return max(own.start, *(statement.start for statement in met))
 
     def _at_head(self, own: Statement, peers: Sequence[int], *, collective: bool) -> None:

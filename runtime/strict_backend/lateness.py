@@ -103,6 +103,7 @@ class Lateness:
     def start(self, issued: float) -> float:
         """The time at which the queue begins an operation that was issued then."""
         held = _PRESENT.held
+        # Gloo is faster than the link: the operation before may be under way for longer.
         return issued if held is None else max(issued, held.free.get(self._name, issued))
 
     def end(self, kind: str, start: float) -> float:

@@ -123,9 +123,13 @@ def _begun(plan: Execution, module: Net, x: Tensor) -> tuple[list[int], list[int
         ours.loss(x).backward()  # type: ignore[no-untyped-call]
     wanted = []
     latest = None
+    present = None
     for number, action in enumerate(log.actions, 1):
-        if action.word in COMPUTING:
+        own = action.word, action.micro_batch
+        # A pass begins with its first segment.
+        if action.word in COMPUTING and own != present:
             latest = number
+            present = own
         elif action.word in RECEIVES:
             wanted.append(latest or number)
     return begun, wanted
