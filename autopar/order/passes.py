@@ -7,7 +7,8 @@ Passes become visits of segments, with the rounds of units between them:
     a release    stands behind a visit that needs the unit, unless the unit would be gathered anew
                  before another visit is over; units that stay are released at the end
     a reduction  begins behind the visit that completes its gradients, and issues a round every
-                 `STRIDE` visits; the round behind the last collective takes its result home
+                 `STRIDE` visits, near the end of the step at every one; a last round, behind a
+                 backward visit, takes the result home
 
 All of them run beside the visits: a gather's first reader waits for it, and each round for the
 round before. `prefetch` scales the visits that a gather begins ahead.
@@ -227,11 +228,8 @@ def _reductions(
             earlier = (unit, *followers[action.chunk].get(unit, ()))
             first = max(place + 1, *(ends.get((action.chunk, other), 0) for other in earlier))
             count = chunk.reduce_rounds(unit, last=final)
-            ends[action.chunk, unit] = first + STRIDE * count
-            dues = [first + STRIDE * number for number in range(count)]
-            # Behind the last visit the end of the step waits for all that is under way.
-            if not chunk.rests(unit, last=final) and ends[action.chunk, unit] < len(visits):
-                dues.append(ends[action.chunk, unit])
+            dues = _dues(first, count, visits, rests=chunk.rests(unit, last=final))
+            ends[action.chunk, unit] = max([first, *(due + STRIDE for due in dues)])
             for number, due in enumerate(dues):
                 one = _of(Word.REDUCE, (action.chunk, unit), number, action.micro_batch)
                 issued.setdefault(min(due, len(visits)), []).append((due, one))
@@ -239,6 +237,19 @@ def _reductions(
         slot: [action for _, action in sorted(some, key=lambda pair: pair[0])]
         for slot, some in issued.items()
     }
+
+
+def _dues(first: int, count: int, visits: Sequence[_Visit], *, rests: bool) -> list[int]:
+    """The places where the rounds of a reduction are due, with that which takes it home."""
+    # Where the step ends before the rounds do, they follow one another at every visit.
+    stride = STRIDE if first + STRIDE * count <= len(visits) else 1
+    dues = [first + stride * number for number in range(count)]
+    home = first + stride * count
+    # Backward passes are the longest, and gradients are added up there only.
+    while home < len(visits) and visits[home - 1].action.word is Word.FORWARD:
+        home += 1
+    # Behind the last visit the end of the step waits for all that is under way.
+    return dues if rests or home >= len(visits) else [*dues, home]
 
 
 def _of(

@@ -64,17 +64,22 @@ def reduce_chains(program: Program, unit: Unit, *, last: bool) -> tuple[Chain, .
     chains: list[Chain] = []
     groups = unit.groups if last or unit.mode is not Mode.ONCE else ()
     for layer in reversed(_layers(program, groups, _leads)):
-        begins = rounds_of(chains)
+        begins = _sent(chains)
         chains += (
             Chain(begins=begins, count=_talking(program, group)[1], group=group)
             for group in reversed(layer)
         )
     mesh = program.assignment.mesh.shape
-    begins = rounds_of(chains)
+    begins = _sent(chains)
     for buckets in _together(unit.buckets) if last else ():
         sums = [axes for bucket in buckets for axes in bucket.sums if degree_of(axes, mesh) > 1]
         chains.append(Chain(begins=begins, count=len(sums), buckets=buckets))
     return tuple(chains)
+
+
+def _sent(chains: Sequence[Chain]) -> int:
+    """The first round that may begin behind these chains; what sends nothing is over at once."""
+    return max((chain.begins + chain.count for chain in chains), default=0)
 
 
 def _together(buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, ...]]:

@@ -102,11 +102,20 @@ def test_reductions_advance_a_round_every_few_visits() -> None:
 
 
 def test_at_the_end_the_rounds_that_are_left_are_issued_in_their_order() -> None:
-    """What only takes home is left to the end of the step."""
+    """There rounds follow one another, and what only takes home is left to the end of the step."""
     chunk = Layers(gathered=[0, 0], reduced=[2, 2])
     assert _text(chunk, train=True).endswith(
-        "0B0.1 0REDUCE_GRAD0.1 0B0.0 0REDUCE_GRAD0.0 0REDUCE_GRAD0.1+1 0REDUCE_GRAD0.0+1"
+        "0B0.1 0REDUCE_GRAD0.1 0B0.0 0REDUCE_GRAD0.1+1 0REDUCE_GRAD0.0 0REDUCE_GRAD0.0+1"
     )
+
+
+def test_gradients_are_taken_home_behind_a_backward_visit() -> None:
+    """In the forward pass of the next micro-batch they would hold it up."""
+    chunk = Layers(gathered=[0] * 4, reduced=[1] * 4, mode=Mode.SHARDS)
+    words = _text(chunk, train=True, count=2).split()
+    homes = [place for place, word in enumerate(words) if word.startswith("0REDUCE_GRAD0.0+1")]
+    passes = [word for word in words[: homes[0]] if "F" in word or "B" in word]
+    assert passes[-1] == "0B1.3"
 
 
 def test_a_reduction_waits_for_those_that_start_from_its_unit() -> None:
