@@ -46,13 +46,13 @@ def _begun(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     An operation may work in place: a rank's shard is a part of what it gathers.
     """
     memory = {output.untyped_storage().data_ptr() for output in outputs}
-    kept = [
+    unspoiled = [
         value.detach().clone() if value.untyped_storage().data_ptr() in memory else value
         for value in inputs
     ]
     for output in outputs:
         spoil(output)
-    return kept
+    return unspoiled
 
 
 def described(value: Tensor) -> str:
