@@ -11,6 +11,7 @@ from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Collective
 
 from .mesh_prices import MeshPrices
+from .reasons import Reason
 from .shared_links import Sent
 from .streams import Clock
 
@@ -26,15 +27,17 @@ def axes_of_stream(stream: str) -> str:
 class Issuer:
     """Issues collectives at their prices on `clock`.
 
-    A process group has a stream of its own. `apart`: the axes over which parameters have another
-    group than values, if these are collectives of parameters.
+    A process group has a stream of its own. `reason`: why computation waits for them. `apart`: the
+    axes over which parameters have another group than values, if these are collectives of
+    parameters.
     """
 
     def __init__(
-        self, prices: MeshPrices, clock: Clock, apart: frozenset[Axes] = frozenset()
+        self, prices: MeshPrices, clock: Clock, reason: Reason, apart: frozenset[Axes] = frozenset()
     ) -> None:
         self.prices = prices
         self.clock = clock
+        self.reason = reason
         self.apart = apart
         self.known: dict[tuple[str, Axes, int], float] = {}
 
@@ -44,7 +47,9 @@ class Issuer:
         if key not in self.known:
             self.known[key] = self.prices.seconds(*key)
         stream = self.stream(axes)
-        return self.clock.send(name, kind, stream, self.known[key], self.clock.now)
+        sent = self.clock.send(name, kind, stream, self.known[key], self.clock.now)
+        sent.reason = self.reason
+        return sent
 
     def stream(self, axes: Axes) -> str:
         """Return the stream of the group over `axes`."""
@@ -57,4 +62,4 @@ class Issuer:
     def blocking(self, collectives: Sequence[Collective]) -> None:
         """Start collectives one after the other; computation waits for each."""
         for collective in collectives:
-            self.clock.wait(self.started(collective).end)
+            self.clock.wait(self.started(collective))

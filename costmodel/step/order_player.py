@@ -11,7 +11,6 @@ of earlier micro-batches in three passes over them.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 
 from autopar.order.actions import Action, Word
@@ -23,6 +22,7 @@ from .casts import adding_of_gradients, cast_of_gradients
 from .issuer import Issuer
 from .mesh_prices import MeshPrices
 from .pass_player import PassPlayer, Seconds
+from .reasons import Reason
 from .streams import Clock
 from .unit_player import UnitPlayer
 
@@ -45,8 +45,8 @@ class Player:
         self.plan = plan
         self.prices = prices
         self.clock = clock
-        self.units = UnitPlayer(plan, Issuer(prices, clock, plan.shared_groups()), hides=hides)
-        self.passes = PassPlayer(plan, Issuer(prices, clock), seconds)
+        self.units = UnitPlayer(plan, prices, clock, hides=hides)
+        self.passes = PassPlayer(plan, Issuer(prices, clock, Reason.VALUES), seconds)
         gradients = plan.program.assignment.gradients
         cluster = prices.cluster
         self.casts = self._by_segment(cast_of_gradients(plan, gradients, cluster))
@@ -79,22 +79,16 @@ class Player:
         clock = self.clock
         played = self.plan.schedule.micro_batches
         for number, actions in enumerate(self._micro_batches()):
-            start = clock.now
-            spent = dict(clock.spent)
-            sent = len(clock.sent)
+            mark = clock.mark()
             for action, clock.phase in actions:
                 self._do(action)
             # All micro-batches that are not played take as long as this one.
             if number == played - 2 and count > played:
-                more = clock.now - start
-                left = count - played
-                clock.skip(
-                    left * more,
-                    {p: left * (clock.spent[p] - spent[p]) for p in spent},
-                    left * math.fsum(clock.sent[sent:]),
-                )
+                clock.repeat(mark, count - played)
+        clock.ends = True
         self.units.travel.settle()
-        clock.wait(max(clock.free.values(), default=0.0))
+        for sent in clock.under_way:
+            clock.wait(sent)
 
     def _micro_batches(self) -> Iterator[list[tuple[Action, str]]]:
         """The actions of each micro-batch, up to the first of the next one, with their phases."""

@@ -156,7 +156,7 @@ class PassPlayer:
 
     def _wait(self, coming: Sequence[Sent]) -> None:
         for sent in coming:
-            self.clock.wait(sent.end)
+            self.clock.wait(sent)
 
     def _script(self, segment: Segment) -> _Script:
         if segment.steps not in self.scripts:
@@ -204,7 +204,7 @@ class PassPlayer:
         for collective in ahead:
             coming = self.issuer.started(collective)
             clock.compute(name, kind, share)
-            clock.wait(coming.end)
+            clock.wait(coming)
         clock.compute(name, kind, share)
 
     def _backward(self, step: Compute) -> None:
@@ -228,10 +228,10 @@ class PassPlayer:
             # In the last round all keys and values have come by: only gradients still travel.
             coming = coming if last else self.issuer.started(back[2 * number])
             clock.compute(step.operator.name, step.operator.kind, seconds / rounds)
-            clock.wait(travelling.end)
+            clock.wait(travelling)
             travelling = self.issuer.started(back[-1] if last else back[2 * number + 1])
-            clock.wait(coming.end)
-        clock.wait(travelling.end)
+            clock.wait(coming)
+        clock.wait(travelling)
 
 
 def _is_ring(step: Compute, inside: list[Collective]) -> bool:

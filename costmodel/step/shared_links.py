@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from .reasons import Reason
+
 SAME = 1e-12
 """Remaining work of a transfer that counts as none (a share)."""
 
@@ -19,16 +21,18 @@ SAME = 1e-12
 class Sent:
     """A transfer with its start and end as now known.
 
-    `stream`: where it is sent. `event`: its index among the events (-1: none).
+    `stream`: where it is sent. `event`: its index among the events (-1: none). `reason`: why
+    computation waits for it, if it does.
     """
 
-    __slots__ = ("after", "end", "event", "left", "start", "stream", "work")
+    __slots__ = ("after", "end", "event", "left", "reason", "start", "stream", "work")
 
     def __init__(self, start: float, end: float, stream: str = "", event: int = -1) -> None:
         self.start = start
         self.end = end
         self.stream = stream
         self.event = event
+        self.reason = Reason.VALUES
         self.after = start
         self.work = end - start
         self.left = self.work

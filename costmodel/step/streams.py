@@ -7,9 +7,11 @@ a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from .reasons import Reason
 from .shared_links import Sent, SharedLinks
 
 COMPUTE = "compute"
@@ -26,6 +28,31 @@ class Event(NamedTuple):
     phase: str
     start: float
     end: float
+
+
+class Wait(NamedTuple):
+    """Computation that stood still for `sent`, `times` times as long as `seconds`.
+
+    `phase`: of the computation. `late`: the part of the seconds that is due to other transfers,
+    those before it on its stream and those beside it on its links.
+    """
+
+    sent: Sent
+    reason: Reason
+    phase: str
+    seconds: float
+    late: float
+    times: int = 1
+
+
+class Mark(NamedTuple):
+    """What a clock has counted up to a time."""
+
+    now: float
+    slowed: float
+    spent: Mapping[str, float]
+    sent: int
+    waits: int
 
 
 def _shared(uses: Mapping[str, Mapping[str, float]]) -> dict[str, SharedLinks]:
@@ -46,7 +73,8 @@ def _shared(uses: Mapping[str, Mapping[str, float]]) -> dict[str, SharedLinks]:
 class Clock:
     """Streams and their history; one has all computation.
 
-    `uses`: the links that a stream sends over, if any, and how busy it keeps each.
+    `uses`: the links that a stream sends over, if any, and how busy it keeps each. `ends`: whether
+    all passes are over. `slowed`: seconds by which transfers slowed the computation down.
     """
 
     def __init__(
@@ -60,7 +88,10 @@ class Clock:
         self.free: dict[str, float] = {}
         self.under_way: list[Sent] = []
         self.spent = {"forward": 0.0, "backward": 0.0, "update": 0.0}
+        self.slowed = 0.0
         self.sent: list[float] = []
+        self.waits: list[Wait] = []
+        self.ends = False
 
     def compute(self, name: str, kind: str, seconds: float) -> float:
         """Compute for `seconds`, longer while something is sent, and return the end."""
@@ -68,6 +99,7 @@ class Clock:
             start = self.now
             self.now = self._slowed(start, seconds)
             self.spent[self.phase] += seconds
+            self.slowed += self.now - start - seconds
             self.events.append(Event(name, kind, COMPUTE, self.phase, start, self.now))
         return self.now
 
@@ -78,31 +110,49 @@ class Clock:
             return Sent(after, after)
         start = max(after, self.free.get(stream, 0.0))
         sent = Sent(start, start + seconds, stream, len(self.events))
+        sent.after = after
         self.sent.append(seconds)
         self.events.append(Event(name, kind, stream, self.phase, start, sent.end))
         if stream in self.shared:
-            self._share(sent, after)
+            self._share(sent)
         self.free[stream] = sent.end
         self.under_way.append(sent)
         if len(self.under_way) > REMEMBERED:
             self.under_way = [one for one in self.under_way if one.end > self.now]
         return sent
 
-    def _share(self, sent: Sent, after: float) -> None:
+    def _share(self, sent: Sent) -> None:
         """Put a transfer on the link of its stream, and update the others there."""
         link = self.shared[sent.stream]
-        sent.after = after
         # The link is played to the present only: what is issued later may still slow this down.
-        link.send(sent, min(self.now, after))
+        link.send(sent, min(self.now, sent.after))
         for one in link.waiting():
             self.free[one.stream] = one.end
             self.events[one.event] = self.events[one.event]._replace(start=one.start, end=one.end)
 
-    def wait(self, until: float) -> None:
-        """Let computation wait until `until`."""
-        self.now = max(self.now, until)
+    def wait(self, sent: Sent) -> None:
+        """Let computation wait until a transfer is over."""
+        seconds = sent.end - self.now
+        if seconds > 0:
+            late = min(seconds, sent.end - sent.after - sent.work)
+            reason = Reason.END if self.ends else sent.reason
+            self.waits.append(Wait(sent, reason, self.phase, seconds, late))
+            self.now = sent.end
 
-    def skip(self, seconds: float, spent: Mapping[str, float], communicated: float) -> None:
+    def mark(self) -> Mark:
+        """What is counted so far, for `repeat`."""
+        return Mark(self.now, self.slowed, dict(self.spent), len(self.sent), len(self.waits))
+
+    def repeat(self, mark: Mark, times: int) -> None:
+        """Count what was played since `mark` so many times more, without playing it."""
+        self.skip(times * (self.now - mark.now))
+        self.slowed += times * (self.slowed - mark.slowed)
+        for phase, before in mark.spent.items():
+            self.spent[phase] += times * (self.spent[phase] - before)
+        self.sent.append(times * math.fsum(self.sent[mark.sent :]))
+        self.waits += [one._replace(times=times) for one in self.waits[mark.waits :]]
+
+    def skip(self, seconds: float) -> None:
         """Skip time that is not played: all streams keep their state, `seconds` later."""
         self.now += seconds
         self.free = {stream: end + seconds for stream, end in self.free.items()}
@@ -112,9 +162,6 @@ class Clock:
                 sent.shift(seconds)
         for link in set(self.shared.values()):
             link.skip(seconds)
-        for phase, more in spent.items():
-            self.spent[phase] += more
-        self.sent.append(communicated)
 
     def _slowed(self, start: float, seconds: float) -> float:
         """Return the end of `seconds` of work from `start`.

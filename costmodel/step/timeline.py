@@ -21,7 +21,7 @@ from .issuer import PARAMETERS
 from .mesh_prices import MeshPrices
 from .order_player import Player
 from .pass_player import Seconds
-from .streams import Clock, Event
+from .streams import Clock, Event, Wait
 
 ROUNDING = 1e-12
 """Hidden seconds below this share of the step are rounding."""
@@ -52,7 +52,8 @@ class Overlap:
 class Timeline:
     """Seconds of computation by phase, of all collectives, and of the step.
 
-    Some collectives are hidden in the step.
+    Some collectives are hidden in the step; for others computation `waits`, and all of them slow it
+    down (`slowed`), by as much as the step is longer than the computation.
     """
 
     forward: float
@@ -60,6 +61,8 @@ class Timeline:
     update: float
     communication: float
     step: float
+    slowed: float
+    waits: tuple[Wait, ...] = field(repr=False)
     events: tuple[Event, ...] = field(repr=False)
 
     @property
@@ -107,7 +110,8 @@ def step_timeline(
         backward=spent["backward"],
         update=spent["update"],
         communication=math.fsum(clock.sent),
-        # Collectives for which nothing waits may end behind the computation.
-        step=max([clock.now, *clock.free.values()]),
+        step=clock.now,
+        slowed=clock.slowed,
+        waits=tuple(clock.waits),
         events=tuple(clock.events),
     )

@@ -23,6 +23,8 @@ from autopar.sharding.program import Redistribute
 
 from .casts import unit_seconds
 from .issuer import Issuer
+from .mesh_prices import MeshPrices
+from .reasons import Reason
 from .shared_links import Sent
 from .streams import Clock
 
@@ -39,13 +41,13 @@ class _Moving:
     def _next(self) -> Sent | None:
         sent = next(self.steps, None)
         if sent is not None and self.blocks:
-            self.clock.wait(sent.end)
+            self.clock.wait(sent)
         return sent
 
     def go_on(self) -> None:
         """Wait for the collective under way and issue the next one, if there is another."""
         if self.sent is not None:
-            self.clock.wait(self.sent.end)
+            self.clock.wait(self.sent)
             self.sent = self._next()
 
     def finish(self) -> None:
@@ -60,12 +62,14 @@ class UnitPlayer:
     `hides`: reductions of gradients run under the backward pass.
     """
 
-    def __init__(self, plan: Scheduled, issuer: Issuer, *, hides: bool) -> None:
+    def __init__(self, plan: Scheduled, prices: MeshPrices, clock: Clock, *, hides: bool) -> None:
         self.plan = plan
-        self.issuer = issuer
+        self.gathers = Issuer(prices, clock, Reason.GATHERS, plan.shared_groups())
+        self.reductions = Issuer(prices, clock, Reason.REDUCTIONS, plan.shared_groups())
         self.hides = hides
-        self.clock = issuer.clock
-        self.cluster = issuer.prices.cluster
+        self.clock = clock
+        self.mesh = prices.mesh.shape
+        self.cluster = prices.cluster
         self.program = plan.program
         self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
         self.casts = unit_seconds(plan, self.cluster)
@@ -96,22 +100,23 @@ class UnitPlayer:
     def _group(self, group: tuple[int, ...], *, back: bool) -> Iterator[Sent]:
         first = self.program.steps[group[0]]
         assert isinstance(first, Redistribute)
+        issuer = self.reductions if back else self.gathers
         for step in self._flat(group, back=back) if first.gradient or not back else ():
-            yield from self._sent(step, first.tensor)
+            yield from self._sent(step, first.tensor, issuer)
 
     def _sums(self, chain: Chain) -> Iterator[Sent]:
         for bucket in chain.buckets:
             for axes in bucket.sums:
-                if degree_of(axes, self.issuer.prices.mesh.shape) > 1:
+                if degree_of(axes, self.mesh) > 1:
                     name = bucket.parameters[0]
                     self.clock.compute(name, "flatten", self._traffic([2.0 * bucket.nbytes]))
-                    yield self.issuer.issue("all_reduce", axes, bucket.nbytes, name)
+                    yield self.reductions.issue("all_reduce", axes, bucket.nbytes, name)
 
-    def _sent(self, step: FlatStep, name: str) -> Iterator[Sent]:
+    def _sent(self, step: FlatStep, name: str, issuer: Issuer) -> Iterator[Sent]:
         """Play one step of a flat chain, with the copies into the message and out of it."""
         if step.kind:
             self.clock.compute(name, "flatten", self._traffic([step.traffic]))
-            yield self.issuer.issue(step.kind, step.axes, step.nbytes, name)
+            yield issuer.issue(step.kind, step.axes, step.nbytes, name)
             self.clock.compute(
                 name, "unflatten", self._traffic([2.0 * size for size in step.copied])
             )

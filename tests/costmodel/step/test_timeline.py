@@ -22,6 +22,7 @@ from autopar.costmodel.step.estimate import estimate, timeline
 from autopar.costmodel.step.issuer import PARAMETERS
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.costmodel.step.pipeline_simulation import simulate
+from autopar.costmodel.step.shared_links import Sent
 from autopar.costmodel.step.streams import COMPUTE, Clock, Event
 from autopar.costmodel.step.timeline import SLOWDOWN, Overlap, Timeline
 from autopar.costmodel.step.trace import chrome_trace, pipeline_events
@@ -430,7 +431,7 @@ def test_a_shared_link_rests_only_when_nobody_sends(sends: list[tuple[float, flo
     turns = Clock(1.0)
     results = []
     for pause, seconds, stream in sends:
-        clock.wait(clock.now + pause)
+        clock.wait(Sent(clock.now, clock.now + pause))
         results.append(clock.send("x", "send", stream, seconds, clock.now))
         turns.send("x", "send", "one", seconds, clock.now)
     assert max(one.end for one in results) == pytest.approx(turns.free["one"])
@@ -444,7 +445,7 @@ def test_time_that_is_not_played_moves_what_is_under_way() -> None:
     clock = Clock(1.0, {"a": {"l": 1.0}, "b": {"l": 1.0}})
     first = clock.send("x", "send", "a", 4.0, 0.0)
     alone = clock.send("x", "send", "c", 1.0, 0.0)
-    clock.skip(10.0, {}, 0.0)
+    clock.skip(10.0)
     second = clock.send("x", "send", "b", 4.0, 10.0)
     assert (first.end, second.end, alone.end) == (18.0, 18.0, 11.0)
 
