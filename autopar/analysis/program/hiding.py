@@ -67,4 +67,4 @@ def hidden_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Hidden | None
 
     None with stages, whose timeline plays whole passes.
     """
-    return None if plan.stages else Hidden(timeline_of_rank(plan, analysis, cluster))
+    return None if plan.stages else Hidden(timeline_of_rank(plan, analysis, cluster).events)

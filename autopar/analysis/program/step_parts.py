@@ -24,7 +24,7 @@ from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
 
 from .account import executions
-from .timelines import stages_figures, stages_seconds
+from .played_stages import stages_figures, stages_seconds
 
 ARITHMETIC = ("products", "convolutions", "attention")
 STREAMS = ("elementwise and others", "update")

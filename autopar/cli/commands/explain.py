@@ -62,6 +62,12 @@ def add_options(parser: Parser) -> None:
         help="the collectives of a step by axis, phase and kind; with --model: by operator as well",
     )
     add(
+        "--stalls",
+        action="store_true",
+        help="with --model: what makes a step longer than its computation: seconds by reason, and "
+        "the largest waits",
+    )
+    add(
         "--diff",
         metavar="PLAN2",
         help="what differs in another plan file: figures, outer choices, strategies, storage",
@@ -80,12 +86,14 @@ def run(args: argparse.Namespace) -> None:
     from autopar.plan import Plan
 
     plan = Plan.load(args.plan)
-    for option in ("alternatives", "sensitivity", "trace"):
+    for option in ("alternatives", "sensitivity", "stalls", "trace"):
         if getattr(args, option) and args.model is None:
             raise UsageError(f"--{option} needs --model")
     check_outputs(args, args.trace)
     with stdout_to_stderr(), ProgressBar() as bar:
         explained = _explained(plan, args, bar)
+        if args.stalls:
+            explained = explained.with_stalls()
     if args.collectives:
         explained = explained.with_collectives()
     if args.diff:

@@ -13,6 +13,7 @@ from typing import Any
 from autopar.analysis.program.account import Account, OperatorAccount, account_of, has_account
 from autopar.analysis.program.equal_layers import groups_of
 from autopar.analysis.program.hiding import Hidden, hidden_of
+from autopar.analysis.program.stalls import Stalls, stalls_of
 from autopar.analysis.program.unequal_layers import unequal_lines
 from autopar.analysis.searches.alternatives import Alternative
 from autopar.analysis.searches.outer_choices import Pinned
@@ -41,6 +42,7 @@ from .operators import (
     storage_table,
 )
 from .parameters import parameter_lines, storages_of
+from .stalls import stalls_json, stalls_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Explained:
     strategies of the single operator; `step`: the seconds of the plan. `pinned`: the best plans
     with another pipeline, recompute and so on. `flips`: the changes of the plan under scaled
     figures, from `base`, the plan found without pins. `beside`: another plan to compare with.
-    `talk`: whether collectives are requested.
+    `talk`: whether collectives are requested. `stalls`: what lengthens the step.
     """
 
     plan: Plan
@@ -69,6 +71,7 @@ class Explained:
     storages: tuple[Alternative, ...] = ()
     beside: Plan | None = None
     talk: bool = False
+    stalls: Stalls | None = None
 
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
@@ -128,6 +131,13 @@ class Explained:
             )
         return dataclasses.replace(self, talk=True)
 
+    def with_stalls(self) -> Explained:
+        """These answers, with what makes the step longer than its computation."""
+        if self.names is not None:
+            raise UsageError("--stalls is about the whole step: leave out OP")
+        assert self.analysis is not None and self.cluster is not None
+        return dataclasses.replace(self, stalls=stalls_of(self.plan, self.analysis, self.cluster))
+
     def _hidden(self) -> Hidden | None:
         """The hidden part of each collective, if the model is given."""
         if self.account is None or self.analysis is None or self.cluster is None:
@@ -143,31 +153,39 @@ class Explained:
             )
             return [*told, *([] if self.analysis else [_HINT])]
         if self.names is None:
-            lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
-            if self.cluster is not None:
-                lines += certainty_lines(plan, self.cluster)
-            if self.beside is not None:
-                lines += difference_lines(plan, self.beside)
-            if self.talk:
-                lines += collectives_parts(plan, account, self._hidden())
-            if self.pinned or self.flips or self.talk or self.beside is not None:
-                return lines
-            if self.analysis is not None:
-                lines += unequal_lines(plan, self.analysis)
-            if plan.stages:
-                lines.append(stages_table(plan))
-            lines.append(
-                operators_table(groups_of(account), account)
-                if account
-                else bare_table(plan, plan.operators)
-            )
-            return [*lines, storage_table(plan), *([] if self.analysis else [_HINT])]
+            return self._whole()
         if account is None:
             return [
                 *(line for name in self.names for line in bare_lines(plan, name)),
                 *([] if self.analysis else [_HINT]),
             ]
         return [line for chosen in self.chosen for line in operator_lines(chosen, account)]
+
+    def _whole(self) -> list[str | Table]:
+        """The plan in words, then the asked answers, or else all operators and parameters."""
+        plan = self.plan
+        account = self.account
+        lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
+        if self.cluster is not None:
+            lines += certainty_lines(plan, self.cluster)
+        if self.beside is not None:
+            lines += difference_lines(plan, self.beside)
+        if self.talk:
+            lines += collectives_parts(plan, account, self._hidden())
+        if self.stalls is not None:
+            lines += stalls_parts(plan, self.stalls)
+        if self.pinned or self.flips or self.talk or self.stalls or self.beside is not None:
+            return lines
+        if self.analysis is not None:
+            lines += unequal_lines(plan, self.analysis)
+        if plan.stages:
+            lines.append(stages_table(plan))
+        lines.append(
+            operators_table(groups_of(account), account)
+            if account
+            else bare_table(plan, plan.operators)
+        )
+        return [*lines, storage_table(plan), *([] if self.analysis else [_HINT])]
 
     def _answers(self) -> list[Table]:
         """The tables of the further answers: alternatives, pins, flips, differences."""
@@ -232,6 +250,8 @@ class Explained:
             out |= {"base": self.base, "flips": [dataclasses.asdict(flip) for flip in self.flips]}
         if self.talk:
             out["collectives"] = collectives_json(plan, account, self._hidden())
+        if self.stalls is not None:
+            out["stalls"] = stalls_json(self.stalls)
         if self.beside is not None:
             out["difference"] = difference_json(plan, self.beside)
         return out
