@@ -295,6 +295,9 @@ BEFORE: dict[str, list[str]] = {
     "search.md": [
         "autopar plan net:build --cluster dgx-h100 --devices 4 --no-compare --quiet -o plan.json"
     ],
+    "stalls.md": [
+        "autopar plan net:build --cluster dgx-h100 --devices 4 --no-compare --quiet -o plan.json"
+    ],
     "training.md": [
         "autopar plan net:build --cluster local-cpu --devices 2 --no-compare --quiet -o plan.json"
     ],

@@ -113,6 +113,23 @@ def mixtral_8x7b(layers: int = 32) -> Shape:
     return replace(llama3_8b(layers), vocab=32000, sequence=4096, experts=8, top_k=2)
 
 
+def qwen3_30b_a3b(layers: int = 48) -> Shape:
+    """Qwen3-30B-A3B at 4,096 tokens, with that many layers."""
+    return replace(
+        llama3_8b(layers),
+        hidden=2048,
+        kv_heads=4,
+        ffn=6144,
+        vocab=151936,
+        sequence=4096,
+        head_size=128,
+        experts=128,
+        top_k=8,
+        expert_ffn=768,
+        qk_norm=True,
+    )
+
+
 def built_in(*, quick: bool) -> list[Model]:
     """Transformers from their shapes.
 

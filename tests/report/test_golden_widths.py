@@ -38,6 +38,7 @@ COMMANDS = {
     "explain": ["explain", "PLAN"],
     "explain_operator": ["explain", "PLAN", "layers.0/up/MatMul", "--model", "MODEL"],
     "explain_collectives": ["explain", "PLAN", "--collectives", "--model", "MODEL"],
+    "explain_stalls": ["explain", "PLAN", "--stalls", "--model", "MODEL"],
     "explain_diff": ["explain", "PLAN", "--diff", "OTHER"],
     "compare": [
         "compare",

@@ -139,7 +139,9 @@ def _of_stages(played: PlayedStages, plan: Plan, analysis: Analysis) -> Stalls:
         step=played.seconds,
         computation=math.fsum(one.computation for one in stages) / count,
         reasons={r: math.fsum(one.reasons[r] for one in stages) / count for r in Reason},
-        waits=_folded(one for stage in waits for one in stage),
+        waits=_folded(
+            replace(one, seconds=one.seconds / count) for stage in waits for one in stage
+        ),
         stages=stages,
     )
 

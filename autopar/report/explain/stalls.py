@@ -44,7 +44,8 @@ def stalls_parts(plan: Plan, stalls: Stalls) -> list[str | Table]:
     rest = stalls.step - stalls.computation
     parts: list[str | Table] = [
         f"A step takes {seconds_text(stalls.step)}: {seconds_text(stalls.computation)} of "
-        f"computation in its passes, and {seconds_text(rest)} ({_share(rest, stalls)}) besides.",
+        f"computation in its passes, and {seconds_text(rest)} besides, {_share(rest, stalls)} of "
+        "it.",
         *_notes(plan, stalls),
         _reasons_table(stalls),
     ]
@@ -98,7 +99,7 @@ def _reasons_table(stalls: Stalls) -> Table:
     rows.append(("together", seconds_text(rest), _share(rest, stalls), ""))
     return Table(
         title="What makes the step longer than the computation of its passes",
-        columns=("reason", ">seconds", ">of the step", "meaning, and what to try"),
+        columns=("reason", ">seconds", ">share", "meaning, and what to try"),
         rows=tuple(rows),
     )
 
@@ -127,19 +128,18 @@ def _waits_table(stalls: Stalls) -> Table:
     listed = [one for one in stalls.waits if _is_seen(one.seconds, stalls)][:LISTED]
     return Table(
         title="The largest waits; late: due to other transfers on the same stream or link",
-        columns=("for", "collective", "axes", "phase", "reason", *_FIGURES),
+        columns=("for", "collective", "phase", "reason", *_FIGURES),
         rows=tuple(_wait_row(one, stalls) for one in listed),
     )
 
 
-_FIGURES = (">waits", ">seconds", ">late", ">of the step")
+_FIGURES = (">waits", ">seconds", ">late", ">share")
 
 
 def _wait_row(wait: Stall, stalls: Stalls) -> tuple[str, ...]:
     return (
         wait.name,
-        COLLECTIVES.get(wait.kind, wait.kind) or "-",
-        wait.axes or "-",
+        f"{COLLECTIVES.get(wait.kind, wait.kind)} over {wait.axes}" if wait.kind else "-",
         wait.phase or "both",
         wait.reason.value,
         str(wait.times),
