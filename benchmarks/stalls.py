@@ -1,4 +1,4 @@
-"""What makes planned steps longer than their computation: a table of 24 plans, by reason.
+"""The seconds by which steps of 24 plans are longer than their computation, by reason.
 
     benchmarks/stalls.py [--only NAME ...] [--plans DIR] [--json]
 
@@ -114,8 +114,8 @@ def _earlier(plan: Plan, analysis: Analysis) -> float | None:
 
 def line(told: dict[str, Any]) -> str:
     """A row of the table."""
-    found = told["found"]
-    plan = f"{found['stages']} x {found['mesh']}, {found['micro_batches']} micro"
+    chosen = told["found"]
+    plan = f"{chosen['stages']} x {chosen['mesh']}, {chosen['micro_batches']} micro"
     step = told["step"]
     cells = [
         f"{1e3 * told[reason]:.3g}" if told[reason] >= LEAST * step else "" for reason in _REASONS

@@ -47,6 +47,7 @@ class Issuer:
         if key not in self.known:
             self.known[key] = self.prices.seconds(*key)
         stream = self.stream(axes)
+        # A wait is told by what was waited for, wherever it happens.
         sent = self.clock.send(name, kind, stream, self.known[key], self.clock.now)
         sent.reason = self.reason
         return sent

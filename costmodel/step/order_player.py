@@ -85,6 +85,7 @@ class Player:
             # All micro-batches that are not played take as long as this one.
             if number == played - 2 and count > played:
                 clock.repeat(mark, count - played)
+        # From here on no pass is left under which anything could hide.
         clock.ends = True
         self.units.travel.settle()
         for sent in clock.under_way:

@@ -46,7 +46,7 @@ class Wait(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What a clock has counted up to a time."""
+    """The counts of a clock at a time."""
 
     now: float
     slowed: float
@@ -133,18 +133,21 @@ class Clock:
     def wait(self, sent: Sent) -> None:
         """Let computation wait until a transfer is over."""
         seconds = sent.end - self.now
+        # What is over by now is not waited for.
         if seconds > 0:
+            # Alone on its stream and links, it had taken its own seconds from the time of issue.
             late = min(seconds, sent.end - sent.after - sent.work)
             reason = Reason.END if self.ends else sent.reason
             self.waits.append(Wait(sent, reason, self.phase, seconds, late))
             self.now = sent.end
 
     def mark(self) -> Mark:
-        """What is counted so far, for `repeat`."""
+        """Return the counts so far, for `repeat`."""
         return Mark(self.now, self.slowed, dict(self.spent), len(self.sent), len(self.waits))
 
     def repeat(self, mark: Mark, times: int) -> None:
         """Count what was played since `mark` so many times more, without playing it."""
+        # What is under way ends later by as much, and nothing else is issued meanwhile.
         self.skip(times * (self.now - mark.now))
         self.slowed += times * (self.slowed - mark.slowed)
         for phase, before in mark.spent.items():

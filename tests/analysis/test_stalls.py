@@ -1,5 +1,5 @@
-"""What makes a step longer than its computation: all reasons together, for plans with and without
-stages, and how they are told.
+"""The stalls of a step: all reasons together, for plans with and without stages, and how they are
+told.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def test_every_reason_has_a_meaning() -> None:
 
 
 def test_explain_tells_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, plan = str(tmp_path / "model.onnx"), str(tmp_path / "plan.json")
+    model = str(tmp_path / "model.onnx")
+    plan = str(tmp_path / "plan.json")
     onnx.save(perceptrons(2, 64), model)
     size = ["--cluster", "dgx-h100", "--devices", "4", "--quiet"]
     run(["plan", model, *size, "--mesh", "4", "--scheme", "megatron", "-o", plan, "--no-compare"])

@@ -1,4 +1,4 @@
-"""What keeps a step from being computation alone, as sentences, tables and one object."""
+"""The stalls of a step as sentences, tables and one object: reasons, stages, largest waits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def stalls_json(stalls: Stalls) -> dict[str, Any]:
 
 
 def _notes(plan: Plan, stalls: Stalls) -> list[str]:
-    """What the figures leave open."""
+    """Sentences about what the figures leave open."""
     notes = []
     if stalls.stages:
         notes.append(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autopar.analysis.program.timelines import stages_seconds
+from autopar.analysis.program.played_stages import stages_seconds
 from autopar.costmodel import Cluster, dump, load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
