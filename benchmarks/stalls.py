@@ -118,11 +118,16 @@ def line(told: dict[str, Any]) -> str:
     plan = f"{chosen['stages']} x {chosen['mesh']}, {chosen['micro_batches']} micro"
     step = told["step"]
     cells = [
-        f"{1e3 * told[reason]:.3g}" if told[reason] >= LEAST * step else "" for reason in _REASONS
+        _milliseconds(told[reason]) if told[reason] >= LEAST * step else "" for reason in _REASONS
     ]
-    whole = (f"{1e3 * step:.4g}", f"{told['computation'] / step:.1%}")
+    whole = (_milliseconds(step), f"{told['computation'] / step:.1%}")
     earlier = "" if told["earlier"] is None else f"{told['earlier'] / step - 1:+.1%}"
     return f"| {' | '.join([told['case'], plan, *whole, *cells, earlier])} |"
+
+
+def _milliseconds(seconds: float) -> str:
+    """Milliseconds with three digits or more."""
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
 
 
 _REASONS = tuple(reason.value for reason in Reason)
