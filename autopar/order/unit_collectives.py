@@ -51,6 +51,7 @@ def gather_chains(program: Program, unit: Unit) -> tuple[Chain, ...]:
     ends = 0
     for layer in _layers(program, unit.groups, moves_value):
         counts = {group: _talking(program, group)[0] for group in layer}
+        # A layer of casts or cuts takes a round, too: what starts from it waits for all of it.
         ends += max(1, *counts.values())
         chains += (
             Chain(begins=ends - max(count, 1), count=count, group=group)

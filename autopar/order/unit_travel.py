@@ -34,6 +34,7 @@ class _Travel(Generic[M]):
         self._moving: list[M] = []
 
     def advance(self, number: int) -> None:
+        # Chains under way first: their collectives were due before those of chains that begin.
         for moving in self._moving:
             moving.go_on()
         self._moving += [self._begin(chain) for chain in self._chains if chain.begins == number]

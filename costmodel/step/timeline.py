@@ -91,7 +91,8 @@ def step_timeline(
         micro_batches=min(schedule.micro_batches, PLAYED),
         prefetch=schedule.prefetch if habits.prefetch else 0,
     )
-    values, units = plan.value_groups(), plan.unit_groups()
+    values = plan.value_groups()
+    units = plan.unit_groups()
     uses = {prices.mesh.name(axes): prices.uses(axes) for axes in sorted(values | units)}
     # Parameters have a group of their own where values travel as well.
     uses |= {

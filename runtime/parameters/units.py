@@ -51,10 +51,7 @@ class ParameterUnits:
         self.plan = plan
         self.groups = groups
         # Where values travel as well, parameters have a group of their own.
-        self.apart = {
-            axes: groups.of_parameters(axes)
-            for axes in sorted(plan.shared_groups())
-        }
+        self.apart = {axes: groups.of_parameters(axes) for axes in sorted(plan.shared_groups())}
         self.stored = stored
         self.device = device
         self.units: tuple[Unit, ...] = plan.units

@@ -406,12 +406,12 @@ def test_every_gradient_is_reduced_when_it_is_complete(name: str, schedule: Sche
     reduced = [(n, action) for n, action in enumerate(actual) if action.word is Word.REDUCE]
     for unit in plan.units:
         mine = [(n, a) for n, a in reduced if a.unit == unit.number and a.round == 0]
-        once = unit.mode is Mode.ONCE
-        assert [a.micro_batch for _, a in mine] == (
-            ([schedule.micro_batches - 1] if once else list(range(schedule.micro_batches)))
-            if plan.reduce_rounds(unit.number, last=True)
-            else []
-        )
+        wanted = list(range(schedule.micro_batches))
+        if not plan.reduce_rounds(unit.number, last=True):
+            wanted = []
+        elif unit.mode is Mode.ONCE:
+            wanted = wanted[-1:]
+        assert [a.micro_batch for _, a in mine] == wanted
         for n, action in mine:
             readers = {
                 number
