@@ -83,7 +83,8 @@ class UnitTravel(Generic[M]):
         if number == 0:
             # What starts from the unit's values is to be home, and its own of micro-batches before.
             before = {unit, *self._followers.get(unit, ())}
-            for key in [key for key in self._going if key[0] in before]:
+            # Those of later micro-batches may have begun meanwhile, and go on.
+            for key in [key for key in self._going if key[0] in before and key[1] <= micro_batch]:
                 self._going.pop(key).finish()
             self._going[unit, micro_batch] = _Travel(self._reductions(unit, last), begin)
         self._going[unit, micro_batch].advance(number)

@@ -146,3 +146,14 @@ def test_what_follows_a_pass_begins_behind_its_sends_and_before_a_receive(word: 
     message = next(place for place, one in enumerate(words) if one.endswith(">1"))
     sends = word is Word.SEND_FORWARD
     assert (words[message + 1] == "0UNSHARD.0") if sends else (words[message - 1] == "0UNSHARD.0")
+
+
+def test_a_late_reduction_leaves_those_of_later_micro_batches_under_way() -> None:
+    """Unit 0 waits for unit 1, which starts from it, until unit 2, which starts from it as well, is
+    under way for the next micro-batch.
+    """
+    chunk = Layers(gathered=[0] * 3, reduced=[1, 3, 3], mode=Mode.SHARDS, starts={0: {1, 2}})
+    words = _text(chunk, train=True, count=2).split()
+    late = words.index("0REDUCE_GRAD0.0")
+    assert words.index("0REDUCE_GRAD0.1+2") < late
+    assert words.index("0REDUCE_GRAD1.2") < late < words.index("0REDUCE_GRAD1.2+1")
