@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
@@ -44,6 +44,16 @@ class Placement:
     dim: int = -1
     parts: int = 1
     reduction: str = "sum"
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Layouts are keys in every step of a plan, so the hash is made once. It is made of numbers,
+        # of which every process makes the same.
+        letters = (self.kind.value + self.reduction).encode()
+        object.__setattr__(self, "_hash", hash((self.dim, self.parts, *letters)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
         if self.kind is Kind.SPLIT:

@@ -26,6 +26,8 @@ from autopar.sharding.rules import Call
 from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
 from autopar.sharding.strategies import Strategies
 
+from .shared_cores import INTERRUPTION
+
 Floats = NDArray[np.float64]
 
 
@@ -196,10 +198,15 @@ def unit_bytes(prices: MeshPrices, parameters: float) -> int:
                                              P: `parameters`
 
     Latency is then an eighth of the transfer, and the last unit, which nothing hides, takes no
-    longer than the latency of all.
+    longer than the latency of all. Where ranks compute on the cores that carry messages, their
+    interruption counts as latency.
     """
+    interrupted = INTERRUPTION if prices.cluster.shared_host else 0.0
     wanted = [
-        _unit(prices.lines("all_gather", (number,)), parameters)
+        _unit(
+            [(alpha + interrupted, beta) for alpha, beta in prices.lines("all_gather", (number,))],
+            parameters,
+        )
         for number, axis in enumerate(prices.mesh.axes)
         if axis.size > 1
     ]

@@ -20,6 +20,13 @@ from collections.abc import Sequence
 
 from autopar.costmodel.cluster.cluster import Cluster
 
+INTERRUPTION = 1.2e-3
+"""Seconds by which one more message lengthens the step of ranks that compute on the same cores.
+
+Measured with torch 2.13, Gloo and GPT-2 for two data-parallel ranks on two cores: 64 ms for about
+45 messages more at width 512, 13 ms for 11 at width 128. A message by itself takes 0.18 ms.
+"""
+
 
 def hides(cluster: Cluster) -> bool:
     """Whether collectives can run under computation: not where both take turns on a core."""

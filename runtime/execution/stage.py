@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +28,7 @@ from autopar.runtime.lowering import (
 )
 from autopar.runtime.lowering.delayed_weight_gradients import Postponed, of_segment
 from autopar.runtime.lowering.program import Place
-from autopar.runtime.parameters.gradients import Gradients
+from autopar.runtime.parameters.gradients import Gradients, in_own_memory
 from autopar.runtime.parameters.units import ParameterUnits, Stored
 from autopar.runtime.random_numbers.draw_state import Draws, drawing
 from autopar.runtime.random_numbers.generator_states import GeneratorStates
@@ -47,6 +47,10 @@ class _Tape:
     outputs: list[Tensor]
     sources: list[Tensor]
     state: Tensor | None
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors that this holds."""
+        return [*self.values, *self.parameters, *self.outputs, *self.sources]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -299,17 +303,31 @@ class Stage:
             return
         if later:
             passing.late[index, number].later = True
-        results = torch.autograd.grad(
+        results: tuple[Tensor | None, ...] = torch.autograd.grad(
             outputs, [leaf for _, leaf in wanted], starts, allow_unused=True, retain_graph=keep
         )
-        own = set(segment.parameters)
-        gradients = deque(zip((place for place, _ in wanted), results, strict=True))
+        # The first micro-batch's gradients are those to which the others' are added.
+        alone = [False] * len(results)
+        if self.count > 1 and index == 0:
+            alone = in_own_memory(results, [*starts, *tape.tensors()])
+        gradients = deque(zip((place for place, _ in wanted), results, alone, strict=True))
         # Nothing else may hold a gradient, so that it is freed as soon as it is cast.
         del results
+        self._hand_out(gradients, passing, index, set(segment.parameters))
+
+    def _hand_out(
+        self,
+        gradients: deque[tuple[Place, Tensor | None, bool]],
+        passing: Passing,
+        index: int,
+        parameters: Container[Place],
+    ) -> None:
+        """Take gradients away to where they belong, each with whether it is alone in its memory."""
         while gradients:
-            place, result = gradients.popleft()
-            if result is not None and place in own:
-                passing.gradients.add(place, self.units.travelling(place[0], result))
+            place, result, alone = gradients.popleft()
+            if result is not None and place in parameters:
+                gradient = self.units.travelling(place[0], result)
+                passing.gradients.add(place, gradient, own=alone or gradient is not result)
             elif result is not None:
                 passing.returned(index, [place], [result])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from autopar.runtime.execution.engine import Engine
 from autopar.runtime.parameters.storage import local_of
-from autopar.sharding.layout import Kind
 
 Parameters = Mapping[str, nn.Parameter]
 """This rank's parameters by their names in the graph."""
@@ -24,13 +23,7 @@ def clip_grad_norm(
     rank.
     """
     largest = math.isinf(norm_type)
-    norms = [
-        # In double precision, since squares of float16 gradients overflow.
-        torch.linalg.vector_norm(gradient.double(), norm_type)
-        for gradient in counted_gradients(engine, parameters)
-    ]
-    # A rank that counts no gradient takes part in the collective all the same.
-    each = torch.stack(norms) if norms else torch.zeros(1, dtype=torch.double)
+    each = norms_of(counted_gradients(engine, parameters), norm_type)
     total = each.max() if largest else (each**norm_type).sum()
     total = total.to(engine.device)
     if dist.is_initialized() and engine.world.size > 1:
@@ -50,23 +43,16 @@ def counted_gradients(engine: Engine, parameters: Parameters) -> list[Tensor]:
     return [
         local_of(parameter.grad)
         for name, parameter in parameters.items()
-        if parameter.grad is not None and _counts_here(engine, name)
+        if parameter.grad is not None and name in engine.storages.counted
     ]
 
 
-def _counts_here(engine: Engine, name: str) -> bool:
-    """Whether this rank's shard of a gradient is one that no other rank counts."""
-    if engine.world.groups is None:
-        return False
-    storages = {number: chunk.stored for number, chunk in enumerate(engine.execution.chunks)}
-    # Several stages may hold a tied parameter: the first of them counts it.
-    first = next(number for number, storage in storages.items() if name in storage)
-    if first not in engine.stages:
-        return False
-    # Along an axis that does not split the parameter all ranks have equal copies: rank 0 counts.
-    return all(
-        placement.kind is Kind.SPLIT or coordinate == 0
-        for coordinate, placement in zip(
-            engine.groups.coordinate, storages[first][name], strict=True
-        )
-    )
+def norms_of(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
+    """A zero, then the norms of all gradients with elements, in double precision."""
+    norms: list[Tensor] = [torch.zeros((), dtype=torch.double)]
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        # Squares of float16 gradients would overflow.
+        wide = torch.promote_types(dtype, torch.float32)
+        alike = [value for value in gradients if value.dtype is dtype and value.numel()]
+        norms += torch._foreach_norm(alike, norm_type, dtype=wide) if alike else ()
+    return torch.stack([norm.double() for norm in norms])

@@ -20,7 +20,7 @@ from autopar.runtime.parameters.storage import Storages, local_of
 from autopar.runtime.ranks.contents import Contents
 
 from .gradients_elsewhere import OtherStages
-from .original_modules import Recalling, attach
+from .original_modules import Recalling, attach, held
 
 Values = Mapping[str, Tensor | Callable[[], Tensor]]
 
@@ -135,8 +135,7 @@ class HeldShards(Recalling):
 
     def _stored(self, name: str) -> Tensor:
         """This rank's shard of a parameter, wherever the user's changes have put it."""
-        module, leaf = self._places[name]
-        return local_of(getattr(module, leaf))
+        return local_of(held(*self._places[name]))
 
     def _constant(self, name: str) -> Tensor:
         if name in self._buffer_places:
@@ -206,12 +205,12 @@ class HeldShards(Recalling):
 
     def graph_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by their names in the graph, in its order."""
-        return {name: getattr(module, leaf) for name, (module, leaf) in self._places.items()}
+        return {name: held(*place) for name, place in self._places.items()}
 
     def host_parameters(self) -> list[nn.Parameter]:
         """The parameters whose optimizer state the plan has in host memory (see `host_states`)."""
-        held = self._engine.host
-        return [value for name, value in self.graph_parameters().items() if name in held]
+        there = self._engine.host
+        return [value for name, value in self.graph_parameters().items() if name in there]
 
     def full_value(self, name: str, local: Tensor) -> Tensor:
         """The whole tensor on every rank from our shard of a parameter (or of its gradient)."""

@@ -212,6 +212,13 @@ def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
     return module, leaf
 
 
+def held(module: nn.Module, leaf: str) -> Any:
+    """The present value under a name, which may be another tensor than was registered."""
+    # Every step reads every parameter several times: `getattr` looks in many places first.
+    value = module._parameters.get(leaf)
+    return getattr(module, leaf) if value is None else value
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a value leads to no tensor and no module, so that it keeps no weights alive."""
     # By identity, since values may not be hashable; all are alive until this returns.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -22,9 +23,11 @@ class Gradients:
         # Places whose tensor nothing else holds: only there a gradient is added in place.
         self._own: set[PlacedValue] = set()
 
-    def add(self, place: PlacedValue, gradient: Tensor) -> None:
-        """Add a contribution of the backward pass."""
+    def add(self, place: PlacedValue, gradient: Tensor, *, own: bool = False) -> None:
+        """Add a contribution of the backward pass; `own`: nothing else holds its memory."""
         self.reached.add(place[0])
+        if own and place not in self.at:
+            self._own.add(place)
         self.bring(place, gradient)
 
     def bring(self, place: PlacedValue, gradient: Tensor) -> None:
@@ -78,3 +81,33 @@ class Gradients:
         """The gradient at a place, which is there no longer."""
         self._own.discard(place)
         return self.at.pop(place, None)
+
+
+def in_own_memory(gradients: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[bool]:
+    """Which gradients lie alone in their memory, without overlaps, so that one may add to them.
+
+    Autograd may return one tensor for several values, an expanded one, a part of a larger one, or
+    one of the `others`: the tensors that it was given, or has saved.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    held = Counter(tensor.untyped_storage()._cdata for tensor in (*present, *others))
+    return [gradient is not None and _is_alone(gradient, held) for gradient in gradients]
+
+
+def _is_alone(gradient: Tensor, held: Counter[int]) -> bool:
+    storage = gradient.untyped_storage()
+    # These counts have autograd's own references, too. A view keeps the tensor that it was made of.
+    base = gradient._base
+    tensors = 1 if base is None else 2
+    counts = _count(gradient), torch._C._storage_Use_Count(storage._cdata)
+    # The storage is held by its tensors and by the object that asks; the base by its view and here.
+    alone = counts == (1, tensors + 1) and (base is None or _count(base) == 2)
+    if held[storage._cdata] > 1 or not alone:
+        return False
+    # That of a weight may be the transpose of a product.
+    return gradient.is_contiguous() or (gradient.dim() == 2 and gradient.t().is_contiguous())
+
+
+def _count(tensor: Tensor) -> int:
+    count: int = tensor._use_count()  # type: ignore[attr-defined]
+    return count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from autopar.runtime.ranks.cuts import cuts_of, shard_of
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.ranks.world import World
 from autopar.runtime.redistribution.steps import gather_full
-from autopar.sharding.layout import Layout, R, local_shape
+from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.mesh import Mesh
 
 from .torch_layouts import device_mesh, mesh_without_groups, placements_of
@@ -155,6 +156,25 @@ class Storages:
     def holds(self, name: str) -> bool:
         """Whether this rank has a part of a parameter."""
         return not self.world.staged or any(name in self.chunks[n].layouts for n in self.own)
+
+    @cached_property
+    def counted(self) -> frozenset[str]:
+        """The parameters whose shard on this rank is one that no other rank counts."""
+        if self.world.groups is None:
+            return frozenset()
+        coordinate = self.world.groups.coordinate
+        # Several stages may hold a tied parameter: the first of them counts it. Along an axis that
+        # does not split a parameter all ranks have equal copies: rank 0 counts.
+        return frozenset(
+            name
+            for number in self.own
+            for name, layout in self.chunks[number].layouts.items()
+            if self.holders(name)[0] == number
+            and all(
+                placement.kind is Kind.SPLIT or position == 0
+                for position, placement in zip(coordinate, layout, strict=True)
+            )
+        )
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The type in which a parameter is stored, and its gradient returned."""
