@@ -6,7 +6,7 @@ They hold an imported model on its way from a frontend to the planner and the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .ir import Graph, Operator
@@ -35,7 +35,7 @@ class TorchModel:
     the module. `aliases`: further paths of tied parameters → the path that names them. `in_spec`,
     `out_spec`: structures of inputs and outputs. `output_names`: the tensors of the outputs; None
     for numbers and texts, which are in `output_values`. `checks`: assertions of its code about its
-    data.
+    data. `reads`: the attributes that its code has read in the export, by the submodule's path.
     """
 
     graph: Graph
@@ -47,6 +47,7 @@ class TorchModel:
     output_names: tuple[str | None, ...]
     output_values: tuple[Any, ...] = ()
     checks: tuple[Check, ...] = ()
+    reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,7 @@ class TrainingTable(_Table):
     save_every: Positive = 500
     keep: Positive = 2
     log_every: Positive = 10
+    skip_nonfinite: Annotated[int, Field(ge=0)] = 0
     seed: int = 0
     ranks: Positive | None = None
     backend: Literal["gloo", "nccl"] | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from autopar.errors import PlanError, RunError, UsageError, unknown
 
+from .folder_lock import hold
 from .replanning import Replanned, plan_for
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Training:
         self._saved: int | None = None
         self._keep = 2
         self._wait: float | None = None
+        self.require_savable: Callable[[], None] = lambda: None
+        """Called in front of every save; raises where nothing may be saved."""
 
     def track(self, name: str, tracked: Tracked) -> Tracked:
         """Save the state of an object with a plain `state_dict` from now on, and restore it now.
@@ -139,6 +142,7 @@ class Training:
         """Save now, after `step` steps."""
         from autopar.runtime.training.saving import save
 
+        self.require_savable()
         extra = {name: tracked.state_dict() for name, tracked in self._tracked.items()}
         save(
             self.module,
@@ -275,11 +279,13 @@ def _planned_together(loaded: LoadedModel, folder: Path, planning: dict[str, Any
 
     devices = dist.get_world_size()
     if devices == 1:
+        hold(folder)
         return plan_for(loaded, devices, folder, planning)
     told: list[Any] = ["", None]
     failure: Exception | None = None
     if dist.get_rank() == 0:
         try:
+            hold(folder)
             replanned = plan_for(loaded, devices, folder, planning)
             told = ["", (replanned.plan.to_json(), replanned.origin, replanned.seconds)]
         except Exception as error:

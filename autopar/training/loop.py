@@ -17,6 +17,7 @@ from autopar.errors import ModelError, UsageError
 
 from .config import Config, ModelTable, OptimizerTable, ScheduleTable
 from .elastic import Training, elastic
+from .finite import Finite
 from .metrics import Metrics, Predicted, Reported, memory_warning
 
 if TYPE_CHECKING:
@@ -68,14 +69,17 @@ def train(config: Config) -> int:
     )
     # One rank speaks for all.
     metrics = _metrics(config, run, speaks=not dist.is_initialized() or dist.get_rank() == 0)
+    finite = Finite(run, table.skip_nonfinite)
+    run.require_savable = finite.require_savable
     first = run.step
     for step, batch in run.steps(table.steps, loader, save_every=table.save_every, keep=table.keep):
         metrics.begin()
-        loss, norm = _step(run, batch, config.optimizer.clip)
+        loss, norm = _step(run, batch, config.optimizer.clip, finite)
         learning_rate = schedule.get_last_lr()[0]
         schedule.step()
         metrics.took()
         if metrics.wanted(step + 1):
+            finite.require()
             figures = {"loss": float(loss), "lr": float(learning_rate)}
             if norm is not None:
                 figures["gradient_norm"] = float(norm)
@@ -85,16 +89,18 @@ def train(config: Config) -> int:
     return run.step - first
 
 
-def _step(run: Training, batch: Any, clip: float | None) -> tuple[Tensor, Tensor | None]:
+def _step(
+    run: Training, batch: Any, clip: float | None, finite: Finite
+) -> tuple[Tensor, Tensor | None]:
     """One step on a batch: the loss, and the norm of the gradients where they are clipped."""
-    if clip is None:
-        return run.module.train_step(_arguments(run.module, batch), run.optimizer), None
     run.optimizer.zero_grad()
     given = _arguments(run.module, batch)
     loss = run.module.loss(**given) if isinstance(given, Mapping) else run.module.loss(*given)
-    loss.backward()  # type: ignore[no-untyped-call]
-    norm = run.module.clip_grad_norm_(clip)
-    run.optimizer.step()
+    norm = None
+    if finite.allows(loss.detach()):
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = run.module.clip_grad_norm_(clip) if clip is not None else None
+        run.optimizer.step()
     return loss.detach(), norm
 
 

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from autopar.errors import PlanError
 from autopar.runtime.execution.engine import Engine
+from autopar.runtime.execution.loss_gradients import is_on_host
 from autopar.runtime.parameters.storage import local_of
 
 from .clipping import Parameters, counted_gradients, norms_of
@@ -29,7 +31,12 @@ long as the largest element is at least the norm divided by the square root of t
 
 
 class OtherStages:
-    """The parameter that represents those of other stages."""
+    """The parameter that represents those of other stages.
+
+    `refusal`: the reason why this rank goes on no further than all ranks' next backward pass.
+    """
+
+    refusal: PlanError | None = None
 
     def __init__(self, engine: Engine, parameters: Parameters) -> None:
         like = next(iter(parameters.values()), torch.zeros(1))
@@ -44,7 +51,11 @@ class OtherStages:
 
         Collective: every rank calls it.
         """
-        squares, largest = _others(engine, counted_gradients(engine, parameters))
+        counted = counted_gradients(engine, parameters)
+        squares, largest, refused = _others(engine, counted, refuses=self.refusal is not None)
+        # The host of another device would wait for the whole backward pass to read this.
+        if is_on_host(refused) and refused:
+            raise self.refusal or PlanError("ranks of another stage refuse this step, and tell why")
         rest = ((squares - largest**2).clamp(min=0.0) / (PLACES - 1)).sqrt()
         gradient = torch.cat([largest.reshape(1), rest.expand(PLACES - 1)]).to(self.parameter.dtype)
         if isinstance(self.parameter, DTensor):
@@ -59,21 +70,27 @@ class OtherStages:
             local_of(mine).view(-1)[:1] += bad.to(mine.dtype)
 
 
-def _others(engine: Engine, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The sum of squares, and the largest element, of the gradients that other stages count."""
+def _others(
+    engine: Engine, gradients: list[Tensor], *, refuses: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of squares, and the largest element, of the gradients that other stages count, and
+    how many ranks refuse to go on.
+    """
     world = engine.world
     stages = len(world.firsts)
     # Idle ranks have a row of their own behind those of the stages.
     here = stages if world.stage is None else world.stage
     # Squares and largest elements travel in one sum: every rank writes places of its own.
-    each = torch.zeros(2, stages + 1, world.size, dtype=torch.double, device=engine.device)
+    each = torch.zeros(3, stages + 1, world.size, dtype=torch.double, device=engine.device)
+    each[2, here, world.rank] = float(refuses)
     counted = [gradient for gradient in gradients if gradient.numel()]
     if counted:
         each[0, here, world.rank] = norms_of(counted, 2.0).square().sum()
         # Both extremes in one pass, several times as fast as the largest absolute value.
-        extremes = [extreme for gradient in counted for extreme in gradient.aminmax()]
+        extremes = [extreme.double() for gradient in counted for extreme in gradient.aminmax()]
         each[1, here, world.rank] = torch.stack(extremes).abs().max()
     # One message for both figures, in double precision: squares of small gradients underflow.
     dist.all_reduce(each)
+    refused = each[2].sum()
     each[:, here] = 0.0
-    return each[0].sum(), each[1].max()
+    return each[0].sum(), each[1].max(), refused

@@ -26,11 +26,28 @@ class Modes:
         self.only = ""
         self._evaluating: Engine | None = None
         self.compiled: Mapping[str, Any] | None = None
+        # The modes in which submodules were planned that have two.
+        self.parts: Mapping[str, bool] = {}
+
+    def require_parts(self, present: Mapping[str, nn.Module], *, training: bool) -> None:
+        """Refuse submodules in another mode than that of the program for the whole's mode."""
+        for path, part in present.items():
+            wanted = self.parts[path] if training == self.planned else training
+            if part.training != wanted:
+                modes = {True: "training", False: "evaluation"}
+                raise PlanError(
+                    f"{path!r} is in {modes[part.training]} while the whole module is in "
+                    f"{modes[training]}, for which its program has it in {modes[wanted]}: call "
+                    f"{'train' if wanted else 'eval'}() on it, or give it its mode before "
+                    "autopar.plan, and parallelize again"
+                )
 
     def planned_in(self, original: nn.Module) -> None:
         """Take over the mode in which the original was planned, and know whether it has another."""
         self.planned = original.training
-        changing = [name for name, part in original.named_modules() if _has_modes(part)]
+        parts = {path: part for path, part in original.named_modules() if has_modes(part)}
+        self.parts = {path: part.training for path, part in parts.items()}
+        changing = list(parts)
         if not original.training and changing:
             self.only = (
                 f"the model was in evaluation when it was planned, and its {changing[0]!r} does "
@@ -69,11 +86,12 @@ class Modes:
         other = Modes(engine, self.evaluation)
         other.planned = self.planned
         other.only = self.only
+        other.parts = self.parts
         other.compiled = self.compiled
         return other
 
 
-def _has_modes(part: nn.Module) -> bool:
+def has_modes(part: nn.Module) -> bool:
     """Whether a module behaves differently in training and in evaluation."""
     drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
     return drops or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)

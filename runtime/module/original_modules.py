@@ -8,6 +8,7 @@ model's, and says so when called.
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import inspect
 import types
@@ -37,11 +38,22 @@ LARGEST = 10_000
 """Objects behind an attribute that are looked at; one with more is not kept."""
 
 
-class Original:
-    """The plain attributes of a module, and its class; copies share it."""
+class _Unkept:
+    """Stands for a value that leads to a tensor or a module, and equals no other."""
 
-    def __init__(self, module: nn.Module) -> None:
+
+class Original:
+    """The plain attributes of a module, and its class; copies share it.
+
+    `path`: of the module in the whole. `read`: the values of the attributes that the program rests
+    on, by name. `copies`: of those that can change in place.
+    """
+
+    def __init__(self, module: nn.Module, path: str, reads: Mapping[str, frozenset[str]]) -> None:
         self.kind = type(module)
+        self.path = path
+        self.read: dict[str, Any] = {}
+        self.copies: dict[str, Any] = {}
         self.attributes: dict[str, Any] = {}
         # A bias that is None is read as an attribute, too.
         for registered in (module._parameters, module._buffers):
@@ -50,10 +62,60 @@ class Original:
             if name not in _OWN and not name.startswith("_") and _is_plain(value):
                 self.attributes[name] = value
 
+        for name in sorted(reads.get(path, ())):
+            self._note(name, module, reads)
+
+    def _note(self, name: str, module: nn.Module, reads: Mapping[str, frozenset[str]]) -> None:
+        """Keep the value of an attribute that the program rests on."""
+        child = module._modules.get(name)
+        below = f"{self.path}.{name}" if self.path else name
+        # Torch itself looks at all submodules, also at those that the code does not use.
+        used = any(path == below or path.startswith(f"{below}.") for path in reads)
+        held = name in module._parameters or name in module._buffers or name == "training"
+        # The whole module's own forward pass may be wrapped: what is wrapped then is this one's.
+        wrapped = not self.path and name == "forward"
+        if held or wrapped or (child is not None and not used):
+            return
+        value = inspect.getattr_static(module, name, None) if child is None else child
+        plain = _is_plain(value) and not isinstance(value, property)
+        self.read[name] = value if plain else _Unkept()
+        if plain and isinstance(value, (list, dict, set)):
+            copied = copy.deepcopy(value)
+            # Of what has no equality of its own, no copy is equal.
+            if _equal(value, copied):
+                self.copies[name] = copied
+
     def __deepcopy__(self, memo: object) -> Original:
         return self
 
-    def read(self, name: str, owner: nn.Module) -> Any:
+    def named(self, name: str) -> str:
+        """An attribute, for messages."""
+        return repr(f"{self.path}.{name}" if self.path else name)
+
+    def require_unread(self, name: str, value: object) -> None:
+        """Refuse a change of an attribute that the program rests on."""
+        if name not in self.read:
+            return
+        planned = self.read[name]
+        if value is planned or (type(value) is type(planned) and _equal(value, planned)):
+            return
+        was = "" if isinstance(planned, _Unkept) else f" as {planned!r}"
+        raise PlanError(
+            f"{self.named(name)} was read{was} when the model was planned, and the program would "
+            "not follow the change: make it before autopar.plan, and parallelize again"
+        )
+
+    def require_unchanged(self) -> None:
+        """Refuse containers that have been changed in place."""
+        for name, before in self.copies.items():
+            if not _equal(self.read[name], before):
+                raise PlanError(
+                    f"{self.named(name)} has changed from {before!r} to {self.read[name]!r} since "
+                    "the model was planned, and the program would not follow: make the change "
+                    "before autopar.plan, and parallelize again"
+                )
+
+    def value(self, name: str, owner: nn.Module) -> Any:
         """An attribute of the original: its own, its class's, or a property of the `owner`."""
         if name in self.attributes:
             return self.attributes[name]
@@ -92,7 +154,17 @@ class Recalling(nn.Module):
         except AttributeError:
             if self._original is None or name.startswith("_"):
                 raise
-        return self._original.read(name, self)
+        return self._original.value(name, self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._original is not None and value is not self._modules.get(name, self):
+            self._original.require_unread(name, value)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._original is not None:
+            self._original.require_unread(name, _Unkept())
+        super().__delattr__(name)
 
     def __dir__(self) -> list[str]:
         names = set(super().__dir__())  # type: ignore[no-untyped-call]
@@ -156,16 +228,21 @@ _KINDS: Mapping[type[nn.Module], type[OriginalModule]] = {
 }
 
 
-def recall(root: Recalling, module: nn.Module) -> None:
-    """Give `root` the submodules of `module`, still without parameters, and plain attributes."""
-    root._original = Original(module)
+def recall(
+    root: Recalling, module: nn.Module, reads: Mapping[str, frozenset[str]], path: str = ""
+) -> None:
+    """Give `root` the submodules of `module`, still without parameters, and plain attributes.
+
+    `reads`: the attributes that the program rests on, by the submodule's path.
+    """
+    root._original = Original(module, path, reads)
     for name, child in module._modules.items():
         if child is None:
             root._modules[name] = None
         elif is_free(root, name):
             part = _part(child)
             root._modules[name] = part
-            recall(part, child)
+            recall(part, child, reads, f"{path}.{name}" if path else name)
 
 
 def _part(module: nn.Module) -> OriginalModule:
@@ -217,6 +294,14 @@ def held(module: nn.Module, leaf: str) -> Any:
     # Every step reads every parameter several times: `getattr` looks in many places first.
     value = module._parameters.get(leaf)
     return getattr(module, leaf) if value is None else value
+
+
+def _equal(value: object, other: object) -> bool:
+    """Whether two values are equal; what cannot say so is not."""
+    try:
+        return bool(value == other)
+    except Exception:
+        return False
 
 
 def _is_plain(value: Any) -> bool:

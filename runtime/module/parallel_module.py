@@ -31,6 +31,7 @@ from .call_inputs import CallInputs
 from .call_outputs import CallOutputs
 from .clipping import clip_grad_norm
 from .gradients_elsewhere import OtherStages
+from .guards import Guards
 from .held_shards import HeldShards, Values
 from .modes import Modes
 from .original_modules import recall
@@ -62,6 +63,7 @@ _SHARED = (
     "_engine",
     "_storages",
     "_modes",
+    "_guards",
     "_inputs",
     "other_stages",
     "gradient_state",
@@ -117,15 +119,18 @@ class ParallelModule(HeldShards):
         self._structured = model is not None
         self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
         if model is not None and model.torch is not None:
-            recall(self, model.module)
+            recall(self, model.module, model.torch.reads)
         self._hold(values, model, aliases, debug=options.debug)
         self.gradient_state = GradientState()
         self.other_stages = self._others(engine)
+        self._guards = Guards(self, self._modes)
 
     def planned_in(self, original: nn.Module) -> None:
-        """Be in the mode in which the original was planned, and know whether there is another."""
+        """Be in the modes in which the original was planned, and know whether there are others."""
         self.train(original.training)
         self._modes.planned_in(original)
+        self._guards = Guards(self, self._modes)
+        self._guards.take_over(original)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; shares that wait to be summed are dropped too."""
@@ -154,6 +159,7 @@ class ParallelModule(HeldShards):
         other._engine = self._engine.copied(other._stored)
         other._modes = self._modes.on(other._engine)
         other.other_stages = other._others(other._engine)
+        other._guards = Guards(other, other._modes)
         return other
 
     def _others(self, engine: Engine) -> OtherStages | None:
@@ -238,7 +244,7 @@ class ParallelModule(HeldShards):
 
     def _run(self, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
         """The outputs at the places `wanted`, from the inputs of the graph by name."""
-        self._require_as_planned()
+        self._guards.require()
         whole = dict(inputs)
         for name in self._engine.constants:
             # Autograd may keep a constant's old value: changing constants are copied.
@@ -253,22 +259,6 @@ class ParallelModule(HeldShards):
                 # Written in place, since the caller and copies of the module hold this tensor.
                 self._constant(name).copy_(value)
         return outputs
-
-    def _require_as_planned(self) -> None:
-        """Refuse parameters of another type or on another device than planned."""
-        for name, parameter in self.graph_parameters().items():
-            planned = self._storages.dtype_of(name)
-            if parameter.dtype != planned:
-                raise PlanError(
-                    f"parameters have become {parameter.dtype}, which the plan has as {planned}: "
-                    "plan again with the dtype that you want (or master, the type of stored "
-                    "parameters)"
-                )
-            if parameter.device.type != self._device.type:
-                raise PlanError(
-                    f"parameters have been moved to {parameter.device.type}, "
-                    f"the ranks work on {self._device.type}"
-                )
 
     # --- its parts ---
 

@@ -20,12 +20,23 @@ T = TypeVar("T")
 _TIMEOUT = timedelta(seconds=60)
 
 
-@functools.cache
 def axis_groups(mesh: tuple[int, ...]) -> tuple[Mapping[Axes, AxisGroup], ...]:
     """The groups of every rank of a mesh, over every axis and every set of several.
 
     They are made once for each mesh.
     """
+    groups = _connected(mesh)
+    for name, group in _GROUPS.items():
+        try:
+            _distributed_c10d._resolve_process_group(cast(Any, name))
+        except RuntimeError:
+            # The end of the default group takes all names out of torch's registry.
+            _distributed_c10d._register_process_group(cast(Any, name), group)
+    return groups
+
+
+@functools.cache
+def _connected(mesh: tuple[int, ...]) -> tuple[Mapping[Axes, AxisGroup], ...]:
     axes_of_mesh = (Axis(name=f"d{axis}", size=size) for axis, size in enumerate(mesh))
     whole_mesh = Mesh(axes=tuple(axes_of_mesh))
     sets = axis_sets(mesh)
@@ -49,16 +60,15 @@ def axis_groups(mesh: tuple[int, ...]) -> tuple[Mapping[Axes, AxisGroup], ...]:
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             group._set_group_name(cast(Any, name))
-            _distributed_c10d._register_process_group(cast(Any, name), group)
+            _GROUPS[name] = group
             by_axes[axes] = AxisGroup(name, size, place)
-            _GROUPS.append(group)
         return by_axes
 
     return tuple(in_threads(whole_mesh.devices, connect))
 
 
 # Torch's registry of groups by name does not keep them alive.
-_GROUPS: list[dist.ProcessGroup] = []
+_GROUPS: dict[str, dist.ProcessGroup] = {}
 
 
 class AxisLog(CollectiveLog):  # type: ignore[no-untyped-call]

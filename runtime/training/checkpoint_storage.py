@@ -59,6 +59,8 @@ from .manifest import (
     Piece,
     checkpoint_name,
     checkpoints_in,
+    digest,
+    manifest_text,
     others,
 )
 
@@ -171,7 +173,8 @@ class SafeWriter(StorageWriter):
         manifest = self.manifest.model_copy(update={"tensors": tensors, "files": sizes})
         if self.plan is not None:
             write_synchronised(unfinished / PLAN, self.plan)
-        write_synchronised(unfinished / MANIFEST, manifest.model_dump_json(by_alias=True))
+            manifest = manifest.model_copy(update={"plan_digest": digest(self.plan)})
+        write_synchronised(unfinished / MANIFEST, manifest_text(manifest))
         synchronise(unfinished)
         # The order matters: the name comes when the contents are on the disk, `latest` after it.
         unfinished.rename(self.folder / self.name)

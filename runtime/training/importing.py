@@ -24,7 +24,16 @@ from .durable_files import (
     write_synchronised,
 )
 from .export import LIMIT, parts_within, require_prefix
-from .manifest import MANIFEST, MODEL, UNFINISHED, Entry, Manifest, Piece, checkpoint_name
+from .manifest import (
+    MANIFEST,
+    MODEL,
+    UNFINISHED,
+    Entry,
+    Manifest,
+    Piece,
+    checkpoint_name,
+    manifest_text,
+)
 
 
 def import_weights(
@@ -99,5 +108,5 @@ def _write(
     manifest = Manifest(
         made_by=autopar.__version__, step=0, ranks=1, model=model, tensors=entries, files=files
     )
-    write_synchronised(making / MANIFEST, manifest.model_dump_json(by_alias=True))
+    write_synchronised(making / MANIFEST, manifest_text(manifest))
     synchronise(making)

@@ -1,6 +1,7 @@
 """The manifest of a checkpoint, which is read without pickle or torch.
 
-It is one JSON file beside safetensors files of pieces.
+It is one JSON file beside safetensors files of pieces. It begins with the digest of its rest, and
+has those of all other files: of the plan as a whole, of tensors piece by piece.
 
   FOLDER/latest                          the name of the last whole checkpoint
   FOLDER/step-00000200/checkpoint.json   this module's `Manifest`
@@ -11,6 +12,7 @@ It is one JSON file beside safetensors files of pieces.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -31,6 +33,7 @@ OPTIMIZER = "optimizer."
 RANDOM = "random."
 COMPRESSION = "compression."
 """Prefixes of the names of tensors, by their owner."""
+_DIGEST = '{"digest":"'
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 
@@ -102,6 +105,7 @@ class Manifest(_Part):
     model_fingerprint: str | None = None
     plan_fingerprint: str | None = None
     plan: str = ""
+    plan_digest: str | None = None
     optimizer: str | None = None
     groups: tuple[Group, ...] = ()
     scalars: dict[str, Scalar] = {}
@@ -122,6 +126,29 @@ class Manifest(_Part):
             for name, entry in self.tensors.items()
             if name.startswith(prefix)
         }
+
+
+def digest(text: str) -> str:
+    """The digest under which a text is saved."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The text of a manifest's file, which begins with the digest of its rest."""
+    rest = manifest.model_dump_json(by_alias=True).removeprefix("{")
+    return f'{_DIGEST}{digest(rest)}",{rest}'
+
+
+def _without_digest(path: Path, text: str) -> str:
+    """The manifest in a file's text, whose digest, if it has one, is right."""
+    if not text.startswith(_DIGEST):
+        return text  # of a version without digests
+    told, _, rest = text.removeprefix(_DIGEST).partition('",')
+    if told != digest(rest):
+        raise PlanError(
+            f"the checkpoint {path} is damaged: {MANIFEST} is not what was saved{others(path)}"
+        )
+    return "{" + rest
 
 
 def checkpoint_name(step: int, taken: list[str]) -> str:
@@ -183,7 +210,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
     A checkpoint with missing or truncated files is refused.
     """
     try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
+        text = _without_digest(path, (path / MANIFEST).read_text(encoding="utf-8"))
         data = json.loads(text)
         # Checked before pydantic does, which would list every missing field of some other JSON
         # file.
@@ -208,6 +235,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
         raise PlanError(f"{path / MANIFEST}: cannot be read: {error}") from error
     _require_files(path, manifest)
     _require_pieces(path, manifest)
+    _require_plan(path, manifest)
     return manifest, text
 
 
@@ -218,6 +246,20 @@ def _require_files(path: Path, manifest: Manifest) -> None:
         if held != size:
             problem = "is missing" if held is None else f"has {held} bytes instead of {size}"
             raise PlanError(f"the checkpoint {path} is damaged: {file} {problem}{others(path)}")
+
+
+def _require_plan(path: Path, manifest: Manifest) -> None:
+    """Refuse a checkpoint whose plan is not the one that was saved."""
+    if manifest.plan_digest is None:
+        return
+    try:
+        held = digest((path / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        held = ""
+    if held != manifest.plan_digest:
+        raise PlanError(
+            f"the checkpoint {path} is damaged: {PLAN} is not what was saved{others(path)}"
+        )
 
 
 def _require_pieces(path: Path, manifest: Manifest) -> None:

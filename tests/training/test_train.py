@@ -21,6 +21,7 @@ from autopar.errors import AutoparError, UsageError
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.training.manifest import latest_in, read_manifest
 from autopar.training.config import load_config
+from autopar.training.folder_lock import hold
 from autopar.training.loop import train
 from autopar.training.metrics import METRICS, forget_from
 
@@ -250,3 +251,107 @@ def test_lines_of_steps_that_are_made_again_go(tmp_path: Path) -> None:
     path.write_text("\n".join([*lines, "[]", '{"st']), encoding="utf-8")
     forget_from(path, 2)
     assert path.read_text(encoding="utf-8").splitlines() == lines[:2]
+
+
+BAD = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        return (self.up(x) - y).square().mean()
+
+def net():
+    torch.manual_seed(0)
+    return Net(), (torch.zeros(4, 4), torch.zeros(4, 4))
+
+def data():
+    bad = {17, 37}
+    return [
+        (torch.full((4,), float("nan") if n in bad else n / 40), torch.ones(4)) for n in range(40)
+    ]
+"""
+
+
+def _with_bad_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: int) -> Path:
+    tmp_path.mkdir(exist_ok=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bad_samples.py").write_text(BAD, encoding="utf-8")
+    own = "".join(f"{name} = {value}\n" for name, value in settings.items())
+    text = (
+        '[model]\ncallable = "bad_samples:net"\n[data]\ncallable = "bad_samples:data"\n'
+        "batch = 4\nshuffle = false\n[optimizer]\nlr = 0.01\n[training]\n"
+        f'folder = "run"\nsteps = 10\nsave_every = 2\nkeep = 1\nlog_every = 1\n{own}'
+        '[plan]\nscheme = "data"\n'
+    )
+    (tmp_path / "train.toml").write_text(text, encoding="utf-8")
+    return tmp_path / "train.toml"
+
+
+def _trains(file: Path) -> str:
+    try:
+        train(load_config(file))
+    except AutoparError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_is_not_finite_stops_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """The fifth batch has the sample 17; the checkpoint of the fourth step is kept."""
+    file = _with_bad_samples(tmp_path, monkeypatch)
+    for told in run_ranks(_trains, ranks, file):
+        assert "the loss of step 5 is nan (epoch 0, samples 16, 17, 18, 19)" in told
+        assert "the last good checkpoint is" in told and "training.skip_nonfinite" in told
+    latest = latest_in(tmp_path / "run")
+    assert latest is not None and read_manifest(tmp_path / "run" / latest)[0].step == 4
+
+
+@pytest.mark.gloo
+def test_bad_steps_are_left_out_where_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = _with_bad_samples(tmp_path, monkeypatch, skip_nonfinite=2)
+    assert run_ranks(_trains, 2, file) == ["", ""]
+    file = _with_bad_samples(tmp_path / "one", monkeypatch, skip_nonfinite=1)
+    for told in run_ranks(_trains, 2, file):
+        assert "the loss of step 10 is nan" in told
+
+
+@pytest.mark.gloo
+def test_parameters_that_are_not_finite_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients overflow behind a finite loss: the checkpoint before is kept."""
+    file = _with_bad_samples(tmp_path, monkeypatch, skip_nonfinite=2)
+    text = file.read_text(encoding="utf-8").replace("lr = 0.01", "lr = inf")
+    text = text.replace("steps = 10", "steps = 1")
+    file.write_text(text, encoding="utf-8")
+    for told in run_ranks(_trains, 2, file):
+        assert "after 1 steps 'up." in told and "no checkpoint has been saved" in told
+    assert latest_in(tmp_path / "run") is None
+
+
+def _holds(folder: Path) -> str:
+    try:
+        hold(folder)
+        hold(folder)
+    except AutoparError as error:
+        return str(error)
+    return ""
+
+
+def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
+    hold(tmp_path)
+    (told,) = run_ranks(_holds, 1, tmp_path)
+    assert f"process {os.getpid()} of" in told and "trains into this folder" in told
+    # The lock of a process ends with it.
+    assert run_ranks(_holds, 1, tmp_path / "other") == [""]
+    assert run_ranks(_holds, 1, tmp_path / "other") == [""]

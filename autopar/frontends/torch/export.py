@@ -14,8 +14,6 @@ from torch.utils import _pytree as pytree
 from autopar.errors import ModelError
 from autopar.forking import keep_forkable
 
-from .caches import without_caches
-
 keep_forkable()  # before the first fake tensor
 
 
@@ -58,7 +56,7 @@ def export_fake(
     inputs, keyword_inputs = pytree.tree_unflatten(fakes_of_inputs, spec)
     try:
         fakes = {path: replaced[value] for path, value in state.items()}
-        with torch.nn.utils.stateless._reparametrize_module(module, fakes), without_caches(module):
+        with torch.nn.utils.stateless._reparametrize_module(module, fakes):
             return torch.export.export(module, inputs, keyword_inputs, strict=False)
     except Exception as error:
         text = str(error).strip().split("\n")[0]

@@ -14,8 +14,10 @@ import torch
 from autopar.errors import ModelError
 from autopar.model import TorchModel
 
+from .caches import without_caches
 from .export import export_fake
 from .reader import Reader
+from .reads import all_that_can_be_read, of_its_code, recorded_reads
 
 
 def import_torch(
@@ -37,19 +39,36 @@ def import_torch(
     if loss is not None:
         module.forward = lambda *a, **k: _with_loss(forward, loss, a, k)
     try:
-        exported = export_fake(module, tuple(args), dict(kwargs or {}), dtype)
+        exported, reads = _exported(module, tuple(args), dict(kwargs or {}), dtype)
     finally:
         if loss is not None:
             del module.forward
             if own is not None:
                 module.forward = own
     model = read_exported(exported, module=module, name=name or type(module).__name__)
+    model = replace(model, reads=reads)
     if loss is None:
         return model
     last = model.output_names[-1]
     if last is None or model.graph.tensors[last].shape != ():
         raise ModelError("the loss function must return a scalar tensor")
     return replace(model, graph=replace(model.graph, loss=last))
+
+
+def _exported(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype | None,
+) -> tuple[torch.export.ExportedProgram, dict[str, frozenset[str]]]:
+    """The exported program, and the attributes on which it rests."""
+    with without_caches(module):
+        try:
+            with recorded_reads(module) as reads:
+                return export_fake(module, args, kwargs, dtype), of_its_code(reads)
+        except ModelError:
+            # Regions that torch compiles inside an export (`torch.cond`) cannot be watched.
+            return export_fake(module, args, kwargs, dtype), all_that_can_be_read(module)
 
 
 def _with_loss(

@@ -15,6 +15,7 @@ from autopar.order.execution import Execution
 from autopar.runtime.compression.adamw import SmallAdamW
 from autopar.runtime.execution import autograd_node
 from autopar.runtime.launch import run_ranks
+from autopar.runtime.module import gradients_elsewhere
 from autopar.runtime.module.batches import FIRST
 from autopar.runtime.optimizers.lamb_momentum import Lamb
 from autopar.runtime.parameters.gradients import Gradients
@@ -57,6 +58,11 @@ def test_reads_are_counted(read: Callable[[Tensor], object]) -> None:
     assert reads.count
 
 
+def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for reader in (autograd_node, gradients_elsewhere):
+        monkeypatch.setattr(reader, "is_on_host", lambda value: False)
+
+
 def _plan(analysis: Analysis, stages: int) -> Execution:
     if stages == 2:
         return pipelined(analysis, ((1,), (1,)))
@@ -93,7 +99,7 @@ def _steps(plan: Execution, module: Net, x: Tensor, optimizer: Optimizer) -> int
 def test_a_step_reads_nothing(
     stages: int, optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autograd_node, "is_on_host", lambda value: False)
+    _as_on_a_device(monkeypatch)
     module, analysis, x = net()
     plan = _plan(analysis, stages)
     assert run_ranks(_steps, 2, plan, module, x, optimizer, timeout=120) == [0, 0]
@@ -140,7 +146,7 @@ def _passes(plan: Execution, module: Net, x: Tensor, row: str) -> tuple[int, flo
 def test_gradients_of_a_plain_backward_pass_are_not_touched(
     row: str, stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autograd_node, "is_on_host", lambda value: False)
+    _as_on_a_device(monkeypatch)
     module, analysis, x = net()
     wanted, touched, _ = BACKWARDS[row]
     plan = _plan(analysis, stages)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import warnings
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from autopar.runtime.training.checkpoint_storage import SafeReader
 from autopar.runtime.training.durable_files import torch_dtype
 from autopar.runtime.training.manifest import (
     MANIFEST,
+    PLAN,
     Manifest,
     checkpoints_in,
     find_checkpoint,
@@ -250,6 +252,8 @@ def _edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     def edit(path: Path) -> None:
         held = json.loads((path.parent / MANIFEST).read_text(encoding="utf-8"))
         change(held)
+        # As by a hand that knows of no digest.
+        held.pop("digest")
         (path.parent / MANIFEST).write_text(json.dumps(held), encoding="utf-8")
 
     return edit
@@ -297,6 +301,24 @@ def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     resumed = resume(language(), None, tmp_path, name="step-00000001")
     assert resumed is not None and resumed.step == 1
+
+
+@pytest.mark.parametrize("file", [MANIFEST, PLAN, "rank-00000.safetensors"])
+def test_every_flipped_bit_is_noticed(tmp_path: Path, file: str) -> None:
+    plan_of("zero3", 2)
+    run_ranks(_undisturbed, 2, "zero3", 2, str(tmp_path))
+    saved = tmp_path / f"step-{STEP:08d}"
+    path = saved / file
+    data = path.read_bytes()
+    drawn = random.Random(file)
+    for _ in range(100):
+        flipped = bytearray(data)
+        flipped[drawn.randrange(len(data))] ^= 1 << drawn.randrange(8)
+        path.write_bytes(flipped)
+        with pytest.raises(AutoparError):
+            resume(language(), None, tmp_path)
+    path.write_bytes(data)
+    assert resume(language(), None, tmp_path) is not None
 
 
 def _refused(folder: str) -> tuple[str, bool]:

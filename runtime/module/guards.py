@@ -1,0 +1,92 @@
+"""Guards: what a planned module's programs rest on, checked at each call.
+
+A program is made once, of the model as it was. Attributes that its code has read are guarded where
+they are set (`original_modules.py`). The rest is looked at here: modes of submodules, containers
+that change in place, which parameters are trained, their types and their devices. A change that no
+program follows is refused by name, on every rank, since all ranks run the same script.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from autopar.errors import PlanError
+
+from .clipping import Parameters
+from .held_shards import HeldShards
+from .modes import Modes
+from .original_modules import Original, Recalling
+
+
+class Guards:
+    """The guards of a planned module, for its present submodules."""
+
+    def __init__(self, module: HeldShards, modes: Modes) -> None:
+        self.module = module
+        self.modes = modes
+        parts = {path: part for path, part in module.named_modules() if isinstance(part, Recalling)}
+        self.parts = {path: part for path, part in parts.items() if path in modes.parts}
+        originals = [part._original for part in parts.values()]
+        self.changeable: list[Original] = [one for one in originals if one and one.copies]
+        graph = module._graph
+        self.trains = modes.main.trains
+        self.trained = {tensor.name: tensor.trainable for tensor in graph.parameters}
+        self.dtypes = {name: module._storages.dtype_of(name) for name in self.trained}
+
+    def take_over(self, original: nn.Module) -> None:
+        """Give the submodules the original's modes, and refuse what no program trains."""
+        for path, part in self.parts.items():
+            part.training = self.modes.parts[path]
+        for name, parameter in original.named_parameters():
+            if self.trains and parameter.requires_grad and not self.trained.get(name, True):
+                raise PlanError(
+                    f"{name!r} requires a gradient, but the plan trains no {parameter.dtype}: "
+                    "freeze it (requires_grad_(False)), or plan the model on one device"
+                )
+
+    def require(self) -> None:
+        """Refuse what has changed since the model was planned."""
+        self.modes.require_parts(self.parts, training=self.module.training)
+        for original in self.changeable:
+            original.require_unchanged()
+        parameters = self.module.graph_parameters()
+        if self.trains and torch.is_grad_enabled():
+            self._require_trained(parameters)
+        kind = self.module._device.type
+        for name, parameter in parameters.items():
+            planned = self.dtypes[name]
+            if parameter.dtype != planned:
+                raise PlanError(
+                    f"parameters have become {parameter.dtype}, which the plan has as {planned}: "
+                    "plan again with the dtype that you want (or master, the type of stored "
+                    "parameters)"
+                )
+            if parameter.device.type != kind:
+                raise PlanError(
+                    f"parameters have been moved to {parameter.device.type}, the ranks work on "
+                    f"{kind}"
+                )
+
+    def _require_trained(self, parameters: Parameters) -> None:
+        """Refuse parameters that have been unfrozen.
+
+        With stages only some ranks have them: all ranks refuse at the end of the backward pass. On
+        devices that the host runs ahead of, these ranks fail alone.
+        """
+        unfrozen = [
+            name
+            for name, parameter in parameters.items()
+            if parameter.requires_grad and not self.trained[name]
+        ]
+        elsewhere = self.module.other_stages
+        refusal = None
+        if unfrozen:
+            refusal = PlanError(
+                f"{unfrozen[0]!r} was frozen when the model was planned, and its program makes no "
+                "gradient for it: let it require one before autopar.plan, and parallelize again"
+            )
+        if elsewhere is not None and self.module._device.type == "cpu":
+            elsewhere.refusal = refusal
+        elif refusal is not None:
+            raise refusal
