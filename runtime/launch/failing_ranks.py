@@ -43,7 +43,7 @@ WITH_OTHERS = "with others"
 FOLDER = "lives"
 _DONE = "done"
 _LEFT_OUT = "left out"
-_CONNECTION = (
+BY_ANOTHER_RANK = (
     "gloo",
     "Connection closed by peer",
     "Connection reset",
@@ -215,7 +215,7 @@ def is_of_others(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt | dist.DistError):
         return True
     text = str(error)
-    return error.__cause__ is None and any(word in text for word in _CONNECTION)
+    return error.__cause__ is None and any(word in text for word in BY_ANOTHER_RANK)
 
 
 def _read(path: Path) -> list[dict[str, str]]:

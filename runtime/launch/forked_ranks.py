@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 from autopar.errors import RunError
 
 from . import rank_process
+from .failing_ranks import BY_ANOTHER_RANK
 from .rank_process import BEAT, LOOPBACK, Limits, Start, rank_main
 from .termination import ASKED, TERM_GRACE, Ending, end_by_sigterm, on_sigterm
 
@@ -251,8 +252,7 @@ def _miss(pending: Iterable[_Rank], seconds: float, failed: list[_Rank]) -> None
 
 def _cause(failed: list[_Rank], pending: list[_Rank]) -> str:
     """The failure that explains the others."""
-    # A rank that died without a word explains the broken connections that its peers report.
-    first = min(failed, key=lambda rank: not str(rank.error).endswith("before it was done"))
+    first = min(failed, key=_is_consequence)
     assert first.error is not None
     if "timed out" in first.error.lower() and pending:
         return (
@@ -260,6 +260,18 @@ def _cause(failed: list[_Rank], pending: list[_Rank]) -> str:
             f"{_in_step(pending)}: {first.error}"
         )
     return first.error
+
+
+def _is_consequence(rank: _Rank) -> int:
+    """How much a rank's failure looks like that of another.
+
+    A rank that died without a word explains the broken connections that its peers report, often
+    before the rank whose own error broke them has told it.
+    """
+    error = str(rank.error).strip()
+    if error.endswith("before it was done"):
+        return 0
+    return 1 + any(text in error.splitlines()[-1] for text in BY_ANOTHER_RANK)
 
 
 def _named(ranks: Sequence[_Rank]) -> str:

@@ -69,6 +69,15 @@ def _leaves() -> None:
     dist.all_reduce(torch.ones(1))
 
 
+def _tells_late() -> None:
+    """The others notice the broken connection before the rank's own error is told."""
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        time.sleep(0.3)
+        raise LookupError("the reason")
+    dist.all_reduce(torch.ones(1))
+
+
 def _unpicklable() -> object:
     return lambda: None
 
@@ -77,6 +86,7 @@ def _unpicklable() -> object:
     ("function", "message"),
     [
         (_raises, "rank 1 failed:\nTraceback(.|\n)*LookupError: the reason"),
+        (_tells_late, "rank 1 failed:\nTraceback(.|\n)*LookupError: the reason"),
         (_dies, "rank 1 was killed by SIGKILL"),
         (_leaves, "rank 0 ended with exit code 7"),
         (_unpicklable, "rank . failed:(.|\n)*pickle"),
