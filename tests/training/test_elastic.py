@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 import autopar
 from autopar.errors import AutoparError, UsageError
 from autopar.runtime.launch import run_ranks
+from autopar.training.folder_lock import LOCK
 from autopar.training.replanning import PLANS
 
 SCRIPT = Path(__file__).with_name("elastic_script.py")
@@ -124,7 +125,12 @@ def test_on_other_ranks_it_is_the_same_training(
     _require_equal(actual, wanted)
     assert origins == wanted_origins
     kept = [f"step-{step:08d}" for step in (last - 2, last)]
-    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["latest", PLANS, *kept]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == [
+        "latest",
+        PLANS,
+        *kept,
+        LOCK,
+    ]
 
 
 def _refused(folder: str, options: dict[str, Any]) -> str:
