@@ -2,7 +2,7 @@
 
 A loss is looked at before its gradients change a parameter, where the host can read it without
 waiting for a device, or where bad steps may be left out. Elsewhere losses are read at every report
-and save. Parameters and buffers are looked at in front of every save.
+and save. Parameters, and buffers that steps change, are looked at in front of every save.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class Finite:
 
         self.require()
         module = self.run.module
-        named = [*module.graph_parameters().items(), *module.named_buffers()]
+        # Buffers that no step changes may hold what they like, masks of -inf for example.
+        changing = module.engine.graph.updates
+        buffers = [pair for pair in module.named_buffers() if pair[0] in changing]
+        named = [*module.graph_parameters().items(), *buffers]
         floats = [
             (name, local)
             for name, value in named

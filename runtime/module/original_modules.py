@@ -61,7 +61,6 @@ class Original:
         for name, value in vars(module).items():
             if name not in _OWN and not name.startswith("_") and _is_plain(value):
                 self.attributes[name] = value
-
         for name in sorted(reads.get(path, ())):
             self._note(name, module, reads)
 
@@ -159,6 +158,9 @@ class Recalling(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if self._original is not None and value is not self._modules.get(name, self):
             self._original.require_unread(name, value)
+            # The container that was read stays: its changes are looked for.
+            if name in self._original.copies:
+                return
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:

@@ -253,28 +253,21 @@ def test_lines_of_steps_that_are_made_again_go(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8").splitlines() == lines[:2]
 
 
-BAD = """
-import torch
-from torch import nn
+BAD = (
+    OWN.replace(
+        "self.up = nn.Linear(4, 4)",
+        """self.up = nn.Linear(4, 4)
+        self.register_buffer("mask", torch.full((4,), float("-inf")))""",
+    )
+    + """
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Linear(4, 4)
-
-    def forward(self, x, y):
-        return (self.up(x) - y).square().mean()
-
-def net():
-    torch.manual_seed(0)
-    return Net(), (torch.zeros(4, 4), torch.zeros(4, 4))
-
-def data():
+def bad_data():
     bad = {17, 37}
     return [
         (torch.full((4,), float("nan") if n in bad else n / 40), torch.ones(4)) for n in range(40)
     ]
 """
+)
 
 
 def _with_bad_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: int) -> Path:
@@ -283,7 +276,7 @@ def _with_bad_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **setting
     (tmp_path / "bad_samples.py").write_text(BAD, encoding="utf-8")
     own = "".join(f"{name} = {value}\n" for name, value in settings.items())
     text = (
-        '[model]\ncallable = "bad_samples:net"\n[data]\ncallable = "bad_samples:data"\n'
+        '[model]\ncallable = "bad_samples:net"\n[data]\ncallable = "bad_samples:bad_data"\n'
         "batch = 4\nshuffle = false\n[optimizer]\nlr = 0.01\n[training]\n"
         f'folder = "run"\nsteps = 10\nsave_every = 2\nkeep = 1\nlog_every = 1\n{own}'
         '[plan]\nscheme = "data"\n'

@@ -109,7 +109,7 @@ AT_ONCE: dict[str, Change] = {
 """Refused at the line where it is made; the name is that of the attribute."""
 
 
-def _append(module: Any) -> None:
+def _changes_an_item(module: Any) -> None:
     module.layers[1].gates[0] = 0.0
 
 
@@ -124,12 +124,17 @@ def _restores(module: Any) -> None:
 
 
 AT_THE_CALL: dict[str, tuple[str, Change, Change]] = {
-    "a list": ("layers.1.gates", _append, _restores),
+    "a list": ("layers.1.gates", _changes_an_item, _restores),
     "dropout off": ("layers.3.drop", lambda m: m.layers[3].drop.eval(), lambda m: m.train()),
     "dropout in evaluation": (
         "layers.2.drop",
         lambda m: (m.eval(), m.layers[2].drop.train()),
         lambda m: m.train(),
+    ),
+    "a list that was set to an equal one": (
+        "layers.1.gates",
+        lambda m: (setattr(m.layers[1], "gates", [1.0, 2.0]), _changes_an_item(m)),
+        _restores,
     ),
     "unfrozen": ("frozen.", _frozen, lambda m: m.frozen.requires_grad_(False)),
 }
