@@ -23,9 +23,8 @@ def clip_grad_norm(
     rank.
     """
     largest = math.isinf(norm_type)
-    each = norms_of(counted_gradients(engine, parameters), norm_type)
+    each = norms_of(counted_gradients(engine, parameters), norm_type, engine.device)
     total = each.max() if largest else (each**norm_type).sum()
-    total = total.to(engine.device)
     if dist.is_initialized() and engine.world.size > 1:
         dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
     norm = total if largest else total ** (1.0 / norm_type)
@@ -47,9 +46,12 @@ def counted_gradients(engine: Engine, parameters: Parameters) -> list[Tensor]:
     ]
 
 
-def norms_of(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
-    """A zero, then the norms of all gradients with elements, in double precision."""
-    norms: list[Tensor] = [torch.zeros((), dtype=torch.double)]
+def norms_of(gradients: Sequence[Tensor], norm_type: float, device: torch.device) -> Tensor:
+    """A zero, then the norms of all gradients with elements, in double precision.
+
+    `device`: that of the gradients.
+    """
+    norms: list[Tensor] = [torch.zeros((), dtype=torch.double, device=device)]
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         # Squares of float16 gradients would overflow.
         wide = torch.promote_types(dtype, torch.float32)

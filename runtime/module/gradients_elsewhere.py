@@ -85,7 +85,7 @@ def _others(
     each[2, here, world.rank] = float(refuses)
     counted = [gradient for gradient in gradients if gradient.numel()]
     if counted:
-        each[0, here, world.rank] = norms_of(counted, 2.0).square().sum()
+        each[0, here, world.rank] = norms_of(counted, 2.0, engine.device).square().sum()
         # Both extremes in one pass, several times as fast as the largest absolute value.
         extremes = [extreme.double() for gradient in counted for extreme in gradient.aminmax()]
         each[1, here, world.rank] = torch.stack(extremes).abs().max()
