@@ -45,6 +45,7 @@ def main() -> None:
     try:
         status = run(argv)
         sys.stdout.flush()
+        _leave_group()
     except AutoparError as error:
         if verbose:
             traceback.print_exception(error)
@@ -62,6 +63,13 @@ def main() -> None:
     if "triton" not in sys.modules:
         gc.freeze()
     sys.exit(status)
+
+
+def _leave_group() -> None:
+    """End the process group of a command that was a rank: NCCL warns of one that is left."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def run(argv: Sequence[str]) -> int:

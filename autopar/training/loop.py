@@ -56,6 +56,7 @@ def train(config: Config) -> int:
         weights=config.model.weights,
         **{**config.plan, "optimizer_name": config.optimizer.name},
     )
+    others = _others_memory(run.module.engine.device, before)
     if table.compile:
         run.module.compile()
     schedule = run.track(
@@ -83,9 +84,9 @@ def train(config: Config) -> int:
             figures = {"loss": float(loss), "lr": float(learning_rate)}
             if norm is not None:
                 figures["gradient_norm"] = float(norm)
-            metrics.end(step + 1, figures, _memory(run.module, before))
+            metrics.end(step + 1, figures, _memory(run.module, others))
         if step == first:
-            _warn_of_memory(run)
+            _warn_of_memory(run, others)
     return run.step - first
 
 
@@ -283,25 +284,34 @@ def _resident() -> int:
     )
 
 
-def _memory(module: ParallelModule, before: int) -> float:
-    """The device's peak in bytes: allocated on a GPU.
-
-    On a CPU it is the growth of the process since the model was read.
-    """
+def _others_memory(device: torch.device, before: int) -> int:
+    """Bytes that are not the training's: workspaces of a GPU's libraries, else those `before`."""
     import torch
 
-    if module.engine.device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(module.engine.device))
-    return float(_resident() - before)
+    if device.type != "cuda":
+        return before
+    allocated = torch.cuda.memory_allocated(device)
+    # The first product of a thread makes a workspace; backward passes have a thread of their own.
+    x = torch.ones(16, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
+    (x @ x).sum().backward()  # type: ignore[no-untyped-call]
+    del x
+    return torch.cuda.memory_allocated(device) - allocated
 
 
-def _warn_of_memory(run: Training) -> None:
+def _memory(module: ParallelModule, others: int) -> float:
+    """The device's peak in bytes without `others`: allocated on a GPU, resident on a CPU."""
+    import torch
+
+    device = module.engine.device
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident()
+    return float(peak - others)
+
+
+def _warn_of_memory(run: Training, others: int) -> None:
     """After the first step, warn of more memory than predicted.
 
     A CPU's figure is too rough for that.
     """
-    import torch
-
     if run.module.engine.device.type != "cuda":
         return
     stage = run.module.engine.world.stage
@@ -313,5 +323,5 @@ def _warn_of_memory(run: Training) -> None:
     where = f"rank {run.module.engine.world.rank}" + (
         f" (stage {stage})" if run.plan.stages else ""
     )
-    if said := memory_warning(float(torch.cuda.max_memory_allocated()), predicted, where):
+    if said := memory_warning(_memory(run.module, others), predicted, where):
         print(f"autopar: {said}", file=sys.stderr, flush=True)

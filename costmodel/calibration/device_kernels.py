@@ -65,7 +65,8 @@ class DeviceRepeats:
     `products`: by dtype, m, n, k. `copy`, `stream`, `update`: a copy, the usual operators between
     products, and a step of AdamW, which read and write `copied`, `streamed` and `updated` bytes.
     `attention`: causal, "forward", and "backward" including forward, of `attention_shape` (batch,
-    heads, sequence, width). Also a launch.
+    heads, sequence, width). `launch`, `dispatch`: of an operator on the device, and on the host of
+    a GPU; no `dispatch` where the host computes.
     """
 
     name: str
@@ -82,6 +83,7 @@ class DeviceRepeats:
     capacity: float
     reserved: float
     units: int = 0
+    dispatch: Sequence[float] = ()
 
     def named(self) -> dict[str, Sequence[float]]:
         """The repeats by a name for people."""
@@ -95,7 +97,8 @@ class DeviceRepeats:
             "operators in a stream": self.stream,
             "step of AdamW": self.update,
         }
-        return {**products, **memory, **attention, "launch": self.launch}
+        host = {"operator on the host": self.dispatch} if self.dispatch else {}
+        return {**products, **memory, **attention, "launch": self.launch, **host}
 
 
 def product_form(constants: Mapping[str, float], units: float) -> ProductForm:
@@ -298,6 +301,7 @@ def fit_device(measured: DeviceRepeats) -> tuple[Device, dict[str, str]]:
         memory_fraction=reached,
         memory_capacity=measured.capacity,
         launch=agreed(measured.launch),
+        dispatch=agreed(measured.dispatch) if measured.dispatch else 0.0,
         reserved=measured.reserved,
         units=measured.units,
         update_fraction=measured.updated / agreed(measured.update) / bandwidth,
@@ -325,4 +329,9 @@ def fit_device(measured: DeviceRepeats) -> tuple[Device, dict[str, str]]:
     sources["device.launch"] = (
         f"measured: one of a chain of small operators, repeats within {spread(measured.launch):.1%}"
     )
+    if measured.dispatch:
+        sources["device.dispatch"] = (
+            "measured: one of a chain of small operators as the host starts them, repeats within "
+            f"{spread(measured.dispatch):.1%}"
+        )
     return device, sources

@@ -1,8 +1,12 @@
-"""Measurements of one rank while all others compute too: products, traffic of memory, launches."""
+"""Measurements of one rank while all others compute too: products, traffic of memory, launches.
+
+A host may start kernels more slowly than a GPU computes them. So a GPU's kernels are captured in a
+CUDA graph, which runs them one behind the other without the host, and the host's own time for an
+operator is a measurement of its own.
+"""
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +17,16 @@ import torch
 
 from .collective_times import FIRST, PASSES
 from .crew import Crew
+from .device_calls import (
+    CHAIN,
+    AttentionShape,
+    ProductKey,
+    chain_call,
+    copy_call,
+    kernel_calls,
+    stream_call,
+    update_call,
+)
 
 SHAPES: tuple[tuple[int, int, int], ...] = (
     (32, 32, 32),
@@ -40,22 +54,19 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 ATTENTION = (4, 4, 256, 64)
 ATTENTION_CUDA = (8, 16, 2048, 64)
 """Batch, heads, sequence and width of the measured attention."""
-SMALL = 64
-CHAIN = 200
 COLD = 2**26
 COLD_CUDA = 2**30
 """Bytes of operands, on CPUs and GPUs, between two uses of the same one: more than caches hold."""
-MOST_COPIES = 64
 STREAM = 2**20
 STREAM_CUDA = 2**26
 """Bytes of a tensor between products."""
 PARAMETERS = (2**18, 2**20) * 8
 PARAMETERS_CUDA = (2**24, 2**26)
 """Elements of the parameters that a measured optimizer updates; together more than caches hold."""
-UPDATED_BYTES = 21 * 4
-"""Bytes that AdamW reads and writes for an element, operator by operator, in float32."""
 BATCH_SECONDS = 0.02
 """Seconds that a batch of calls takes at least."""
+CAPTURED = 16
+"""Calls in a CUDA graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +75,22 @@ class DeviceTimes:
 
     `products`: by dtype, m, n, k. `copy`, `stream`, `update`: a copy, the usual operators between
     products, and a step of AdamW, which read and write `copied`, `streamed` and `updated` bytes.
-    `attention`: forward, and forward with backward, of `attention_shape`. `launch`: of one
-    operator.
+    `attention`: forward, and forward with backward, of `attention_shape`. `launch`: of one operator
+    on the device. `dispatch`: of one operator on the host of a GPU; empty where the host computes.
     """
 
     name: str
-    products: dict[tuple[str, int, int, int], tuple[float, ...]]
+    products: dict[ProductKey, tuple[float, ...]]
     copy: tuple[float, ...]
     copied: int
     stream: tuple[float, ...]
     streamed: int
     update: tuple[float, ...]
     updated: int
-    attention_shape: tuple[int, int, int, int]
+    attention_shape: AttentionShape
     attention: dict[str, tuple[float, ...]]
     launch: tuple[float, ...]
+    dispatch: tuple[float, ...]
     capacity: float
     reserved: float
     units: int = 0
@@ -99,20 +111,20 @@ def measure_device(
     cuda = crew.device.type == "cuda"
     wanted = _wanted_products(cuda=cuda, quick=quick)
     room = COLD_CUDA if cuda else COLD
-    calls: dict[object, Callable[[], object]] = {
-        key: _product(crew.device, room, *key) for key in wanted
-    }
-    source = torch.ones(room // 4, device=crew.device)
-    target = torch.empty_like(source)
-    calls["copy"] = lambda: target.copy_(source)
-    # Between products a model adds, activates and normalises: these are the usual operators there.
-    streamed, calls["stream"] = _stream(crew.device, STREAM_CUDA if cuda else STREAM)
-    updated, calls["update"] = _update(crew.device, PARAMETERS_CUDA if cuda else PARAMETERS)
-    calls["launch"] = _chain(crew.device)
     attention = ATTENTION_CUDA if cuda else ATTENTION
-    calls["forward"] = _attention(crew.device, attention, backward=False)
-    calls["backward"] = _attention(crew.device, attention, backward=True)
-    times = _repeated(crew, calls, settled)
+    calls = kernel_calls(crew.device, wanted, room, attention)
+    streamed, calls["stream"] = stream_call(crew.device, STREAM_CUDA if cuda else STREAM)
+    times = _repeated(crew, calls, settled, captured=cuda)
+    updated, update = update_call(crew.device, PARAMETERS_CUDA if cuda else PARAMETERS)
+    # An optimizer counts its steps on the host, which a graph would not; and in a graph a copy of
+    # 1 GiB took half as long again on an H200.
+    hosted: dict[object, Callable[[], object]] = {
+        "update": update,
+        "copy": copy_call(crew.device, room),
+    }
+    if cuda:
+        hosted["dispatch"] = chain_call(crew.device)
+    times.update(_repeated(crew, hosted, settled, captured=False))
     name = torch.cuda.get_device_name(crew.device) if cuda else "CPU rank"
     return DeviceTimes(
         name=name,
@@ -126,13 +138,14 @@ def measure_device(
         attention_shape=attention,
         attention={direction: tuple(times[direction]) for direction in ("forward", "backward")},
         launch=tuple(seconds / CHAIN for seconds in times["launch"]),
+        dispatch=tuple(seconds / CHAIN for seconds in times.get("dispatch", ())),
         capacity=memory[0],
         reserved=memory[1],
         units=torch.cuda.get_device_properties(crew.device).multi_processor_count if cuda else 0,
     )
 
 
-def _wanted_products(*, cuda: bool, quick: bool) -> list[tuple[str, int, int, int]]:
+def _wanted_products(*, cuda: bool, quick: bool) -> list[ProductKey]:
     """Products to measure: all shapes in float32, one in the other types; on GPUs all in bf16."""
     shapes = (SHAPES_CUDA if cuda else SHAPES)[: QUICK if quick else None]
     largest = shapes[QUICK - 2]
@@ -146,101 +159,39 @@ def _repeated(
     crew: Crew,
     calls: Mapping[object, Callable[[], object]],
     settled: Callable[[Sequence[float]], bool],
+    *,
+    captured: bool,
 ) -> dict[object, list[float]]:
     """The times of every call, each repeated until it has settled.
 
     Repeats of one call are apart in time, so that a disturbance does not hit all of them.
+    `captured`: the calls are made from CUDA graphs.
     """
     times: dict[object, list[float]] = {key: [] for key in calls}
+    each = CAPTURED if captured else 1
+    batches = {key: _captured(call) if captured else call for key, call in calls.items()}
     for repeat in range(PASSES):
-        for key, call in calls.items():
+        for key, batch in batches.items():
             if repeat < FIRST or not settled(times[key]):
-                times[key].append(_on_all_ranks(crew, call))
+                times[key].append(_on_all_ranks(crew, batch) / each)
     return times
 
 
-def _product(
-    device: torch.device, room: int, dtype: str, m: int, n: int, k: int
-) -> Callable[[], object]:
-    """A product and the two of its backward pass in turn, on operands out of the caches.
-
-    Each has the shape m, n, k; the backward ones read one operand transposed.
-    """
-    number = getattr(torch, dtype)
-    # As many copies as leave the caches before the first is read again.
-    copies = max(1, min(room // ((m * k + k * n + m * n) * number.itemsize), MOST_COPIES))
-    a = torch.ones(copies, m, k, dtype=number, device=device)
-    b = torch.ones(copies, k, n, dtype=number, device=device)
-    # The same shapes with the other order in memory, as the backward pass reads them.
-    at = a.transpose(1, 2).contiguous().transpose(1, 2)
-    bt = b.transpose(1, 2).contiguous().transpose(1, 2)
-    forms = itertools.cycle(
-        [(x[i], y[i]) for i in range(copies) for x, y in ((a, bt), (a, b), (at, b))]
-    )
-
-    def run() -> torch.Tensor:
-        x, y = next(forms)
-        return x @ y
-
-    return run
-
-
-def _stream(device: torch.device, nbytes: int) -> tuple[int, Callable[[], object]]:
-    """Addition, GELU and normalisation, forward and backward; also the bytes moved.
-
-    nbytes: the size of a tensor.
-    """
-    width = 256
-    x = torch.linspace(-2, 2, nbytes // 4, device=device).view(-1, width).requires_grad_()
-    weight = torch.ones(width, device=device, requires_grad=True)
-
-    def run() -> object:
-        y = torch.nn.functional.gelu(x + x)
-        z = torch.nn.functional.layer_norm(y, (width,), weight, weight)
-        return torch.autograd.grad(z, x, z.detach())
-
-    # Tensors that the addition, GELU and the normalisation read and write.
-    forward = 3 + 2 + 2
-    backward = 3 + 3 + 3
-    return (forward + backward) * nbytes, run
-
-
-def _update(device: torch.device, sizes: Sequence[int]) -> tuple[int, Callable[[], object]]:
-    """A step of AdamW, as torch takes it by default on this device; also the bytes moved."""
-    parameters = [torch.nn.Parameter(torch.ones(size, device=device)) for size in sizes]
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    return UPDATED_BYTES * sum(sizes), torch.optim.AdamW(parameters).step
-
-
-def _attention(
-    device: torch.device, shape: tuple[int, int, int, int], *, backward: bool
-) -> Callable[[], object]:
-    """Causal attention in one kernel, of 16-bit numbers on a GPU."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    q, k, v = (
-        torch.ones(shape, device=device, dtype=dtype, requires_grad=backward) for _ in range(3)
-    )
-
-    def run() -> object:
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return torch.autograd.grad(out, (q, k, v), out.detach()) if backward else out
-
-    return run
-
-
-def _chain(device: torch.device) -> Callable[[], object]:
-    """`CHAIN` small operators one after another, forward and backward."""
-    x = torch.ones(SMALL, device=device, requires_grad=True)
-
-    def run() -> object:
-        y = x
-        for _ in range(CHAIN // 2):
-            # Every operator waits for the one before it, so the time is that of starting them.
-            y = y * x
-        return torch.autograd.grad(y, x, y.detach())
-
-    return run
+def _captured(call: Callable[[], object]) -> Callable[[], object]:
+    """`CAPTURED` calls as a CUDA graph."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    # What a first call allocates and chooses must not be captured.
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CAPTURED):
+            call()
+    replay: Callable[[], object] = graph.replay
+    return replay
 
 
 def _on_all_ranks(crew: Crew, call: Callable[[], object]) -> float:

@@ -13,7 +13,7 @@ Gradients are cast to the type in which they travel as soon as the backward pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -126,7 +126,7 @@ class ParameterUnits:
 
     def _gathering(self, number: int, chain: Chain) -> Generator[Tensor, Tensor, None]:
         group = self.of_group[chain.group]
-        starts = [self._start(place) for place in group.starts]
+        starts = self._starts(group.starts)
         if self.units[number].mode is not Mode.PER_PASS:
             results = yield from carry(starts, group.ahead)
             self.values.update(zip(group.ends, results, strict=True))
@@ -145,12 +145,23 @@ class ParameterUnits:
             results = yield from carry(starts, group.ahead, rooms)
         self.values.update(zip(group.ends, results, strict=True))
 
-    def _start(self, place: PlacedValue) -> Tensor:
-        """The value from which a gather starts, in the type of the computation."""
+    def _starts(self, places: Sequence[PlacedValue]) -> list[Tensor]:
+        """The values from which a gather starts, in the type of the computation."""
         # A cast starts from the shard, and so does a step behind a cast, since its own unit may
         # have been released.
-        value = self.stored(place[0]) if place in self.cast else self.value(place)
-        return value.to(self.dtypes[place[0]])
+        values = [
+            self.stored(place[0]) if place in self.cast else self.value(place) for place in places
+        ]
+        dtypes = [self.dtypes[place[0]] for place in places]
+        cast = [
+            value if value.dtype is dtype else torch.empty_like(value, dtype=dtype)
+            for value, dtype in zip(values, dtypes, strict=True)
+        ]
+        other = [pair for pair in zip(cast, values, strict=True) if pair[0] is not pair[1]]
+        if other:
+            # A GPU casts a whole unit in few kernels, each of which the host would have to start.
+            torch._foreach_copy_([target for target, _ in other], [value for _, value in other])
+        return cast
 
     def _room(self, place: PlacedValue, shape: tuple[int, ...]) -> Tensor:
         """The tensor of a gathered value, with memory behind it."""

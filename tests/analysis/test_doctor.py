@@ -22,6 +22,7 @@ from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.actions import Word
 from autopar.order.messages import issued_by
 from autopar.order.ranks import rank_order
+from autopar.runtime.launch import own_command
 from autopar.runtime.launch.launchers import LAUNCHERS, MEETING
 from autopar.sharding.analysis import analyse
 
@@ -150,7 +151,7 @@ def _machine_with_gpus(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> Non
     monkeypatch.setattr(machine, "backends", dict)
     begin = subprocess.Popen
     monkeypatch.setattr(
-        doctor.subprocess,
+        own_command.subprocess,
         "Popen",
         lambda command, **options: begin([sys.executable, *words], **options),
     )

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 
 from autopar.analysis.measurements.doctor import PLANS, compared_plans
 from autopar.api import plan_loaded
@@ -153,7 +154,10 @@ def kernels(device: str) -> list[Row]:
     rows.append(_seconds(f"AdamW, {times.updated} bytes moved", times.update, None))
     for direction, repeats in times.attention.items():
         rows.append(_seconds(f"attention {direction} {times.attention_shape}", repeats, None))
-    rows.append(_seconds("start of an operator", times.launch, None))
+    starts = (None, None) if priced is None else (priced.launch, priced.dispatch)
+    rows.append(_seconds("start of a kernel", times.launch, starts[0]))
+    if times.dispatch:
+        rows.append(_seconds("operator of the host", times.dispatch, starts[1]))
     return rows
 
 
@@ -217,7 +221,7 @@ def _timed(name: str, options: dict[str, Any], device: str) -> list[Row]:
         cluster = None if device == "cuda" else "local-cpu"
         world = dist.get_world_size()
         plan = plan_loaded(loaded, devices=world, cluster=cluster, **options).plan
-        seconds, peak, losses = _trained(loaded, plan, device)
+        seconds, busy, peak, losses = _trained(loaded, plan, device)
     except Exception as error:
         # Whatever fails is a result; the other parts are still tried.
         said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
@@ -228,6 +232,9 @@ def _timed(name: str, options: dict[str, Any], device: str) -> list[Row]:
         Row(what=f"{name}, a training", ok=falls, said=said),
         _seconds(f"{name}, a step", seconds, plan.predicted.step),
     ]
+    if busy is not None:
+        # Where the host starts kernels slowly, the step takes longer than they do.
+        rows.append(_seconds(f"{name}, kernels of a step", [busy], plan.predicted.step))
     if peak is not None:
         memory = plan.predicted.memory
         what = f"{name}, memory of rank 0"
@@ -247,8 +254,8 @@ def _loaded(size: Size, device: str) -> LoadedModel:
 
 def _trained(
     loaded: LoadedModel, plan: Plan, device: str
-) -> tuple[list[float], float | None, list[float]]:
-    """Seconds of steps, the peak of memory on a GPU, and the losses of all steps."""
+) -> tuple[list[float], float | None, float | None, list[float]]:
+    """Seconds of steps, those of a GPU's kernels, its peak of memory, and the losses of steps."""
     cuda = device == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -270,7 +277,23 @@ def _trained(
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     peak = float(torch.cuda.max_memory_allocated() - before) if cuda else None
-    return seconds[WARM:], peak, losses
+    busy = _kernel_seconds(lambda: module.train_step(batch, optimizer)) if cuda else None
+    return seconds[WARM:], busy, peak, losses
+
+
+def _kernel_seconds(step: Callable[[], object]) -> float:
+    """Seconds in which a GPU runs the kernels of a step."""
+    from torch.autograd import DeviceType
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        step()
+        torch.cuda.synchronize()
+    kernels = (
+        event.self_device_time_total
+        for event in profiled.key_averages()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    )
+    return 1e-6 * float(sum(kernels))
 
 
 def _seconds(what: str, repeats: Any, predicted: float | None) -> Row:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.errors import AutoparError, NoisyMeasurement, UsageError
+from autopar.errors import AutoparError, NoisyMeasurement
 
 SIZES = (4 * 2**10, 2**20, 16 * 2**20)
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -28,8 +25,6 @@ LARGE: dict[str, Any] = {"stages": 2, "micro_batches": 2, "schedule": "1f1b"}
 MESSAGE = 64 * 2**20
 BATCH = 8
 WIDTH = 64
-TAIL = 40
-"""The last lines of ranks that are kept in case they end without a diagnosis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,31 +59,17 @@ class Diagnosis:
         return all(one.ok for one in self.parity)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
-    """The end of the ranks that torchrun has started: its exit code, and their last lines."""
-
-    code: int
-    tail: str
-
-
-def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | Launched | None:
+def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | None:
     """Inspect, measure and run.
 
-    On a machine with GPUs the ranks are those of torchrun, of which the first has the diagnosis.
-    None on all ranks except one.
+    On GPUs the ranks are those of a launcher (`relaunched`). None on all ranks except one.
     """
     import torch
 
     from autopar.runtime.launch import launched
 
-    if nproc is not None and nproc < 1:
-        raise UsageError(f"--nproc is {nproc}; it must be at least 1")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    # Forked processes cannot share a driver, so torchrun starts this command once for every GPU.
     place = launched()
-    if gpus and place is None:
-        return launch(min(nproc or gpus, gpus))
     ranks = nproc or 2 if place is None else place.world
     backend = "nccl" if gpus else "gloo"
     bandwidth, silent = (
@@ -105,20 +86,6 @@ def doctor(*, nproc: int | None, quick: bool) -> Diagnosis | Launched | None:
     return Diagnosis(
         backend=backend, ranks=ranks, parity=parity, bandwidth=bandwidth, silent=silent
     )
-
-
-def launch(ranks: int) -> Launched:
-    """Run this process's own command on ranks of torchrun, and pass on what they say."""
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    process = subprocess.Popen(
-        [sys.executable, *words, "-m", "autopar", *sys.argv[1:]], stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    tail: deque[str] = deque(maxlen=TAIL)
-    for line in process.stderr:
-        sys.stderr.write(line)
-        tail.append(line)
-    return Launched(code=process.wait(), tail="".join(tail))
 
 
 def compared_plans(

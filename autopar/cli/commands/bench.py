@@ -40,17 +40,20 @@ def add_options(parser: Parser) -> None:
     json_option(parser)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int | None:
     """Measure collectives, and compare with the predictions."""
     from autopar.analysis.measurements.collective_bench import bench_collectives
     from autopar.outputs import write_whole
     from autopar.report.measurements.bench import bench_json, bench_panels, bench_parts
     from autopar.report.plot import svg
+    from autopar.runtime.launch.own_command import relaunched
     from autopar.units import parse_bytes
 
     check_outputs(args, args.plot)
     check_measured_ranks(args)
     sizes = [int(parse_bytes(text, "--sizes")) for text in args.sizes.split(",")]
+    if (ranks := relaunched(args.nproc, args.backend, least=2)) is not None:
+        return ranks.code
     with stdout_to_stderr():
         bench = bench_collectives(
             nproc=args.nproc,
@@ -60,10 +63,11 @@ def run(args: argparse.Namespace) -> None:
             cluster=args.cluster,
         )
     if bench is None:  # another rank speaks
-        return
+        return None
     if args.plot:
         write_whole(Path(args.plot), svg(bench_panels(bench)))
     print_answer(args, lambda: bench_json(bench), lambda: bench_parts(bench))
+    return None
 
 
 COLLECTIVES = Command(

@@ -53,13 +53,14 @@ def add_options(parser: Parser) -> None:
     json_option(parser)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int | None:
     """Measure, fit, write and show the cluster."""
     from autopar.analysis.measurements.calibration import Calibration, calibrate
     from autopar.costmodel import dump, load_cluster
     from autopar.outputs import write_whole
     from autopar.report.clusters import show_parts
     from autopar.report.measurements.calibration import calibrated_parts
+    from autopar.runtime.launch.own_command import relaunched
 
     path = Path(args.output)
     check_outputs(args, args.output)
@@ -75,15 +76,18 @@ def run(args: argparse.Namespace) -> None:
         tolerance=args.tolerance,
         inside=load_cluster(args.inside) if args.inside else None,
     )
+    if (ranks := relaunched(args.nproc, args.backend, least=2)) is not None:
+        return ranks.code
     with stdout_to_stderr():
         cluster = calibrate(wanted, nproc=args.nproc, backend=args.backend)
     if cluster is None:  # another rank speaks
-        return
+        return None
     text = dump(cluster)
     write_whole(path, text)
     print_answer(
         args, lambda: json.loads(text), lambda: [*show_parts(cluster), *calibrated_parts(cluster)]
     )
+    return None
 
 
 COMMAND = Command(

@@ -12,7 +12,7 @@ from autopar.cli.command import Command
 from autopar.cli.files import check_outputs
 from autopar.cli.output import print_answer, stdout_to_stderr
 from autopar.cli.shared_options import Parser, json_option
-from autopar.errors import AutoparError, RunError
+from autopar.errors import AutoparError, RunError, UsageError
 from autopar.outputs import write_whole
 
 if TYPE_CHECKING:
@@ -40,23 +40,27 @@ def add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int | None:
     """Check this machine, and fail if a plan does not compute as one device."""
-    from autopar.analysis.measurements.doctor import Launched, doctor
+    from autopar.analysis.measurements.doctor import doctor
     from autopar.report.measurements.doctor import diagnosis_json, diagnosis_parts
+    from autopar.runtime.launch.own_command import relaunched
 
     check_outputs(args, args.report)
+    if args.nproc is not None and args.nproc < 1:
+        raise UsageError(f"--nproc is {args.nproc}; it must be at least 1")
     before = _stamp(args.report)
     try:
+        ranks = relaunched(args.nproc)
+        if ranks is not None:
+            # Their first rank has written the report, unless it ended before.
+            if _stamp(args.report) == before:
+                _report(args.report, None, f"exit code {ranks.code}\n{ranks.tail}")
+            return ranks.code
         with stdout_to_stderr():
             diagnosis = doctor(nproc=args.nproc, quick=args.quick)
     except (AutoparError, RuntimeError, OSError) as error:
         if os.environ.get("RANK", "0") == "0":
             _report(args.report, None, str(error))
         raise
-    if isinstance(diagnosis, Launched):
-        # Their first rank has written the report, unless it ended before.
-        if _stamp(args.report) == before:
-            _report(args.report, None, f"exit code {diagnosis.code}\n{diagnosis.tail}")
-        return diagnosis.code
     if diagnosis is None:  # another rank speaks
         return None
     _report(args.report, diagnosis)

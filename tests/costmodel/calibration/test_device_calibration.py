@@ -212,3 +212,12 @@ def test_least_squares_in_a_box(seed: int) -> None:
         ftol=1e-12,
     )
     assert float((residuals(solution) ** 2).sum()) <= 2 * best.cost * 1.001 + 1e-12
+
+
+def test_the_host_of_a_gpu_has_its_own_time_for_an_operator() -> None:
+    device, sources = fit_device(replace(measured(108), dispatch=repeats(2e-5)))
+    assert (device.dispatch, device.launch) == (2e-5, 3e-6)
+    assert "as the host starts them" in sources["device.dispatch"]
+    assert "operator on the host" in replace(measured(108), dispatch=repeats(2e-5)).named()
+    alone, told = fitted()
+    assert alone.dispatch == 0.0 and "device.dispatch" not in told
