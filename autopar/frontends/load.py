@@ -194,7 +194,7 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedModel:
     import torch
 
-    from .torch import NOTE, caching, import_torch, recast, with_attributes
+    from .torch import NOTE, caching, import_torch, none_of_its_own, recast, with_attributes
 
     if options.dims or options.shapes:
         raise UsageError(
@@ -218,7 +218,10 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
     if options.batch is not None:
         args, kwargs = _rebatch(args, kwargs, options.batch)
     loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
-    imported = import_torch(module, args, kwargs, loss=loss if options.train else None, dtype=dtype)
+    with none_of_its_own(module, train=options.train):
+        imported = import_torch(
+            module, args, kwargs, loss=loss if options.train else None, dtype=dtype
+        )
     imported = replace(imported, graph=with_attributes(imported.graph, module))
     inputs = tuple(
         leaf

@@ -59,13 +59,7 @@ class _Record:
         self.wanted = wanted
         self.trained = trained
         self.outputs = [engine.output(call, place) for place in wanted]
-        # Where the order runs to its end at the call, it starts from the loss: the gradient of
-        # another output would come too late.
-        self.flows = [
-            value.is_floating_point()
-            and (not engine.gives_gradients_at_once or place == engine.loss)
-            for value, place in zip(self.outputs, wanted, strict=True)
-        ]
+        self.flows = [value.is_floating_point() for value in self.outputs]
         # Reading the gradient of such a loss would make the host wait for the device.
         self.unread = [
             engine.gives_gradients_at_once and place == engine.loss and not is_on_host(value)
@@ -95,6 +89,25 @@ class _Record:
             gradients = self._set_aside(shares)
         self._make_ready(saved)
         return [self._described(name, gradients.get(name)) for name in self.trained]
+
+    def require_taken(self, upstream: Sequence[Tensor | None]) -> None:
+        """Refuse a gradient of an output that the backward pass does not take."""
+        engine = self.engine
+        if engine.loss is None:
+            return
+        for place, gradient in zip(self.wanted, upstream, strict=True):
+            name, loss = (engine.outputs[number][0] for number in (place, engine.loss))
+            if gradient is None or place == engine.loss:
+                continue
+            if engine.gives_gradients_at_once or name in engine.without_way_back:
+                why = "does not lead to it"
+                if engine.gives_gradients_at_once:
+                    why = f"comes too late: the plan runs {engine.in_words}, each with its backward"
+                raise PlanError(
+                    f"output {name!r} has a gradient, which the program does not take: its loss is "
+                    f"{loss!r}, and this output {why}. Let the model return the whole loss as its "
+                    "first scalar, or give autopar.plan and parallelize a loss (loss=...)"
+                )
 
     def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
         """Run the backward pass; the shares if they are not summed yet, else None."""
@@ -297,6 +310,7 @@ class _Node(torch.autograd.Function):
         if not keep:
             # The node lives as long as the outputs do, but the call's activations need not.
             ctx.record = None
+        record.require_taken(upstream)
         return (None, None, *record.gradients(upstream, keep=keep))
 
 

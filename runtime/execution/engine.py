@@ -34,6 +34,7 @@ from autopar.runtime.ranks.world import World
 from autopar.runtime.redistribution.steps import gather_full
 from autopar.sharding.layout import Layout, local_shape
 from autopar.sharding.program import Program
+from autopar.sharding.rules import tensors_of_parameters, tensors_with_gradient
 
 from .runner import Call, before_backward
 from .stage import Neighbours, Stage
@@ -126,6 +127,15 @@ class Engine:
         return Storages(self.execution, self.world, self.device)
 
     # --- outputs and constants ---
+
+    @cached_property
+    def without_way_back(self) -> frozenset[str]:
+        """Tensors made of trained parameters whose gradients the program has no way for.
+
+        They do not lead to the loss.
+        """
+        ways = tensors_with_gradient(self.graph, train=self.trains)
+        return tensors_of_parameters(self.graph) - ways
 
     def device_mesh(self) -> DeviceMesh:
         """This rank's mesh in torch's words."""

@@ -19,8 +19,9 @@ Parameters = Mapping[str, nn.Parameter]
 def clip_grad_norm(
     engine: Engine, parameters: Parameters, max_norm: float, norm_type: float
 ) -> Tensor:
-    """Scale all gradients to a norm of at most `max_norm`; return the norm before, whole on every
-    rank.
+    """Scale the gradients of parameters to a norm of at most `max_norm`.
+
+    Returns the norm before, whole on every rank.
     """
     largest = math.isinf(norm_type)
     each = norms_of(counted_gradients(engine, parameters), norm_type, engine.device)

@@ -4,8 +4,8 @@ finite.
 A rank holds the parameters of its own stage. Code that looks at all gradients at once, to clip them
 by their norm or to skip a step that overflowed, would see only one stage. So `parameters()` of a
 module with stages ends with one more parameter. Its gradient has the Euclidean norm, and the
-largest element, of all gradients of the other stages. If some of these are not finite, neither is
-it, nor one of this rank's own.
+largest element, of all gradients that this stage does not hold. If some of these are not finite,
+neither is it, nor one of this rank's own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import PlanError
+from autopar.order.ranks import tied_parameters
 from autopar.runtime.execution.engine import Engine
 from autopar.runtime.execution.loss_gradients import is_on_host
 from autopar.runtime.parameters.storage import local_of
@@ -51,8 +52,7 @@ class OtherStages:
 
         Collective: every rank calls it.
         """
-        counted = counted_gradients(engine, parameters)
-        squares, largest, refused = _others(engine, counted, refuses=self.refusal is not None)
+        squares, largest, refused = _others(engine, parameters, refuses=self.refusal is not None)
         # The host of another device would wait for the whole backward pass to read this.
         if is_on_host(refused) and refused:
             raise self.refusal or PlanError("ranks of another stage refuse this step, and tell why")
@@ -71,26 +71,41 @@ class OtherStages:
 
 
 def _others(
-    engine: Engine, gradients: list[Tensor], *, refuses: bool
+    engine: Engine, parameters: Parameters, *, refuses: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of squares, and the largest element, of the gradients that other stages count, and
-    how many ranks refuse to go on.
+    """The sum of squares, and the largest element, of the gradients that this stage does not hold,
+    and how many ranks refuse to go on.
     """
     world = engine.world
     stages = len(world.firsts)
-    # Idle ranks have a row of their own behind those of the stages.
+    tied = tied_parameters(engine.execution)
+    # Idle ranks have a row of their own behind those of the stages, and so has each tied parameter,
+    # which several stages hold.
     here = stages if world.stage is None else world.stage
+    rows = {name: stages + 1 + number for number, name in enumerate(tied)}
     # Squares and largest elements travel in one sum: every rank writes places of its own.
-    each = torch.zeros(3, stages + 1, world.size, dtype=torch.double, device=engine.device)
+    each = torch.zeros(
+        3, stages + 1 + len(rows), world.size, dtype=torch.double, device=engine.device
+    )
     each[2, here, world.rank] = float(refuses)
-    counted = [gradient for gradient in gradients if gradient.numel()]
-    if counted:
-        each[0, here, world.rank] = norms_of(counted, 2.0, engine.device).square().sum()
-        # Both extremes in one pass, several times as fast as the largest absolute value.
-        extremes = [extreme.double() for gradient in counted for extreme in gradient.aminmax()]
-        each[1, here, world.rank] = torch.stack(extremes).abs().max()
+    apart = {name: value for name, value in parameters.items() if name not in rows}
+    members = {here: apart}
+    members.update({rows[name]: {name: parameters[name]} for name in rows if name in parameters})
+    for row, some in members.items():
+        _write(each[:, row, world.rank], counted_gradients(engine, some), engine.device)
     # One message for both figures, in double precision: squares of small gradients underflow.
     dist.all_reduce(each)
     refused = each[2].sum()
-    each[:, here] = 0.0
+    own = [here, *(rows[name] for name, holders in tied.items() if world.stage in holders)]
+    each[:, own] = 0.0
     return each[0].sum(), each[1].max(), refused
+
+
+def _write(figures: Tensor, gradients: list[Tensor], device: torch.device) -> None:
+    """Write the sum of squares of gradients, and their largest element, into the first places."""
+    counted = [gradient for gradient in gradients if gradient.numel()]
+    if counted:
+        figures[0] = norms_of(counted, 2.0, device).square().sum()
+        # Both extremes in one pass, several times as fast as the largest absolute value.
+        extremes = [extreme.double() for gradient in counted for extreme in gradient.aminmax()]
+        figures[1] = torch.stack(extremes).abs().max()

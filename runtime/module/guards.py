@@ -35,10 +35,16 @@ class Guards:
         self.dtypes = {name: module._storages.dtype_of(name) for name in self.trained}
 
     def take_over(self, original: nn.Module) -> None:
-        """Give the submodules the original's modes, and refuse what no program trains."""
+        """Give the submodules the original's modes, and parameters its hooks.
+
+        What no program trains is refused.
+        """
         for path, part in self.parts.items():
             part.training = self.modes.parts[path]
+        own = self.module.graph_parameters()
         for name, parameter in original.named_parameters():
+            if name in own:
+                _take_over_hooks(parameter, own[name])
             if self.trains and parameter.requires_grad and not self.trained.get(name, True):
                 raise PlanError(
                     f"{name!r} requires a gradient, but the plan trains no {parameter.dtype}: "
@@ -90,3 +96,11 @@ class Guards:
             elsewhere.refusal = refusal
         elif refusal is not None:
             raise refusal
+
+
+def _take_over_hooks(original: nn.Parameter, planned: nn.Parameter) -> None:
+    """Register the hooks on an original's gradient on the planned one."""
+    for hook in (original._backward_hooks or {}).values():
+        planned.register_hook(hook)  # type: ignore[no-untyped-call]
+    for hook in (getattr(original, "_post_accumulate_grad_hooks", None) or {}).values():
+        planned.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

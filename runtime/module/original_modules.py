@@ -45,13 +45,14 @@ class _Unkept:
 class Original:
     """The plain attributes of a module, and its class; copies share it.
 
-    `path`: of the module in the whole. `read`: the values of the attributes that the program rests
-    on, by name. `copies`: of those that can change in place.
+    `path`: of the module in the whole. `parameters`: the names of its own. `read`: the values of
+    the attributes that the program rests on, by name. `copies`: of those that can change in place.
     """
 
     def __init__(self, module: nn.Module, path: str, reads: Mapping[str, frozenset[str]]) -> None:
         self.kind = type(module)
         self.path = path
+        self.parameters = frozenset(name for name, v in module._parameters.items() if v is not None)
         self.read: dict[str, Any] = {}
         self.copies: dict[str, Any] = {}
         self.attributes: dict[str, Any] = {}
@@ -126,6 +127,10 @@ class Original:
                 f"{name!r} is a method of {self.kind.__name__}, of which a planned module has "
                 "only the call and the state"
             )
+        if name in self.parameters:
+            raise AttributeError(
+                f"{self.named(name)} is a parameter of another stage, whose ranks hold it"
+            )
         if name not in dir(self.kind) or not _is_plain(value):
             raise AttributeError(f"a planned {self.kind.__name__} has no attribute {name!r}")
         return value
@@ -176,7 +181,12 @@ class Recalling(nn.Module):
 
 
 class OriginalModule(Recalling):
-    """A submodule of the original."""
+    """A submodule of the original, which `isinstance` takes for one of the original's class."""
+
+    # Scripts sort parameters and initialise modules by type. `type()` still tells this class.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return OriginalModule if self._original is None else self._original.kind
 
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: the plan is of the whole model."""

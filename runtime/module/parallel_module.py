@@ -6,7 +6,7 @@ Its parameters are DTensors, its arithmetic is this rank's local program.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -235,12 +235,23 @@ class ParallelModule(HeldShards):
         optimizer.step()
         return loss.detach()
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        parameters: Iterable[nn.Parameter] | None = None,
+    ) -> Tensor:
         """As `torch.nn.utils.clip_grad_norm_` over all stages.
 
+        `parameters`: of these alone (None: of all); every rank gives those of them that it holds.
         Returns the norm before, whole on every rank.
         """
-        return clip_grad_norm(self._engine, self.graph_parameters(), max_norm, norm_type)
+        own = self.graph_parameters()
+        if parameters is not None:
+            chosen = {id(parameter) for parameter in parameters}
+            own = {name: parameter for name, parameter in own.items() if id(parameter) in chosen}
+        return clip_grad_norm(self._engine, own, max_norm, norm_type)
 
     def _run(self, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
         """The outputs at the places `wanted`, from the inputs of the graph by name."""

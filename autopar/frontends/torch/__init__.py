@@ -5,11 +5,13 @@ from .attributes import with_attributes
 from .caches import NOTE, caching
 from .cast import recast
 from .importer import import_torch, read_exported
+from .own_backward import none_of_its_own
 
 __all__ = [
     "NOTE",
     "caching",
     "import_torch",
+    "none_of_its_own",
     "read_archive",
     "read_exported",
     "recast",

@@ -265,13 +265,22 @@ def tensors_with_gradient(graph: Graph, *, train: bool) -> frozenset[str]:
     # directions are walked, and a tensor needs both.
     if not train or graph.loss is None:
         return frozenset()
-    ahead = {t.name for t in graph.tensors.values() if t.role is Role.PARAMETER and t.trainable}
-    smooth = [op for op in graph.operators if op.kind in RULES and RULES[op.kind].differentiable]
-    for operator in smooth:
-        if any(name in ahead for name in operator.inputs):
-            ahead.update(name for name in operator.outputs if graph.tensors[name].is_float)
+    smooth = _smooth(graph)
     back = {graph.loss}
     for operator in reversed(smooth):
         if any(name in back for name in operator.outputs):
             back.update(name for name in operator.inputs if graph.tensors[name].is_float)
-    return frozenset(ahead & back)
+    return tensors_of_parameters(graph) & back
+
+
+def tensors_of_parameters(graph: Graph) -> frozenset[str]:
+    """Tensors that differentiable operators make of trainable parameters, with these."""
+    ahead = {t.name for t in graph.tensors.values() if t.role is Role.PARAMETER and t.trainable}
+    for operator in _smooth(graph):
+        if any(name in ahead for name in operator.inputs):
+            ahead.update(name for name in operator.outputs if graph.tensors[name].is_float)
+    return frozenset(ahead)
+
+
+def _smooth(graph: Graph) -> list[Operator]:
+    return [op for op in graph.operators if op.kind in RULES and RULES[op.kind].differentiable]
