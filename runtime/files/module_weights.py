@@ -42,11 +42,11 @@ def parameters_on_meta() -> Iterator[None]:
         handle.remove()
 
 
-def saved_buffers(module: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """The buffers in the state dict, each with all its names."""
+def saved_buffers(module: nn.Module, *, saved: bool = True) -> list[tuple[list[str], Tensor]]:
+    """The buffers in the state dict, or those that are not `saved` there, each with all names."""
     buffers: dict[int, tuple[list[str], Tensor]] = {}
-    for path, buffer, saved in _buffers(module):
-        if saved:
+    for path, buffer, is_saved in _buffers(module):
+        if is_saved is saved:
             buffers.setdefault(id(buffer), ([], buffer))[0].append(path)
     return list(buffers.values())
 

@@ -16,7 +16,7 @@ from autopar.errors import PlanError
 from .clipping import Parameters
 from .held_shards import HeldShards
 from .modes import Modes
-from .original_modules import Original, Recalling
+from .original_modules import CONTAINERS, Original, Recalling
 
 
 class Guards:
@@ -29,6 +29,11 @@ class Guards:
         self.parts = {path: part for path, part in parts.items() if path in modes.parts}
         originals = [part._original for part in parts.values()]
         self.changeable: list[Original] = [one for one in originals if one and one.copies]
+        self.members = {
+            path: (part, list(part._modules.values()))
+            for path, part in parts.items()
+            if type(part) in CONTAINERS
+        }
         graph = module._graph
         self.trains = modes.main.trains
         self.trained = {tensor.name: tensor.trainable for tensor in graph.parameters}
@@ -56,6 +61,13 @@ class Guards:
         self.modes.require_parts(self.parts, training=self.module.training)
         for original in self.changeable:
             original.require_unchanged()
+        for path, (part, members) in self.members.items():
+            if list(part._modules.values()) != members:
+                raise PlanError(
+                    f"the members of {path!r} have changed since the model was planned, and the "
+                    "program would not follow: change them before autopar.plan, and parallelize "
+                    "again"
+                )
         parameters = self.module.graph_parameters()
         if self.trains and torch.is_grad_enabled():
             self._require_trained(parameters)

@@ -58,9 +58,13 @@ class HeldShards(Recalling):
         self._hold_parameters(values, aliases, contents)
         self._hold_constants(values, contents)
         if model is not None and record is not None:
-            for paths, buffer in saved_buffers(model.module):
-                value = values.get(paths[0], buffer)
-                self.attach_buffer(paths, value if isinstance(value, Tensor) else value())
+            for saved in (True, False):
+                for paths, buffer in saved_buffers(model.module, saved=saved):
+                    value = values.get(paths[0], buffer)
+                    whole = value if isinstance(value, Tensor) else value()
+                    # One that is not saved, and not read either, may have no values.
+                    if saved or not whole.is_meta:
+                        self.attach_buffer(paths, whole, saved=saved)
         self.weights_digest = contents.digest()
 
     def _hold_parameters(
@@ -95,17 +99,18 @@ class HeldShards(Recalling):
             # Calls write new values into constants that change: these are the module's own.
             self._constants[name] = whole.clone() if name in self._graph.updates else whole
 
-    def attach_buffer(self, paths: Sequence[str], value: Tensor) -> None:
-        """Register a buffer under its names.
+    def attach_buffer(self, paths: Sequence[str], value: Tensor, *, saved: bool = True) -> None:
+        """Register a buffer under its names; `saved`: in the state dict.
 
         A constant of the program is read from there from now on.
         """
         # A copy, since the original module keeps its buffers.
         own = value.detach().to(self._device, copy=True)
         for path in paths:
-            place = attach(self, path, own)
+            place = attach(self, path, own, saved=saved)
             if path in self._constants:
                 self._buffer_places[path] = place
+                self._constants[path] = own
 
     def _given(self, name: str, values: Values, contents: Contents) -> Tensor | FileTensor:
         """A value, checked against the graph; a value in a file is not read yet."""

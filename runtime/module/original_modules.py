@@ -238,6 +238,7 @@ _KINDS: Mapping[type[nn.Module], type[OriginalModule]] = {
     nn.ParameterList: OriginalParameters,
     nn.ParameterDict: OriginalNamedParameters,
 }
+CONTAINERS = frozenset(_KINDS.values())
 
 
 def recall(
@@ -277,8 +278,10 @@ def is_free(module: nn.Module, name: str) -> bool:
     )
 
 
-def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
-    """Register a parameter or a buffer under its module path.
+def attach(
+    root: nn.Module, path: str, value: Tensor, *, saved: bool = True
+) -> tuple[nn.Module, str]:
+    """Register a parameter or a buffer under its module path; `saved`: in the state dict.
 
     If the path is taken, by an attribute say, underscores take the place of dots.
     """
@@ -288,16 +291,17 @@ def attach(root: nn.Module, path: str, value: Tensor) -> tuple[nn.Module, str]:
         child = module._modules.get(part)
         if child is None:
             if not is_free(module, part):
-                return attach(root, path.replace(".", "_"), value)
+                return attach(root, path.replace(".", "_"), value, saved=saved)
             child = nn.Module()
             module.add_module(part, child)
         module = child
     if not is_free(module, leaf):
-        return attach(root, (path.replace(".", "_") if parents else path) + "_", value)
+        other = (path.replace(".", "_") if parents else path) + "_"
+        return attach(root, other, value, saved=saved)
     if isinstance(value, nn.Parameter):
         module.register_parameter(leaf, value)
     else:
-        module.register_buffer(leaf, value)
+        module.register_buffer(leaf, value, persistent=saved)
     return module, leaf
 
 

@@ -33,11 +33,12 @@ def parameters_of(module: nn.Module) -> Tensors:
 
 def buffers_of(module: nn.Module) -> Tensors:
     """The buffers that are saved, and the constants that a call changes."""
+    saved = {paths[0]: buffer for paths, buffer in saved_buffers(module)}
     if not isinstance(module, ParallelModule):
-        return {paths[0]: buffer for paths, buffer in saved_buffers(module)}
+        return saved
     # Constants that a call changes are state, though the module does not call them buffers.
     changing = {name: module._constant(name) for name in module.engine.graph.updates}
-    return dict(module.named_buffers()) | changing
+    return saved | changing
 
 
 def model_tensors(module: nn.Module, *, writing: bool = False) -> Tensors:

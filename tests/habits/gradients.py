@@ -161,7 +161,35 @@ class Tokens(Gpt):
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
+class Targeted(Gpt):
+    """Compares its last layer with targets that the model makes itself, under no_grad."""
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Any:
+        """The mean square of the differences, and the mean cross entropy."""
+        x = self.embed(tokens)
+        with torch.no_grad():
+            target = self.layers[0](x) + 0.1
+        for layer in self.layers:
+            x = layer(x)
+        loss = functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+        return loss + (x - target).square().mean()
+
+
+class Frozen(Gpt):
+    """Runs its first layers under set_grad_enabled(False)."""
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Any:
+        """The mean cross entropy."""
+        with torch.set_grad_enabled(False):
+            x = self.layers[0](self.embed(tokens))
+        for layer in self.layers[1:]:
+            x = layer(x)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
 KINDS: dict[str, type[Gpt]] = {
+    "targets made under no_grad inside": Targeted,
+    "first layers under set_grad_enabled(False) inside": Frozen,
     "loss and logits, the loss by index": Pair,
     "an auxiliary loss added inside": Auxiliary,
     "smoothed and ignored labels": Smoothed,
@@ -420,8 +448,9 @@ def _(w: Workshop) -> Any:
     for tokens, labels in w.batches():
         optimizer.zero_grad()
         loss = module(tokens, labels)
-        gradients = torch.autograd.grad(loss, list(module.parameters()), create_graph=True)
-        (loss + 0.1 * sum(g.square().sum() for g in gradients)).backward()
+        weights = list(module.parameters())
+        found = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+        (loss + 0.1 * sum(g.square().sum() for g in found if g is not None)).backward()
         optimizer.step()
         losses.append(loss.detach())
     return losses

@@ -36,24 +36,35 @@ class Dropped(Gpt):
         super().__init__(drop=0.3, **options)
 
 
+class BatchLayer(nn.Module):
+    """A matrix product with a norm over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output, of the shape of its input: batch, sequence, width."""
+        normed: Tensor = self.norm(self.linear(x).transpose(1, 2)).transpose(1, 2)
+        return torch.tanh(normed)
+
+
 class Normed(nn.Module):
     """A network with norms over batches, and a loss."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh())
-            for _ in range(4)
-        )
+        self.layers = nn.ModuleList(BatchLayer() for _ in range(4))
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Any:
-        """The mean cross entropy, of tokens as one batch."""
-        x = self.embed(tokens.flatten())
+        """The mean cross entropy."""
+        x = self.embed(tokens)
         for layer in self.layers:
             x = x + layer(x)
-        return functional.cross_entropy(self.head(x), labels.flatten())
+        return functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
 @habit("modes: eval() for a validation loss under no_grad, then train()")
@@ -133,7 +144,7 @@ def _(w: Workshop) -> Any:
 def _(w: Workshop) -> Any:
     module = w.start(Normed)
     for layer in module.layers:
-        layer[1].momentum = 0.5
+        layer.norm.momentum = 0.5
     return w.steps(module)
 
 

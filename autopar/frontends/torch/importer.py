@@ -94,5 +94,22 @@ def read_exported(
     except ModelError:
         if not reader.hazards:
             raise
+    _detach_regions(exported)
     # With an empty table this decomposes nothing and only makes writes into views functional.
     return Reader(exported.run_decompositions({}), module, name).read()
+
+
+def _detach_regions(exported: torch.export.ExportedProgram) -> None:
+    """Detach what `no_grad` regions return: decompositions open the regions and forget them."""
+    for part in exported.graph_module.modules():
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in list(part.graph.nodes):
+            if str(node.target) != "wrap_with_set_grad_enabled" or node.args[0] is not False:
+                continue
+            for result in list(node.users):
+                with part.graph.inserting_after(result):
+                    detached = part.graph.call_function(torch.ops.aten.detach.default, (result,))
+                detached.meta.update(result.meta)
+                result.replace_all_uses_with(detached, lambda user, new=detached: user is not new)
+        part.recompile()
