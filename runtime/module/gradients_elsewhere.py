@@ -46,6 +46,10 @@ class OtherStages:
         if isinstance(like, DTensor):
             value = engine.storages.replicated(value)
         self.parameter = nn.Parameter(value)
+        sizes = {tensor.name: tensor.size for tensor in engine.graph.parameters}
+        elsewhere = sum(size for name, size in sizes.items() if name not in parameters)
+        # Scripts count parameters by adding up `numel()`.
+        vars(self.parameter)["numel"] = lambda: elsewhere
 
     def look(self, engine: Engine, parameters: Parameters) -> None:
         """Set the gradient, once all gradients of a backward pass are reduced.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from autopar.errors import PlanError
 
@@ -38,6 +39,11 @@ class Guards:
         self.trains = modes.main.trains
         self.trained = {tensor.name: tensor.trainable for tensor in graph.parameters}
         self.dtypes = {name: module._storages.dtype_of(name) for name in self.trained}
+        self.shards = {
+            name: (parameter, parameter.untyped_storage()._cdata, parameter._local_tensor)
+            for name, parameter in module.graph_parameters().items()
+            if isinstance(parameter, DTensor)
+        }
 
     def take_over(self, original: nn.Module) -> None:
         """Give the submodules the original's modes, and parameters its hooks.
@@ -69,6 +75,7 @@ class Guards:
                     "again"
                 )
         parameters = self.module.graph_parameters()
+        self._require_shards(parameters)
         if self.trains and torch.is_grad_enabled():
             self._require_trained(parameters)
         kind = self.module._device.type
@@ -84,6 +91,21 @@ class Guards:
                 raise PlanError(
                     f"parameters have been moved to {parameter.device.type}, the ranks work on "
                     f"{kind}"
+                )
+
+    def _require_shards(self, parameters: Parameters) -> None:
+        """Refuse DTensors whose `.data` was set, which leaves their shards as they were."""
+        for name, (parameter, storage, shard) in self.shards.items():
+            present = parameters.get(name)
+            if (
+                present is parameter
+                and present.untyped_storage()._cdata != storage
+                and parameter._local_tensor is shard
+            ):
+                raise PlanError(
+                    f"the data of {name!r} was set (p.data = ..., or vector_to_parameters), which "
+                    "leaves a DTensor's shard as it was: write into it instead (p.data.copy_(...), "
+                    "or p.copy_(...) under no_grad)"
                 )
 
     def _require_trained(self, parameters: Parameters) -> None:

@@ -22,7 +22,10 @@ from autopar.runtime.redistribution.steps import gather_full
 from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.mesh import Mesh
 
+from .dtensor_numbers import refuse_numbers_of_parts
 from .torch_layouts import device_mesh, mesh_without_groups, placements_of
+
+refuse_numbers_of_parts()
 
 
 def local_of(value: Tensor) -> Tensor:

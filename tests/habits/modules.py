@@ -288,6 +288,12 @@ def _(module: Any) -> Any:
     return sorted(name for name, _ in module.named_parameters())
 
 
+@habit("weights: their number, by name")
+@_steps
+def _(module: Any) -> Any:
+    return len([name for name, p in module.named_parameters() if p.dim() > 1]) > 0
+
+
 @habit("weights: get_parameter and get_submodule")
 @_steps
 def _(module: Any) -> Any:
