@@ -9,12 +9,13 @@ WORKERS ?= 2
 # One thread a process: the tests and the demo start several processes on few cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow ci-slow strict check docs versions version gpu prove operators bench clean
+.PHONY: help demo test slow ci-slow strict habits check docs versions version gpu prove operators bench clean
 
 help:
 	@echo "make demo    plan GPT-2 for 8 ranks, run it on this machine, compare with one device"
 	@echo "make test    the tests that take seconds      make slow    the others"
 	@echo "make strict  the tests of ranks, held to NCCL's rules"
+	@echo "make habits  what training scripts do, under plans of all kinds, in build/habits.md"
 	@echo "make check   ruff, mypy --strict, doctests"
 	@echo "make versions  the tests that use torch, on the oldest, the pinned and the newest torch and Python"
 	@echo "make gpu     what this machine's GPUs run, in build/gpu-report.md, by its own torch (GPU_PYTHON=python3)"
@@ -68,6 +69,10 @@ STRICT_TESTS ?= tests/end_to_end tests/runtime tests/integrations tests/training
 
 strict: $(VENV)/.dev
 	$(BIN)/python -m pytest --strict-backend -n $(WORKERS) -q $(STRICT_TESTS)
+
+# What training scripts do, under plans of all kinds beside one device, in three quarters of an hour.
+habits: $(VENV)/.dev
+	$(BIN)/python -m tests.habits.page build/habits.md
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

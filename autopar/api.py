@@ -165,7 +165,7 @@ def parallelize(
     split; by default they are whole, except beside a loss that the plan has of its own. `trust`: as
     for `plan`. Random numbers are counted: dropout draws the same on any plan and any number of
     ranks; with `exact_random` it draws from torch's own generator what one device would draw. The
-    ranks' batches are compared in the first steps, with `debug` in all and whole.
+    ranks' batches are compared in the first steps and some later, with `debug` in all and whole.
 
     `weights`: a `.safetensors` file or a Hugging Face folder of such files. Each rank reads the
     slices that its shards need, in the planned types; the model may then be on the meta device.

@@ -1,7 +1,7 @@
-"""A check that all ranks are given the same batches, in the first calls or in all.
+"""A check that all ranks are given the same batches, in the first calls and some later, or in all.
 
-A comparison costs a collective and a wait, so it ends once the caller's loop has been seen to be
-right.
+A comparison costs a collective and a wait, so most calls go without one. Calls under `no_grad`
+count apart: an evaluation must not use up what training needs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from autopar.runtime.ranks.agreement import agree
 from autopar.runtime.ranks.contents import DIGEST, checksum
 
 FIRST = 4
-"""The number of first calls whose batches are compared among the ranks, unless all calls are."""
+EVERY = 100
+"""How many first calls, and which later ones, have their batches compared, unless all have."""
 
 
 class Batches:
-    """Compares the inputs of ranks in the first calls.
+    """Compares the inputs of ranks in the first calls, and in one of `EVERY` later.
 
     With `debug`, or under TORCH_DISTRIBUTED_DEBUG=DETAIL, it does so in all calls.
     """
 
     def __init__(self, *, debug: bool) -> None:
         self.always = debug or os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL"
-        self.calls = 0
+        # By whether gradients are wanted.
+        self.calls = {True: 0, False: 0}
 
     def agreed(
         self,
@@ -39,9 +41,11 @@ class Batches:
 
         `apart`: inputs that may differ.
         """
-        if not self.always and self.calls >= FIRST:
+        trained = torch.is_grad_enabled()
+        number = self.calls[trained]
+        self.calls[trained] += 1
+        if not self.always and number >= FIRST and number % EVERY:
             return inputs()
-        self.calls += 1
         failure: Exception | None = None
         values: dict[str, Tensor] = {}
         digest = bytes(DIGEST)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .workshop import VOCABULARY, WIDTH, Gpt, Scores, Workshop, habit
+from tests.habits.workshop import VOCABULARY, WIDTH, Gpt, Scores, Workshop, habit
 
 
 class Pair(Gpt):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import swa_utils
 
-from .workshop import VOCABULARY, WIDTH, Gpt, Scores, Workshop, habit
+from tests.habits.workshop import VOCABULARY, WIDTH, Gpt, Scores, Workshop, habit
 
 
 def _steps(prepare: Any) -> Any:

@@ -11,8 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedules
 
 import autopar
-
-from .workshop import Gpt, Workshop, habit
+from tests.habits.workshop import Gpt, Workshop, habit
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.1),

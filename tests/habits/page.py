@@ -1,6 +1,6 @@
-"""The page of all habits under all plans, `docs/habits.md`: `make habits`.
+"""The page of all habits under all plans: `make habits`.
 
-    python -m tests.habits.page docs/habits.md
+    python -m tests.habits.page build/habits.md
 
 runs every habit under every plan, in tens of minutes, and writes what came out.
 """
@@ -13,17 +13,18 @@ from pathlib import Path
 
 import torch
 
-from .exceptions import EXCEPTIONS, exception_of
-from .table import HABITS
-from .workshop import PLANS, verdict
+from tests.habits.exceptions import EXCEPTIONS, exception_of
+from tests.habits.table import HABITS
+from tests.habits.workshop import PLANS, verdict
 
 Verdicts = Mapping[tuple[str, str], str]
 """What came out, by habit and plan."""
 HEAD = """# Habits of training scripts
 
-What scripts do to modules, optimizers and gradients, under plans of {plans} kinds on two ranks, beside one device in
-float64. **right**: values, losses and weights at the end are equal to 1e-7. **refused**: every rank raises an error that
-says why. A letter is an exception, listed below. `make habits` runs all of them; each is a test.
+What scripts do to modules, optimizers and gradients, under plans of {plans} kinds on two ranks,
+beside one device in float64. **right**: values, losses and weights at the end are equal to 1e-7.
+**refused**: every rank raises an error that says why. A letter is an exception, listed below.
+`make habits` runs all of them; each is a test.
 
 """
 
@@ -67,6 +68,7 @@ def main(path: str) -> int:
             if not is_expected(name, plan, told):
                 wrong += 1
                 print(f"{plan} | {name} | {told}", flush=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(written(verdicts), encoding="utf-8")
     print(f"{len(verdicts)} runs, {wrong} neither right nor refused; the page is {path}")
     return 1 if wrong else 0

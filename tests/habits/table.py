@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import gradients, modules, optimizers
-from .workshop import HABITS
+from tests.habits import gradients, modules, optimizers
+from tests.habits.workshop import HABITS
 
 __all__ = ["HABITS", "gradients", "modules", "optimizers"]

@@ -1,0 +1,80 @@
+"""Backward passes of a model's own are refused by name where they would be lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from autopar.errors import ModelError
+from autopar.frontends.load import ModelOptions, load_model
+
+TRAIN = ModelOptions(train=True)
+X = torch.ones(4, 3)
+
+
+class _Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class _Reversed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Reverse.apply(self.linear(x)).square().mean()  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Checkpointed(_Reversed):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.linear, x, use_reentrant=True).square().mean()
+        return out
+
+
+def test_a_function_with_a_backward_of_its_own_is_refused_for_training() -> None:
+    before = torch.autograd.Function.__dict__["apply"]
+    with pytest.raises(ModelError, match=r"_Reverse is an autograd.Function with a backward"):
+        load_model(_Reversed(), TRAIN, (X,))
+    assert torch.autograd.Function.__dict__["apply"] is before
+
+
+def test_without_training_it_has_no_backward() -> None:
+    assert load_model(_Reversed(), ModelOptions(train=False), (X,)).graph.operators
+
+
+def test_torchs_own_functions_are_no_exception() -> None:
+    assert load_model(_Checkpointed(), TRAIN, (X.requires_grad_(False),)).graph.operators
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_hooks_on_gradients_of_submodules_are_refused(*, full: bool) -> None:
+    model = _Checkpointed()
+    register = (
+        model.linear.register_full_backward_hook
+        if full
+        else model.linear.register_full_backward_pre_hook
+    )
+    handle = register(lambda *told: None)
+    with pytest.raises(ModelError, match="linear has a backward hook"):
+        load_model(model, TRAIN, (X,))
+    assert load_model(model, ModelOptions(train=False), (X,)).graph.operators
+    handle.remove()
+    assert load_model(model, TRAIN, (X,)).graph.operators
+
+
+def test_regions_without_gradients_stay_so_where_writes_are_decomposed() -> None:
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 5)).train()
+    graph = load_model(model, TRAIN, (X,)).graph
+    stopped = [op.inputs[0] for op in graph.operators if op.kind == "aten.detach.default"]
+    assert set(stopped) == set(graph.updates.values()) and len(stopped) == 2
