@@ -40,7 +40,8 @@ class OtherStages:
     refusal: PlanError | None = None
 
     def __init__(self, engine: Engine, parameters: Parameters) -> None:
-        like = next(iter(parameters.values()), torch.zeros(1))
+        # An idle rank has no parameters, and is to see the same norm.
+        like = next(iter(parameters.values()), torch.zeros(1, dtype=torch.double))
         value: Tensor = torch.zeros(PLACES, dtype=like.dtype, device=engine.device)
         # torch's functions over lists of gradients want DTensors or plain tensors, not both.
         if isinstance(like, DTensor):

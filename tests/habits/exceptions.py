@@ -1,4 +1,4 @@
-"""What is neither right nor refused, with the reason: the exceptions that the page states."""
+"""Exceptions that the page states: habits that are neither right nor refused, and why."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ EXCEPTIONS: Mapping[str, Where] = {
         "LBFGS": STAGES,
     },
     "Under stages sums over weights, their names, and state dicts are those of the rank's own "
-    "stage: use `autopar.save`, or torch's distributed checkpoints.": {
+    "stage, of which a rank that a plan leaves idle has none: use `autopar.save`, or torch's distributed checkpoints.": {
         "losses: weight decay added by the script": STAGES,
         "weights: their norm told": STAGES,
         "weights: names of parameters": STAGES,
         "states: names in state_dict": STAGES,
-        "states: get_model_state_dict": STAGES,
+        "states: get_model_state_dict": (*STAGES, "search"),
         "states: whole tensors of state_dict": STAGES,
         "numbers: stopped where the norm of the weights grows": STAGES,
     },

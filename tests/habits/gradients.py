@@ -449,8 +449,8 @@ def _(w: Workshop) -> Any:
         optimizer.zero_grad()
         loss = module(tokens, labels)
         weights = list(module.parameters())
-        found = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
-        (loss + 0.1 * sum(g.square().sum() for g in found if g is not None)).backward()
+        slopes = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+        (loss + 0.1 * sum(g.square().sum() for g in slopes if g is not None)).backward()
         optimizer.step()
         losses.append(loss.detach())
     return losses

@@ -461,7 +461,8 @@ def _(w: Workshop) -> Any:
 
 @habit("averages: two modules train in turn (GAN)")
 def _(w: Workshop) -> Any:
-    first, second = w.start(), w.start()
+    first = w.start()
+    second = w.start()
     return [w.steps(first), w.steps(second)]
 
 
@@ -549,14 +550,16 @@ def _(w: Workshop) -> Any:
 @habit("states: early stopping, the best weights loaded at the end")
 def _(w: Workshop) -> Any:
     module = w.start()
-    best, saved = math.inf, {}
+    best = math.inf
+    saved: dict[str, Any] = {}
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     for tokens, labels in w.batches():
         optimizer.zero_grad()
         loss = module(tokens, labels)
         loss.backward()
         if loss.item() < best:
-            best, saved = loss.item(), copy.deepcopy(module.state_dict())
+            best = loss.item()
+            saved = copy.deepcopy(module.state_dict())
         optimizer.step()
     module.load_state_dict(saved)
     return best

@@ -49,12 +49,12 @@ def test_every_exception_is_of_a_habit(words: str) -> None:
 def test_a_habit_has_one_exception_at_most() -> None:
     assert len(HABITS) >= 200
     for habit, plan in PAIRS:
-        found = [
+        texts = [
             text
             for text, where in EXCEPTIONS.items()
             if any(habit.startswith(words) and plan in plans for words, plans in where.items())
         ]
-        assert len(found) <= 1 and (exception_of(habit, plan) is None) == (not found)
+        assert len(texts) <= 1 and (exception_of(habit, plan) is None) == (not texts)
 
 
 def test_what_is_wrong_is_noticed() -> None:
