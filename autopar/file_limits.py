@@ -14,6 +14,8 @@ CONFIGURATION_BYTES = 4 * MIB
 """A configuration of another project, and a Hugging Face configuration."""
 STRATEGY_BYTES = 64 * MIB
 """A strategy checkpoint of MindSpore."""
+NAME_BYTES = 4096
+"""A file that holds one name."""
 TRACE_BYTES = 512 * MIB
 """A measurement: a trace of torch.profiler grows by some 10 MiB a step."""
 HEADER_BYTES = 100_000_000

@@ -8,6 +8,7 @@ from typing import Any
 
 from .errors import PlanError
 from .file_limits import PLAN_BYTES
+from .reading import read_text
 
 SCHEMA = "autopar-plan"
 VERSION = 3
@@ -20,14 +21,9 @@ def read_plan_file(path: Path) -> dict[str, Any]:
 
     Raises `PlanError` with the fault for any other file. The parts of the plan are not checked yet.
     """
+    text = read_text(path, PLAN_BYTES, what="strategy checkpoint", error=PlanError)
     try:
-        if path.stat().st_size > PLAN_BYTES:
-            raise PlanError(
-                f"{path}: larger than {PLAN_BYTES // 2**20} MiB, so it is no strategy checkpoint"
-            )
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+        data = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path}: not a strategy checkpoint: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:

@@ -18,6 +18,7 @@ from typing import Any
 
 from autopar.errors import UsageError, unknown
 from autopar.file_limits import CONFIGURATION_BYTES
+from autopar.reading import read_text
 
 FILE = "autopar.toml"
 
@@ -49,12 +50,9 @@ def with_defaults(
 
 
 def _read(path: Path) -> dict[str, Any]:
+    text = read_text(path, CONFIGURATION_BYTES, what="file of defaults", error=UsageError)
     try:
-        if path.stat().st_size > CONFIGURATION_BYTES:
-            raise UsageError(f"{path}: larger than {CONFIGURATION_BYTES // 2**20} MiB")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autopar.errors import UsageError, unknown
+from autopar.file_limits import CONFIGURATION_BYTES
+from autopar.reading import read_text
 
 from .elastic import PLANNING
 
@@ -129,10 +131,9 @@ def load_config(path: str | Path) -> Config:
     Whatever is wrong is a `UsageError` that names the key.
     """
     path = Path(path)
+    text = read_text(path, CONFIGURATION_BYTES, what="file of a training", error=UsageError)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: no TOML: {error}") from error
     try:

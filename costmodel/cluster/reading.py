@@ -23,6 +23,7 @@ from autopar.costmodel.device import Device
 from autopar.costmodel.device.measured_kernels import kernels_from, kernels_of, measured
 from autopar.errors import ClusterError, unknown
 from autopar.file_limits import CLUSTER_BYTES
+from autopar.reading import read_text
 
 from .cluster import Cluster, join
 from .figures import numbers
@@ -236,17 +237,5 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 
 
 def _read(path: Path, folder: Path | None) -> Cluster:
-    try:
-        with path.open("rb") as file:
-            # One byte more shows that a file is too large without reading all of it.
-            raw = file.read(CLUSTER_BYTES + 1)
-        if len(raw) > CLUSTER_BYTES:
-            raise ClusterError(
-                f"{path} is larger than {CLUSTER_BYTES} B; that is not a cluster file"
-            )
-        text = raw.decode("utf-8")
-    except OSError as error:
-        raise ClusterError(f"the cluster file {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ClusterError(f"the cluster file {path} is not UTF-8 text") from None
+    text = read_text(path, CLUSTER_BYTES, what="cluster file", error=ClusterError)
     return parse_cluster(text, str(path), as_yaml=path.suffix.lower() != ".json", folder=folder)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autopar.errors import ModelError, UsageError, unknown
 from autopar.file_limits import CONFIGURATION_BYTES
+from autopar.reading import read_text
 
 MOST = 2**24
 """The largest size that a configuration may give."""
@@ -320,14 +321,10 @@ def _experts(c: Config) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Config:
+    text = read_text(path, CONFIGURATION_BYTES, what="configuration", error=ModelError)
     try:
-        size = path.stat().st_size
-        if size > CONFIGURATION_BYTES:
-            raise ModelError(
-                f"{path} has {size} bytes; a configuration has at most {CONFIGURATION_BYTES}"
-            )
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as a configuration: {error}") from error
     if not isinstance(data, dict):
         raise ModelError(f"{path} holds no JSON object")

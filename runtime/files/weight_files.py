@@ -16,6 +16,7 @@ from torch import Tensor
 
 from autopar.errors import ModelError, UsageError
 from autopar.file_limits import HEADER_BYTES
+from autopar.reading import read_text
 from autopar.runtime.ranks.cuts import Cut
 
 from .piece_tensors import runs_of
@@ -153,10 +154,11 @@ def _files(where: Path) -> dict[Path, list[str] | None]:
 
 def _indexed(folder: Path) -> dict[Path, list[str] | None]:
     path = folder / INDEX
+    text = read_text(path, HEADER_BYTES, what="index of weights", error=ModelError)
     try:
-        listed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        listed = json.loads(text)["weight_map"]
         names = [(str(name), str(file)) for name, file in listed.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"{path} is no index of weights: {type(error).__name__}: {error}"
         ) from error
@@ -172,6 +174,9 @@ def _indexed(folder: Path) -> dict[Path, list[str] | None]:
 
 def _header(path: Path, opened: _Open) -> dict[str, FileTensor]:
     """The tensors of one file, by its header alone."""
+    # A pipe would be waited for.
+    if not path.is_file():
+        raise ModelError(f"{path} cannot be read as a safetensors file: it is no regular file")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +23,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autopar.errors import PlanError, unknown
+from autopar.file_limits import NAME_BYTES, PLAN_BYTES
+from autopar.reading import read_text
 
 SCHEMA = "autopar-checkpoint"
 MANIFEST = "checkpoint.json"
@@ -175,12 +178,10 @@ def checkpoints_in(folder: Path) -> list[str]:
 
 def latest_in(folder: Path) -> str | None:
     """The name that `latest` holds; None where nothing was saved."""
-    try:
-        name = (folder / LATEST).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
+    path = folder / LATEST
+    if not os.path.lexists(path):
         return None
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{folder / LATEST}: cannot be read: {error}") from error
+    name = read_text(path, NAME_BYTES, what="name of a checkpoint", error=PlanError).strip()
     if not _NAME.fullmatch(name):
         raise PlanError(f"{folder / LATEST}: names {name[:80]!r}, which is no checkpoint")
     return name
@@ -210,7 +211,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
     A checkpoint with missing or truncated files is refused.
     """
     try:
-        text = _without_digest(path, (path / MANIFEST).read_text(encoding="utf-8"))
+        text = _without_digest(path, _text(path / MANIFEST))
         data = json.loads(text)
         # Checked before pydantic does, which would list every missing field of some other JSON
         # file.
@@ -231,12 +232,16 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
         ) from error
     except PlanError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"{path / MANIFEST}: cannot be read: {error}") from error
     _require_files(path, manifest)
     _require_pieces(path, manifest)
     _require_plan(path, manifest)
     return manifest, text
+
+
+def _text(path: Path) -> str:
+    return read_text(path, PLAN_BYTES, what="part of a checkpoint", error=PlanError)
 
 
 def _require_files(path: Path, manifest: Manifest) -> None:
@@ -253,8 +258,8 @@ def _require_plan(path: Path, manifest: Manifest) -> None:
     if manifest.plan_digest is None:
         return
     try:
-        held = digest((path / PLAN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        held = digest(_text(path / PLAN))
+    except PlanError:
         held = ""
     if held != manifest.plan_digest:
         raise PlanError(

@@ -59,6 +59,9 @@ def tokens(
         raise UsageError(unknown("type of tokens", type, TYPES))
     if sequence < 1:
         raise UsageError(f"a sequence has at least 1 token, not {sequence}")
+    # A pipe would be waited for.
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no regular file, so it is no file of tokens")
     try:
         if path.suffix == ".npy":
             # Mapped, not read: a corpus is larger than memory, and workers share its pages.

@@ -21,6 +21,7 @@ from typing import Any
 
 from autopar.errors import UsageError
 from autopar.file_limits import TRACE_BYTES
+from autopar.reading import read_text
 
 _STEP = re.compile(r"ProfilerStep#\d+")
 # Words in the names of NCCL's kernels and of torch's events; the first that a name holds counts.
@@ -60,12 +61,9 @@ class Measured:
 def read_measured(path: str | Path) -> Measured:
     """The measurement in a file; `UsageError` with the reason if it is none."""
     path = Path(path)
+    text = read_text(path, TRACE_BYTES, what="measurement (profile fewer steps)", error=UsageError)
     try:
-        if path.stat().st_size > TRACE_BYTES:
-            raise UsageError(f"{path}: larger than {TRACE_BYTES // 2**20} MiB; profile fewer steps")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not JSON: {error}") from error
     if (

@@ -10,6 +10,7 @@ from typing import Any
 
 from autopar.errors import UsageError, unknown
 from autopar.file_limits import CONFIGURATION_BYTES
+from autopar.reading import read_text
 
 from .configuration import Configuration
 from .deepspeed import read_deepspeed
@@ -25,16 +26,7 @@ def read_configuration(path: str | Path, form: str | None = None) -> Configurati
     path = Path(path)
     if form is not None and form not in FORMATS:
         raise UsageError(unknown("format", form, FORMATS))
-    try:
-        if path.stat().st_size > CONFIGURATION_BYTES:
-            raise UsageError(
-                f"{path}: larger than {CONFIGURATION_BYTES // 2**20} MiB, so it is no configuration"
-            )
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: not text: {error}") from error
+    text = read_text(path, CONFIGURATION_BYTES, what="configuration", error=UsageError)
     form = form or _form(path, text)
     if form == "megatron":
         return read_megatron(text)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError
+from autopar.file_limits import PLAN_BYTES
 from autopar.integrations.mindspore.strategy_files import (
     OperatorStrategy,
     Strategies,
@@ -21,6 +22,7 @@ from autopar.integrations.mindspore.strategy_files import (
 from autopar.ir import Graph, Operator
 from autopar.plan import Plan
 from autopar.printable import printable
+from autopar.reading import read_bytes
 
 from .marks import Cuts
 
@@ -33,11 +35,8 @@ LONGEST = 1000
 
 def is_plan(path: str) -> bool:
     """Whether a file is a plan of autopar, and not a strategy checkpoint of MindSpore."""
-    try:
-        with open(path, "rb") as stream:
-            return PLAN_MARK.encode() in stream.read(_HEAD)
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+    content = read_bytes(path, PLAN_BYTES, what="strategy checkpoint", error=PlanError)
+    return PLAN_MARK.encode() in content[:_HEAD]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

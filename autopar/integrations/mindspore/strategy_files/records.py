@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autopar.errors import PlanError, UsageError
 from autopar.file_limits import STRATEGY_BYTES
 from autopar.outputs import write_whole
+from autopar.reading import read_bytes
 
 from . import wire
 
@@ -108,15 +109,7 @@ class _File(BaseModel):
 def read_strategies(path: str | Path) -> Strategies:
     """Read a strategy checkpoint in either form; `PlanError` with the fault for any other file."""
     path = Path(path)
-    try:
-        if path.stat().st_size > STRATEGY_BYTES:
-            raise PlanError(
-                f"{path}: larger than {STRATEGY_BYTES // 2**20} MiB, so it is no strategy "
-                "checkpoint"
-            )
-        data = path.read_bytes()
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+    data = read_bytes(path, STRATEGY_BYTES, what="strategy checkpoint", error=PlanError)
     if not data:
         raise PlanError(f"{path}: the file is empty")
     # No protobuf file begins with a brace, which would be the tag of a field 15.
