@@ -28,7 +28,8 @@ EXCEPTIONS: Mapping[str, Where] = {
         "LBFGS": STAGES,
     },
     "Under stages sums over weights, their names, and state dicts are those of the rank's own "
-    "stage, of which a rank that a plan leaves idle has none: use `autopar.save`, or torch's distributed checkpoints.": {
+    "stage, of which a rank that a plan leaves idle has none: use `autopar.save`, or torch's "
+    "distributed checkpoints.": {
         "losses: weight decay added by the script": STAGES,
         "weights: their norm told": STAGES,
         "weights: names of parameters": STAGES,
