@@ -95,19 +95,22 @@ class _Record:
         engine = self.engine
         if engine.loss is None:
             return
+        loss = engine.outputs[engine.loss][0]
         for place, gradient in zip(self.wanted, upstream, strict=True):
-            name, loss = (engine.outputs[number][0] for number in (place, engine.loss))
+            name = engine.outputs[place][0]
             if gradient is None or place == engine.loss:
                 continue
-            if engine.gives_gradients_at_once or name in engine.without_way_back:
+            if engine.gives_gradients_at_once:
+                why = f"comes too late: {engine.in_words} each have run their backward pass"
+            elif name in engine.without_way_back:
                 why = "does not lead to it"
-                if engine.gives_gradients_at_once:
-                    why = f"comes too late: the plan runs {engine.in_words}, each with its backward"
-                raise PlanError(
-                    f"output {name!r} has a gradient, which the program does not take: its loss is "
-                    f"{loss!r}, and this output {why}. Let the model return the whole loss as its "
-                    "first scalar, or give autopar.plan and parallelize a loss (loss=...)"
-                )
+            else:
+                continue
+            raise PlanError(
+                f"output {name!r} has a gradient, which the program does not take: its loss is "
+                f"{loss!r}, and this output {why}. Let the model return the whole loss as its "
+                "first scalar, or give autopar.plan and parallelize a loss (loss=...)"
+            )
 
     def _shares(self, upstream: Sequence[Tensor | None], *, keep: bool) -> Shares | None:
         """Run the backward pass; the shares if they are not summed yet, else None."""

@@ -47,6 +47,8 @@ class OtherStages:
         if isinstance(like, DTensor):
             value = engine.storages.replicated(value)
         self.parameter = nn.Parameter(value)
+        # The stages that hold each tied parameter, for every step.
+        self.tied = tied_parameters(engine.execution)
         sizes = {tensor.name: tensor.size for tensor in engine.graph.parameters}
         elsewhere = sum(size for name, size in sizes.items() if name not in parameters)
         # Scripts count parameters by adding up `numel()`.
@@ -57,7 +59,7 @@ class OtherStages:
 
         Collective: every rank calls it.
         """
-        squares, largest, refused = _others(engine, parameters, refuses=self.refusal is not None)
+        squares, largest, refused = self._others(engine, parameters)
         # The host of another device would wait for the whole backward pass to read this.
         if is_on_host(refused) and refused:
             raise self.refusal or PlanError("ranks of another stage refuse this step, and tell why")
@@ -74,36 +76,32 @@ class OtherStages:
             bad = torch.where(squares.sqrt().isfinite(), 0.0, float("nan"))
             local_of(mine).view(-1)[:1] += bad.to(mine.dtype)
 
-
-def _others(
-    engine: Engine, parameters: Parameters, *, refuses: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of squares, and the largest element, of the gradients that this stage does not hold,
-    and how many ranks refuse to go on.
-    """
-    world = engine.world
-    stages = len(world.firsts)
-    tied = tied_parameters(engine.execution)
-    # Idle ranks have a row of their own behind those of the stages, and so has each tied parameter,
-    # which several stages hold.
-    here = stages if world.stage is None else world.stage
-    rows = {name: stages + 1 + number for number, name in enumerate(tied)}
-    # Squares and largest elements travel in one sum: every rank writes places of its own.
-    each = torch.zeros(
-        3, stages + 1 + len(rows), world.size, dtype=torch.double, device=engine.device
-    )
-    each[2, here, world.rank] = float(refuses)
-    apart = {name: value for name, value in parameters.items() if name not in rows}
-    members = {here: apart}
-    members.update({rows[name]: {name: parameters[name]} for name in rows if name in parameters})
-    for row, some in members.items():
-        _write(each[:, row, world.rank], counted_gradients(engine, some), engine.device)
-    # One message for both figures, in double precision: squares of small gradients underflow.
-    dist.all_reduce(each)
-    refused = each[2].sum()
-    own = [here, *(rows[name] for name, holders in tied.items() if world.stage in holders)]
-    each[:, own] = 0.0
-    return each[0].sum(), each[1].max(), refused
+    def _others(self, engine: Engine, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+        """The sum of squares, and the largest element, of the gradients that this stage does not
+        hold, and how many ranks refuse to go on.
+        """
+        world = engine.world
+        stages = len(world.firsts)
+        # Idle ranks have a row of their own behind those of the stages, and so has each tied
+        # parameter, which several stages hold.
+        here = stages if world.stage is None else world.stage
+        rows = {name: stages + 1 + number for number, name in enumerate(self.tied)}
+        # Squares and largest elements travel in one sum: every rank writes places of its own.
+        each = torch.zeros(
+            3, stages + 1 + len(rows), world.size, dtype=torch.double, device=engine.device
+        )
+        each[2, here, world.rank] = float(self.refusal is not None)
+        members: dict[int, dict[str, nn.Parameter]] = {}
+        for name, parameter in parameters.items():
+            members.setdefault(rows.get(name, here), {})[name] = parameter
+        for row, some in members.items():
+            _write(each[:, row, world.rank], counted_gradients(engine, some), engine.device)
+        # One message for both figures, in double precision: squares of small gradients underflow.
+        dist.all_reduce(each)
+        refused = each[2].sum()
+        own = [here, *(rows[name] for name, holders in self.tied.items() if world.stage in holders)]
+        each[:, own] = 0.0
+        return each[0].sum(), each[1].max(), refused
 
 
 def _write(figures: Tensor, gradients: list[Tensor], device: torch.device) -> None:

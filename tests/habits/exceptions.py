@@ -7,8 +7,7 @@ from collections.abc import Mapping
 STAGES = ("1f1b", "zero bubble", "interleaved")
 INTERLEAVED = ("interleaved",)
 SPLIT = ("zero3", "megatron")
-NOT_STAGED = ("data", "data, micro-batches", "zero3", "megatron", "search")
-EVERYWHERE = (*NOT_STAGED, *STAGES)
+EVERYWHERE = ("data", "data, micro-batches", "zero3", "megatron", "search", *STAGES)
 
 Where = Mapping[str, tuple[str, ...]]
 """Plans by the words that begin a habit's description."""
@@ -50,8 +49,12 @@ EXCEPTIONS: Mapping[str, Where] = {
     },
     "Split outputs and parameters are DTensors, of which torch itself refuses some operators, with "
     "an error of its own.": {
-        "losses: a penalty on the logits beside": NOT_STAGED,
-        "losses: the loss of the script from the logits beside": NOT_STAGED,
+        "losses: a penalty on the logits beside": ("data", "zero3"),
+        "losses: the loss of the script from the logits beside": (
+            "data",
+            "data, micro-batches",
+            "zero3",
+        ),
         "losses: weight decay added by the script": SPLIT,
         "backward: anomaly detection": SPLIT,
         "gradients: rows zeroed": SPLIT,
