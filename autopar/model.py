@@ -59,7 +59,8 @@ class LoadedModel:
     of its import. `source`: the graph as imported, without an added loss. `inputs`: the tensors of
     the example inputs in the graph's order; `call`: the arguments that hold them. `loss`: the
     user's loss function. `notes`: sentences worth telling the user. `dtype`: the floating-point
-    type that was asked for. `given`: the PyTorch module before its cast to that type.
+    type that was asked for. `given`: the PyTorch module before its cast to that type. `reload`
+    imports another such module, with the same inputs and options.
     """
 
     graph: Graph
@@ -73,6 +74,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     dtype: str | None = None
     given: Any = None
+    reload: Callable[[Any], LoadedModel] | None = None
 
     @property
     def module(self) -> Any:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 from .errors import PlanError
 from .ir import Graph
 from .order.execution import Execution, execution
-from .order.plan_on_mesh import Decided, cold_decision, named_decision
+from .order.plan_on_mesh import Decided, PlanOnMesh, cold_decision, named_decision
 from .order.stages import Pipelined, staged_execution
 from .outputs import write_whole
 from .plan_file import read_plan_file
@@ -179,12 +179,18 @@ class Plan(Part):
                     "its shape"
                 )
             self._require_storable(name, layout, mesh)
+        chains = decided.chains
+        if analysis.ends or not self._is_of(analysis.graph):
+            # Other modes of the model have gradients, or uses of values, that the plan has not.
+            on_mesh = PlanOnMesh(analysis=analysis, decided=decided, mesh=mesh)
+            operators = analysis.graph.operators
+            chains = on_mesh.chains(operators, decisions, decided.storage, leaving)
         return Assignment(
             mesh=mesh,
             decisions=decisions,
             storage=decided.storage,
             outputs=leaving,
-            chains=decided.chains,
+            chains=chains,
             gradients=analysis.gradients,
             host=decided.host,
         )

@@ -15,7 +15,7 @@ from autopar.errors import PlanError, UsageError, unknown
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
-from autopar.sharding.rules.modes import evaluated
+from autopar.sharding.rules import tensors_of_parameters
 
 from .launch import (
     default_backend,
@@ -26,7 +26,9 @@ from .launch import (
 )
 from .launch.backends import device_type
 from .models.model_values import model_values
+from .module.changes import Remaking, skeleton_of
 from .module.held_shards import Values
+from .module.original_modules import is_plain
 from .module.parallel_module import ModuleOptions, ParallelModule
 from .parameters.torch_layouts import require_placements
 from .ranks.agreement import agree, digest
@@ -61,8 +63,9 @@ def parallelize(
     failure: Exception | None = None
     try:
         model, plan = prepare()
-        whole = wants_whole(outputs, plan, model)
-        execution = plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
+        analysis = analyse(model.graph, train=plan.model.mode == "train")
+        whole = wants_whole(outputs, plan, model, analysis.gradients)
+        execution = plan.execution(analysis)
         require_placements(execution)
         device = join_world(plan, backend)
         require_checked()
@@ -74,8 +77,6 @@ def parallelize(
     agree_on_model(loaded, failure)
     assert loaded is not None
     world = World.of(execution)
-    # Nothing that is kept for later may hold the original module.
-    graph = model.graph
     if broadcast:
         values = from_first_rank(values, own=execution.schedule.reductions.local, device=device)
     module = ParallelModule(
@@ -88,9 +89,7 @@ def parallelize(
             whole=whole,
             exact_random=exact_random,
             debug=debug,
-            evaluation=lambda: plan.execution(
-                analyse(evaluated(graph), train=plan.model.mode == "train")
-            ),
+            remaking=remaking_of(model, plan),
             parts=parts,
         ),
     )
@@ -105,6 +104,15 @@ def parallelize(
             file=sys.stderr,
         )
     return module
+
+
+def remaking_of(model: LoadedModel, plan: Plan) -> Remaking:
+    """The means to make other programs of a model, which hold none of its weights."""
+    module = model.module if model.given is None else model.given
+    skeleton = None
+    if isinstance(module, torch.nn.Module) and model.reload is not None:
+        skeleton = skeleton_of(module, is_plain)
+    return Remaking(plan, model.graph, skeleton, model.reload)
 
 
 def from_first_rank(
@@ -142,17 +150,24 @@ def agree_on_model(loaded: tuple[LoadedModel, Plan] | None, failure: Exception |
     agree(facts, device=device)
 
 
-def wants_whole(outputs: str | None, plan: Plan, model: LoadedModel) -> bool:
+def wants_whole(
+    outputs: str | None, plan: Plan, model: LoadedModel, gradients: Collection[str]
+) -> bool:
     """Whether split outputs are gathered.
 
     By default they are, unless the plan's own loss makes them unnecessary.
     With the mean square as a stand-in for the caller's loss of the outputs, they are wanted whole.
+    So are outputs that do not lead to the loss: a script adds something of theirs to it.
+    `gradients`: the tensors that lead from parameters to the loss.
     """
     if outputs not in (None, "whole", "split"):
         raise UsageError(unknown("form of outputs", outputs, ["split", "whole"]))
     if outputs is not None:
         return outputs == "whole"
-    return plan.model.loss is None or plan.model.loss not in model.source.outputs
+    if plan.model.loss is None or plan.model.loss not in model.source.outputs:
+        return True
+    beside = tensors_of_parameters(model.graph) - set(gradients)
+    return plan.model.mode == "train" and not beside.isdisjoint(model.source.outputs)
 
 
 def join_world(plan: Plan, backend: str | None) -> torch.device:

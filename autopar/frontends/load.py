@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autopar.errors import AutoparError, ModelError, UsageError, unknown
 from autopar.file_limits import TENSOR_BYTES
@@ -183,7 +183,16 @@ def call_function(text: str) -> tuple[Any, Any]:
     return result
 
 
+class _Call(NamedTuple):
+    """The arguments of a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, _Call):
+        return example_inputs
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, Sequence):
@@ -239,7 +248,26 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
         notes=(*((NOTE,) if caching(module) else ()), *map(_said, imported.checks)),
         dtype=options.dtype,
         given=module,
+        reload=_reload(args, kwargs, options),
     )
+
+
+def _reload(
+    args: tuple[Any, ...], kwargs: dict[str, Any], options: ModelOptions
+) -> Callable[[Any], LoadedModel]:
+    """Import another module with these inputs, of which the shapes and types are kept."""
+    import torch
+
+    args, kwargs = torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda value: torch.empty_like(value, device="meta"), (args, kwargs)
+    )
+    # These are the inputs of the planned batch already.
+    alike = replace(options, batch=None)
+
+    def reload(module: Any) -> LoadedModel:
+        return _module(module, _Call(args, kwargs), alike)
+
+    return reload
 
 
 def _said(check: Check) -> str:

@@ -110,7 +110,7 @@ class Execution:
 
 def execution(assignment: Assignment, analysis: Analysis, schedule: Schedule = PLAIN) -> Execution:
     """The execution of decisions for a whole batch; `UsageError` if the batch cannot be cut so."""
-    whole = scheduled(build_program(analysis.graph, assignment), schedule)
+    whole = scheduled(build_program(analysis.graph, assignment, ends=analysis.ends), schedule)
     m = schedule.micro_batches
     if m == 1:
         return Execution(chunks=(Chunk(whole=whole, micro=whole, split=None),))

@@ -101,13 +101,32 @@ class PlanOnMesh:
         )
 
     def chains(
+        self,
+        operators: Sequence[Operator],
+        decisions: Mapping[str, Decision],
+        stored: Mapping[str, Layout],
+        outputs: Mapping[str, Layout],
+    ) -> dict[str, tuple[tuple[Layout, ...], ...]]:
+        """The chains that these operators and outputs need.
+
+        They start from what is `stored` (parameters, and values that arrive) and from what the
+        operators make. They are the plan's where these start from an available layout, and new ones
+        of the fewest bytes for the rest.
+        """
+        available = dict.fromkeys(self.analysis.graph.tensors, self.whole) | dict(stored)
+        for op in operators:
+            available.update(zip(op.outputs, decisions[op.name].outputs, strict=True))
+        needed = [
+            pair
+            for op in operators
+            for pair in zip(op.inputs, decisions[op.name].inputs, strict=True)
+        ]
+        return self._between(available, [*needed, *outputs.items()])
+
+    def _between(
         self, available: Mapping[str, Layout], needed: Sequence[tuple[str, Layout]]
     ) -> dict[str, tuple[tuple[Layout, ...], ...]]:
-        """The chains from the available layouts to the needed ones.
-
-        They are the plan's where these start from an available layout, and new ones of the fewest
-        bytes for the rest.
-        """
+        """The chains from the available layouts to the needed ones."""
         chains: dict[str, list[tuple[Layout, ...]]] = {}
         reached: dict[str, set[Layout]] = {}
         for name, layout in dict.fromkeys(needed):

@@ -270,15 +270,7 @@ class _Cutting:
             # A parameter that nothing reads has to be stored somewhere all the same.
             or (chunk == 0 and tensor.name not in self.read)
         }
-        available = dict.fromkeys(graph.tensors, plan.whole) | storage | dict(arrivals)
-        for op in operators:
-            available.update(zip(op.outputs, decisions[op.name].outputs, strict=True))
-        needed = [
-            pair
-            for op in operators
-            for pair in zip(op.inputs, decisions[op.name].inputs, strict=True)
-        ]
-        chains = plan.chains(available, [*needed, *outputs.items()])
+        chains = plan.chains(operators, decisions, storage | dict(arrivals), outputs)
         return Assignment(
             mesh=plan.mesh,
             decisions=decisions,

@@ -38,7 +38,8 @@ class Analysis:
     `cold`: operators that depend on no parameter and are computed whole on every device. `offers`:
     rule and options of the other operators, the warm ones. `kinds`: the placements that a tensor
     may take on one axis. `readers`: the (operator index, input index) pairs of every tensor that
-    warm operators read; an output of the model is read as (-1, output index).
+    warm operators read; an output of the model is read as (-1, output index). `ends`: outputs from
+    which gradients come back beside the loss's.
     """
 
     graph: Graph
@@ -50,6 +51,7 @@ class Analysis:
     kinds: Mapping[str, tuple[Placement, ...]]
     readers: Mapping[str, tuple[tuple[int, int], ...]]
     outputs: tuple[str, ...]
+    ends: tuple[str, ...] = ()
 
     @property
     def warm(self) -> tuple[Operator, ...]:
@@ -65,10 +67,13 @@ class Analysis:
         return frozenset(other for name, other in pairs if name in names)
 
 
-def analyse(graph: Graph, *, train: bool) -> Analysis:
-    """Look up every operator's rule (all unknown ones are named at once) and list its options."""
+def analyse(graph: Graph, *, train: bool, ends: tuple[str, ...] = ()) -> Analysis:
+    """Look up every operator's rule (all unknown ones are named at once) and list its options.
+
+    `ends`: outputs from which gradients come back beside the loss's.
+    """
     check_supported(graph)
-    gradients = tensors_with_gradient(graph, train=train)
+    gradients = tensors_with_gradient(graph, train=train, ends=ends)
     cold = preamble(graph)
     warm = [op for op in graph.operators if op.name not in cold]
     bound = _rules(graph, warm)
@@ -97,6 +102,7 @@ def analyse(graph: Graph, *, train: bool) -> Analysis:
         offers=offers,
         classes=classes,
         outputs=outputs,
+        ends=ends,
         kinds=_kinds(graph, warm, offers, parts, gradients, outputs),
         readers=_readers(graph, cold, outputs),
     )

@@ -32,7 +32,7 @@ def build_program(
     Raises a `PlanError` that names one that the assignment lacks.
 
     For a part of the model: `operators` are the ones to run, `arrivals` the tensors that come from
-    elsewhere, `ends` the values at which the backward pass begins (by default the loss).
+    elsewhere, `ends` the values at which the backward pass begins beside the loss.
     """
     builder = _Builder(graph, assignment)
     builder.available.update((name, {layout}) for name, layout in (arrivals or {}).items())

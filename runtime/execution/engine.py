@@ -34,7 +34,7 @@ from autopar.runtime.ranks.world import World
 from autopar.runtime.redistribution.steps import gather_full
 from autopar.sharding.layout import Layout, local_shape
 from autopar.sharding.program import Program
-from autopar.sharding.rules import tensors_of_parameters, tensors_with_gradient
+from autopar.sharding.rules import tensors_of_parameters
 
 from .runner import Call, before_backward
 from .stage import Neighbours, Stage
@@ -80,6 +80,8 @@ class Engine:
             )
         # The guess of the next call's gradient of the loss: 1, until a caller scales the loss.
         self.loss_gradient = 1.0
+        self.lifted: Mapping[str, Tensor] = {}
+        """Values of constants that the planned module does not hold."""
         self.plan: Plan | None = None
         """The plan of the execution, if it comes from a plan's file."""
 
@@ -134,8 +136,15 @@ class Engine:
 
         They do not lead to the loss.
         """
-        ways = tensors_with_gradient(self.graph, train=self.trains)
+        ways = self.execution.chunks[0].whole.program.assignment.gradients
         return tensors_of_parameters(self.graph) - ways
+
+    @cached_property
+    def lost_outputs(self) -> tuple[str, ...]:
+        """Outputs whose gradients this engine does not take, though one with other ends could."""
+        if not self.trains or self.gives_gradients_at_once:
+            return ()
+        return tuple(name for name, _ in self.outputs if name in self.without_way_back)
 
     def device_mesh(self) -> DeviceMesh:
         """This rank's mesh in torch's words."""

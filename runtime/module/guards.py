@@ -1,12 +1,14 @@
 """Guards: what a planned module's programs rest on, checked at each call.
 
-A program is made once, of the model as it was. Attributes that its code has read are guarded where
-they are set (`original_modules.py`). The rest is looked at here: modes of submodules, containers
-that change in place, which parameters are trained, their types and their devices. A change that no
-program follows is refused by name, on every rank, since all ranks run the same script.
+A program is of the model as it was. Attributes that its code has read are guarded where they are
+set (`original_modules.py`). The rest is looked at here: modes of submodules, containers that change
+in place, which parameters are trained, their types and their devices. A change gets a program of
+its own (`changes.py`), or is refused by name, on every rank, since all ranks run the same script.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,10 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import PlanError
 
+from .changes import Change, refused
 from .clipping import Parameters
 from .held_shards import HeldShards
 from .modes import Modes
-from .original_modules import CONTAINERS, Original, Recalling
+from .original_modules import CONTAINERS, Recalling
 
 
 class Guards:
@@ -28,8 +31,7 @@ class Guards:
         self.modes = modes
         parts = {path: part for path, part in module.named_modules() if isinstance(part, Recalling)}
         self.parts = {path: part for path, part in parts.items() if path in modes.parts}
-        originals = [part._original for part in parts.values()]
-        self.changeable: list[Original] = [one for one in originals if one and one.copies]
+        self.changeable = [p for p in parts.values() if p._original and p._original.copies]
         self.members = {
             path: (part, list(part._modules.values()))
             for path, part in parts.items()
@@ -62,11 +64,29 @@ class Guards:
                     "freeze it (requires_grad_(False)), or plan the model on one device"
                 )
 
-    def require(self) -> None:
-        """Refuse what has changed since the model was planned."""
-        self.modes.require_parts(self.parts, training=self.module.training)
-        for original in self.changeable:
-            original.require_unchanged()
+    def present_modes(self) -> dict[str, bool]:
+        """The modes of all parts."""
+        return {path: part.training for path, part in self.module.named_modules()}
+
+    def changes(self) -> tuple[Change, ...]:
+        """Changes since the model was planned that another program may follow.
+
+        All others are refused.
+        """
+        changes = list((self.module._changes or {}).values())
+        changes += self.modes.changed_parts(self.parts, training=self.module.training)
+        for part in self.changeable:
+            changes += part.changed_containers()
+        self._require_members()
+        parameters = self.module.graph_parameters()
+        self._require_shards(parameters)
+        if self.trains and torch.is_grad_enabled():
+            changes += self._unfrozen(parameters)
+        self._require_types(parameters)
+        return tuple(changes)
+
+    def _require_members(self) -> None:
+        """Refuse containers of modules with other members."""
         for path, (part, members) in self.members.items():
             if list(part._modules.values()) != members:
                 raise PlanError(
@@ -74,10 +94,9 @@ class Guards:
                     "program would not follow: change them before autopar.plan, and parallelize "
                     "again"
                 )
-        parameters = self.module.graph_parameters()
-        self._require_shards(parameters)
-        if self.trains and torch.is_grad_enabled():
-            self._require_trained(parameters)
+
+    def _require_types(self, parameters: Parameters) -> None:
+        """Refuse parameters of other types or on other devices."""
         kind = self.module._device.type
         for name, parameter in parameters.items():
             planned = self.dtypes[name]
@@ -108,28 +127,38 @@ class Guards:
                     "or p.copy_(...) under no_grad)"
                 )
 
-    def _require_trained(self, parameters: Parameters) -> None:
-        """Refuse parameters that have been unfrozen.
+    def _unfrozen(self, parameters: Parameters) -> list[Change]:
+        """Parameters that have been unfrozen.
 
         With stages only some ranks have them: all ranks refuse at the end of the backward pass. On
         devices that the host runs ahead of, these ranks fail alone.
         """
-        unfrozen = [
-            name
+        changes = [
+            Change.unfrozen(name)
             for name, parameter in parameters.items()
             if parameter.requires_grad and not self.trained[name]
         ]
         elsewhere = self.module.other_stages
+        if elsewhere is None:
+            self._require_stored_as_trained(changes)
+            return changes
         refusal = None
-        if unfrozen:
-            refusal = PlanError(
-                f"{unfrozen[0]!r} was frozen when the model was planned, and its program makes no "
-                "gradient for it: let it require one before autopar.plan, and parallelize again"
-            )
-        if elsewhere is not None and self.module._device.type == "cpu":
+        if changes:
+            refusal = refused(changes[0], "ranks of other stages do not know of it")
+        if self.module._device.type == "cpu":
             elsewhere.refusal = refusal
         elif refusal is not None:
             raise refusal
+        return []
+
+    def _require_stored_as_trained(self, changes: list[Change]) -> None:
+        """Refuse to train parameters of 16 bits where trained ones are stored in float32."""
+        types = self.module._engine.execution.schedule.types
+        for change in changes:
+            tensor = self.module._graph.tensors[change.path]
+            trained = getattr(torch, types.stored(replace(tensor, trainable=True)))
+            if trained != self.dtypes[change.path]:
+                raise refused(change, f"trained parameters are stored in {trained}")
 
 
 def _take_over_hooks(original: nn.Parameter, planned: nn.Parameter) -> None:

@@ -147,7 +147,8 @@ class HeldShards(Recalling):
             module, leaf = self._buffer_places[name]
             buffer: Tensor = getattr(module, leaf)
             return buffer
-        return self._constants[name]
+        # The program of another mode may read buffers that the planned one does not.
+        return self._constants[name] if name in self._constants else self.get_buffer(name)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

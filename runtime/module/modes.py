@@ -1,46 +1,58 @@
-"""Training and evaluation of one module: two programs on one storage."""
+"""The programs of one module, on one storage: training, evaluation, and what changes ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from autopar.errors import PlanError
 from autopar.order.execution import Execution
 from autopar.runtime.execution.compiling import compile_engine
 from autopar.runtime.execution.engine import Engine
+from autopar.runtime.ranks.agreement import agree, digest
+
+from .changes import MOST, Change, Remaking, refused
+
+_Made = tuple[Execution, Mapping[str, Tensor]]
 
 
 class Modes:
-    """The engine of each mode; the evaluation engine is made when first needed, from `evaluation`.
+    """The engine of each mode, and of each change; all but the planned one are made when needed.
 
-    `planned`: whether the model was planned in training. `only`: why it has no other mode, if so.
+    `planned`: whether the model was planned in training. `only`: why it has no other mode without
+    an export, if so. `parts`: the modes in which submodules were planned that have two.
     """
 
-    def __init__(self, engine: Engine, evaluation: Callable[[], Execution] | None) -> None:
+    def __init__(self, engine: Engine, remaking: Remaking | None) -> None:
         self.main = engine
-        self.evaluation = evaluation
+        self.remaking = remaking
         self.planned = True
         self.only = ""
-        self._evaluating: Engine | None = None
-        self.compiled: Mapping[str, Any] | None = None
-        # The modes in which submodules were planned that have two.
         self.parts: Mapping[str, bool] = {}
+        self.compiled: Mapping[str, Any] | None = None
+        self._engines: dict[object, Engine] = {}
+        self._changed: set[object] = set()
 
-    def require_parts(self, present: Mapping[str, nn.Module], *, training: bool) -> None:
-        """Refuse submodules in another mode than that of the program for the whole's mode."""
+    @property
+    def follows(self) -> bool:
+        """Whether programs can be made for changed modules."""
+        return self.remaking is not None and self.remaking.exports
+
+    def changed_parts(self, present: Mapping[str, nn.Module], *, training: bool) -> list[Change]:
+        """Submodules in another mode than that of the program for the whole's mode."""
+        changes = []
         for path, part in present.items():
             wanted = self.parts[path] if training == self.planned else training
             if part.training != wanted:
                 modes = {True: "training", False: "evaluation"}
-                raise PlanError(
+                words = (
                     f"{path!r} is in {modes[part.training]} while the whole module is in "
-                    f"{modes[training]}, for which its program has it in {modes[wanted]}: call "
-                    f"{'train' if wanted else 'eval'}() on it, or give it its mode before "
-                    "autopar.plan, and parallelize again"
+                    f"{modes[training]}, for which its program has it in {modes[wanted]}"
                 )
+                changes.append(Change.of_mode(path, part.training, words))
+        return changes
 
     def planned_in(self, original: nn.Module) -> None:
         """Take over the mode in which the original was planned, and know whether it has another."""
@@ -51,39 +63,90 @@ class Modes:
         if not original.training and changing:
             self.only = (
                 f"the model was in evaluation when it was planned, and its {changing[0]!r} does "
-                "something else in training: call train() before autopar.plan"
+                "something else in training"
             )
 
-    def engine(self, *, training: bool) -> Engine:
-        """The engine of a mode."""
-        if training == self.planned:
-            return self.main
-        if training:
-            if self.only:
-                raise PlanError(self.only)
-            return self.main
-        if self.evaluation is None:
-            return self.main
-        if self._evaluating is None:
-            # On the same groups and storage: no collective is needed to make it.
-            main = self.main
-            self._evaluating = Engine(
-                self.evaluation(), main.world, main.device, main.stored, exact=main.exact
+    def engine(
+        self,
+        *,
+        training: bool,
+        changes: Sequence[Change] = (),
+        modes: Callable[[], Mapping[str, bool]] = dict,
+        carries: bool = False,
+    ) -> Engine:
+        """The engine of a mode, and of changes.
+
+        `modes`: the present modes of all parts. `carries`: gradients come back from all outputs,
+        where the order of the step allows it.
+        """
+        if training and not self.planned and self.only:
+            changes = (*changes, Change.of_mode("", training, self.only))
+        evaluating = self.planned and not training
+        keys = tuple(sorted(change.key for change in changes))
+
+        def made(ends: tuple[str, ...]) -> _Made:
+            assert self.remaking is not None
+            if changes:
+                return self.remaking.changed(changes, modes(), ends)
+            return self.remaking.execution(evaluating=evaluating, ends=ends), {}
+
+        engine = self.main
+        if changes:
+            self._require_followed(keys, changes)
+            engine = self._engine((evaluating, keys), lambda: self._agreed(keys, lambda: made(())))
+        elif evaluating and self.remaking is not None:
+            engine = self._engine((evaluating, keys), lambda: made(()))
+        if not carries or self.remaking is None or not engine.lost_outputs:
+            return engine
+        ends = engine.lost_outputs
+        return self._engine((evaluating, keys, ends), lambda: made(ends))
+
+    def _require_followed(self, keys: object, changes: Sequence[Change]) -> None:
+        """Refuse changes for which no program can be made."""
+        if not self.follows:
+            raise refused(changes[0], "the model cannot be exported once more")
+        if keys not in self._changed and len(self._changed) == MOST:
+            raise refused(
+                changes[0],
+                f"it has {MOST} programs for other changes. A number that changes often is an "
+                "argument of the model, or a buffer",
             )
+        self._changed.add(keys)
+
+    def _agreed(self, keys: object, made: Callable[[], _Made]) -> _Made:
+        """A program of changes, made by all ranks or by none."""
+        result: _Made | None = None
+        failure: Exception | None = None
+        try:
+            result = made()
+        except PlanError as error:
+            failure = error
+        same = {"the changes of the module": digest(repr(keys))}
+        agree(same, failure=failure, device=self.main.device)
+        assert result is not None
+        return result
+
+    def _engine(self, key: object, made: Callable[[], _Made]) -> Engine:
+        """An engine on the groups and the storage of the planned one."""
+        if key not in self._engines:
+            execution, constants = made()
+            main = self.main
+            engine = Engine(execution, main.world, main.device, main.stored, exact=main.exact)
+            engine.lifted = {name: value.to(main.device) for name, value in constants.items()}
             if self.compiled is not None:
-                compile_engine(self._evaluating, self.compiled)
-        return self._evaluating
+                compile_engine(engine, self.compiled)
+            self._engines[key] = engine
+        return self._engines[key]
 
     def compile(self, options: Mapping[str, Any]) -> None:
-        """Compile the engines' programs; the evaluation engine's when it is made."""
+        """Compile the engines' programs; those that are made later, too."""
         self.compiled = dict(options)
-        compile_engine(self.main, self.compiled)
-        if self._evaluating is not None:
-            compile_engine(self._evaluating, self.compiled)
+        for engine in (self.main, *self._engines.values()):
+            compile_engine(engine, self.compiled)
 
     def on(self, engine: Engine) -> Modes:
         """The modes of another module's engine."""
-        other = Modes(engine, self.evaluation)
+        other = Modes(engine, self.remaking)
         other.planned = self.planned
         other.only = self.only
         other.parts = self.parts

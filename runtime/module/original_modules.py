@@ -12,12 +12,14 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from autopar.errors import PlanError
+
+from .changes import Change, is_literal, refused
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has of its own."""
@@ -60,7 +62,7 @@ class Original:
         for registered in (module._parameters, module._buffers):
             self.attributes.update((name, None) for name, v in registered.items() if v is None)
         for name, value in vars(module).items():
-            if name not in _OWN and not name.startswith("_") and _is_plain(value):
+            if name not in _OWN and not name.startswith("_") and is_plain(value):
                 self.attributes[name] = value
         for name in sorted(reads.get(path, ())):
             self._note(name, module, reads)
@@ -77,7 +79,7 @@ class Original:
         if held or wrapped or (child is not None and not used):
             return
         value = inspect.getattr_static(module, name, None) if child is None else child
-        plain = _is_plain(value) and not isinstance(value, property)
+        plain = is_plain(value) and not isinstance(value, property)
         self.read[name] = value if plain else _Unkept()
         if plain and isinstance(value, (list, dict, set)):
             copied = copy.deepcopy(value)
@@ -92,28 +94,17 @@ class Original:
         """An attribute, for messages."""
         return repr(f"{self.path}.{name}" if self.path else name)
 
-    def require_unread(self, name: str, value: object) -> None:
-        """Refuse a change of an attribute that the program rests on."""
-        if name not in self.read:
-            return
-        planned = self.read[name]
+    def change(self, name: str, value: object) -> Change | None:
+        """The change of an attribute that the program rests on; None if the value is as planned."""
+        planned = self.copies.get(name, self.read[name])
         if value is planned or (type(value) is type(planned) and _equal(value, planned)):
-            return
+            return None
         was = "" if isinstance(planned, _Unkept) else f" as {planned!r}"
-        raise PlanError(
-            f"{self.named(name)} was read{was} when the model was planned, and the program would "
-            "not follow the change: make it before autopar.plan, and parallelize again"
-        )
-
-    def require_unchanged(self) -> None:
-        """Refuse containers that have been changed in place."""
-        for name, before in self.copies.items():
-            if not _equal(self.read[name], before):
-                raise PlanError(
-                    f"{self.named(name)} has changed from {before!r} to {self.read[name]!r} since "
-                    "the model was planned, and the program would not follow: make the change "
-                    "before autopar.plan, and parallelize again"
-                )
+        words = f"{self.named(name)} was read{was} when the model was planned"
+        change = Change(path=self.path, name=name, value=value, words=words)
+        if isinstance(planned, _Unkept) or not is_literal(value):
+            raise refused(change, "it is no plain value")
+        return change
 
     def value(self, name: str, owner: nn.Module) -> Any:
         """An attribute of the original: its own, its class's, or a property of the `owner`."""
@@ -131,7 +122,7 @@ class Original:
             raise AttributeError(
                 f"{self.named(name)} is a parameter of another stage, whose ranks hold it"
             )
-        if name not in dir(self.kind) or not _is_plain(value):
+        if name not in dir(self.kind) or not is_plain(value):
             raise AttributeError(f"a planned {self.kind.__name__} has no attribute {name!r}")
         return value
 
@@ -142,7 +133,7 @@ class Original:
             if name.startswith("_"):
                 continue
             value = inspect.getattr_static(self.kind, name)
-            if isinstance(value, property) or (not callable(value) and _is_plain(value)):
+            if isinstance(value, property) or (not callable(value) and is_plain(value)):
                 names.append(name)
         return names
 
@@ -151,6 +142,8 @@ class Recalling(nn.Module):
     """A module that answers for plain attributes of an original, where there is one."""
 
     _original: Original | None = None
+    # Of the whole module, by path and name; None where no program can follow.
+    _changes: dict[tuple[str, str], Change] | None = None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -162,16 +155,37 @@ class Recalling(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._original is not None and value is not self._modules.get(name, self):
-            self._original.require_unread(name, value)
-            # The container that was read stays: its changes are looked for.
-            if name in self._original.copies:
-                return
+            self._note(self._original, name, value)
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
         if self._original is not None:
-            self._original.require_unread(name, _Unkept())
+            self._note(self._original, name, _Unkept())
         super().__delattr__(name)
+
+    def _note(self, original: Original, name: str, value: object) -> None:
+        """Note the change of an attribute that the program rests on, or refuse it."""
+        if name not in original.read:
+            return
+        change = original.change(name, value)
+        changes = self._changes
+        if change is None:
+            if changes is not None:
+                changes.pop((original.path, name), None)
+        elif changes is None:
+            raise refused(change, "the model cannot be exported once more")
+        # Containers are looked at in each call, since they may change in place, too.
+        elif name not in original.copies:
+            changes[original.path, name] = change
+
+    def changed_containers(self) -> Iterator[Change]:
+        """The changes of lists, dicts and sets that were read."""
+        original = self._original
+        for name in original.copies if original is not None else ():
+            assert original is not None
+            change = original.change(name, vars(self).get(name, original.read[name]))
+            if change is not None:
+                yield change
 
     def __dir__(self) -> list[str]:
         names = set(super().__dir__())  # type: ignore[no-untyped-call]
@@ -258,6 +272,14 @@ def recall(
             recall(part, child, reads, f"{path}.{name}" if path else name)
 
 
+def follow(root: Recalling) -> None:
+    """Let a module and its parts note changes that other programs may follow."""
+    changes: dict[tuple[str, str], Change] = {}
+    for part in root.modules():
+        if isinstance(part, Recalling):
+            part._changes = changes
+
+
 def _part(module: nn.Module) -> OriginalModule:
     """An empty submodule of the kind that stands for a module's."""
     kinds = (ours for torchs, ours in _KINDS.items() if isinstance(module, torchs))
@@ -320,7 +342,7 @@ def _equal(value: object, other: object) -> bool:
         return False
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether a value leads to no tensor and no module, so that it keeps no weights alive."""
     # By identity, since values may not be hashable; all are alive until this returns.
     seen: set[int] = set()

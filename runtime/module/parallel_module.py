@@ -6,7 +6,7 @@ Its parameters are DTensors, its arithmetic is this rank's local program.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +29,13 @@ from autopar.sharding.program import Program
 from .batch_parts import BatchParts
 from .call_inputs import CallInputs
 from .call_outputs import CallOutputs
+from .changes import Remaking
 from .clipping import clip_grad_norm
 from .gradients_elsewhere import OtherStages
 from .guards import Guards
 from .held_shards import HeldShards, Values
 from .modes import Modes
-from .original_modules import recall
+from .original_modules import follow, recall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,7 @@ class ModuleOptions:
     `device`: where the module computes. `whole`: outputs are whole on every rank, else DTensors.
     `exact_random`: random numbers are those of torch's generator on one device. `debug`: batches
     are compared in every call, and all elements of batches and weights. `parts`: a call gets this
-    rank's part of the batch. `evaluation` makes the execution of a module in evaluation, if it is
-    another.
+    rank's part of the batch. `remaking` makes the executions of evaluation and of changed modules.
     """
 
     device: torch.device | str = "cpu"
@@ -53,7 +53,7 @@ class ModuleOptions:
     exact_random: bool = False
     debug: bool = False
     parts: bool = False
-    evaluation: Callable[[], Execution] | None = None
+    remaking: Remaking | None = None
 
 
 _DEFAULTS = ModuleOptions()
@@ -109,7 +109,7 @@ class ParallelModule(HeldShards):
         engine = Engine(execution, groups, self._device, self._stored, exact=options.exact_random)
         self._engine = engine
         self._storages = engine.storages
-        self._modes = Modes(engine, options.evaluation)
+        self._modes = Modes(engine, options.remaking)
         self._graph = engine.graph
         self._parts = BatchParts(engine.graph, engine.world) if options.parts else None
         self._inputs = CallInputs(
@@ -120,6 +120,8 @@ class ParallelModule(HeldShards):
         self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
         if model is not None and model.torch is not None:
             recall(self, model.module, model.torch.reads)
+            if self._modes.follows:
+                follow(self)
         self._hold(values, model, aliases, debug=options.debug)
         self.gradient_state = GradientState()
         self.other_stages = self._others(engine)
@@ -185,8 +187,11 @@ class ParallelModule(HeldShards):
         if not self._structured:
             return self.local_outputs(*args, **kwargs)
         self._require_no_gradient_from_outputs()
-        local = self.local_outputs(*args, **kwargs)
-        return self._outputs.structured(local)
+        inputs = self._inputs.agreed(args, kwargs)
+        places = range(len(self._engine.outputs))
+        # On one device every output that is made of parameters leads back to them.
+        outputs = self._run(inputs, places, carries=torch.is_grad_enabled())
+        return self._outputs.structured([outputs[place] for place in places])
 
     def _require_no_gradient_from_outputs(self) -> None:
         """Refuse a call whose outputs would be thought to lead back to the parameters."""
@@ -253,15 +258,26 @@ class ParallelModule(HeldShards):
             own = {name: parameter for name, parameter in own.items() if id(parameter) in chosen}
         return clip_grad_norm(self._engine, own, max_norm, norm_type)
 
-    def _run(self, inputs: Mapping[str, Tensor], wanted: Sequence[int]) -> dict[int, Tensor]:
-        """The outputs at the places `wanted`, from the inputs of the graph by name."""
-        self._guards.require()
+    def _run(
+        self, inputs: Mapping[str, Tensor], wanted: Sequence[int], *, carries: bool = False
+    ) -> dict[int, Tensor]:
+        """The outputs at the places `wanted`, from the inputs of the graph by name.
+
+        `carries`: gradients may come back from all of them.
+        """
+        engine = self._modes.engine(
+            training=self.training,
+            changes=self._guards.changes(),
+            modes=self._guards.present_modes,
+            carries=carries,
+        )
         whole = dict(inputs)
-        for name in self._engine.constants:
+        for name in engine.constants:
             # Autograd may keep a constant's old value: changing constants are copied.
-            value = self._constant(name)
-            whole[name] = value.clone() if name in self._graph.updates else value
-        engine = self._modes.engine(training=self.training)
+            value = engine.lifted.get(name)
+            if value is None:
+                value = self._constant(name)
+            whole[name] = value.clone() if name in engine.graph.updates else value
         if self._parts is not None:
             whole = self._parts.joined(whole, engine)
         outputs, fresh = differentiable_call(self, engine, whole, wanted)

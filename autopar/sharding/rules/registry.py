@@ -5,7 +5,7 @@ text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from autopar.errors import RuleError, UnsupportedOperators
@@ -257,16 +257,18 @@ def check_supported(graph: Graph) -> None:
         )
 
 
-def tensors_with_gradient(graph: Graph, *, train: bool) -> frozenset[str]:
-    """Tensors on a path of differentiable operators from a trainable parameter to the loss (none
-    when not training).
+def tensors_with_gradient(
+    graph: Graph, *, train: bool, ends: Collection[str] = ()
+) -> frozenset[str]:
+    """Tensors on a path of differentiable operators from a trainable parameter to the loss, or to
+    one of the `ends` (none when not training).
     """
-    # A gradient comes back from the loss and is of use only on the way to a trained parameter: both
+    # A gradient comes back from an end and is of use only on the way to a trained parameter: both
     # directions are walked, and a tensor needs both.
     if not train or graph.loss is None:
         return frozenset()
     smooth = _smooth(graph)
-    back = {graph.loss}
+    back = {graph.loss, *ends}
     for operator in reversed(smooth):
         if any(name in back for name in operator.outputs):
             back.update(name for name in operator.inputs if graph.tensors[name].is_float)
