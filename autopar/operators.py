@@ -243,7 +243,16 @@ def bring_rules(model: LoadedModel, plan: Plan) -> LoadedModel:
                 add_found([rule])
         except RuleError as error:
             raise PlanError(f"the plan holds a bad rule for {given.kind}: {error}") from error
-    return replace(model, graph=replicate(model.graph, plan.replicated))
+    replicated = plan.replicated
+    load = model.reload
+
+    def reload(module: Any) -> LoadedModel:
+        assert load is not None
+        other = load(module)
+        return replace(other, graph=replicate(other.graph, replicated))
+
+    graph = replicate(model.graph, replicated)
+    return replace(model, graph=graph, reload=None if load is None else reload)
 
 
 def _prove(rule: DiscoveredRule, calls: Sequence[Call], model: LoadedModel, plan: Plan) -> None:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from autopar.errors import ModelError, PlanError
 from autopar.ir import Graph
 from autopar.model import LoadedModel
-from autopar.operators import bring_rules
 from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
@@ -142,7 +141,7 @@ class Remaking:
         assert self.skeleton is not None and self.reload is not None
         try:
             with _changed(self.skeleton, changes, modes):
-                model = bring_rules(self.reload(self.skeleton), self.plan)
+                model = self.reload(self.skeleton)
             self._require_alike(model.graph)
             constants = model.torch.constants if model.torch is not None else {}
             return self._on_plan(model.graph, ends), constants

@@ -33,9 +33,15 @@ def test_the_engine_of_a_mode(
     outcome: str,
 ) -> None:
     engines: list[object] = []
-    monkeypatch.setattr(modes, "Engine", lambda *given, exact: engines.append(given) or engines[-1])
+
+    def engine(*given: object, exact: bool) -> object:
+        engines.append(SimpleNamespace(given=given))
+        return engines[-1]
+
+    monkeypatch.setattr(modes, "Engine", engine)
     main = cast(Any, SimpleNamespace(world=1, device=2, stored=3, exact=False))
-    given = Modes(main, cast(Any, lambda: "as evaluated") if evaluation else None)
+    remaking = SimpleNamespace(execution=lambda **asked: "as evaluated", exports=False)
+    given = Modes(main, cast(Any, remaking) if evaluation else None)
     given.planned = planned
     given.only = only
     of_both = given, given.on(main)
@@ -46,6 +52,7 @@ def test_the_engine_of_a_mode(
         elif outcome == "main":
             assert each.engine(training=training) is main
         else:
-            assert each.engine(training=training) == ("as evaluated", 1, 2, 3)
+            made = cast(Any, each.engine(training=training))
+            assert made.given == ("as evaluated", 1, 2, 3)
             assert each.engine(training=training) is each.engine(training=training), "made once"
     assert len(engines) == (len(of_both) if outcome == "made" else 0)
