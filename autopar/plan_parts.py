@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from .errors import UsageError, unknown
-from .file_limits import MICRO_BATCHES
+from .file_limits import DEGREE, MICRO_BATCHES, TENSOR_BYTES
 from .ir.dtype import FLOATS
 from .order.schedules import SCHEDULES
 from .sharding.gradient_formats import check_format
@@ -31,10 +31,27 @@ FloatName = Annotated[str, AfterValidator(_float), Field(json_schema_extra={"enu
 """The name of a floating-point type."""
 
 
+Count = Annotated[int, Field(ge=0, lt=TENSOR_BYTES)]
+"""A number of bytes or elements."""
+
+
+def _countable(shape: tuple[int, ...]) -> tuple[int, ...]:
+    elements = 1
+    for size in shape:
+        elements *= size
+        if elements >= TENSOR_BYTES:
+            raise ValueError("the tensor has too many elements to be counted")
+    return shape
+
+
+Shape = Annotated[tuple[Count, ...], AfterValidator(_countable)]
+"""The sizes of a tensor's dims."""
+
+
 class InputSpec(Part):
     """Shape (of the global batch) and dtype of one model input."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
 
 
@@ -57,7 +74,7 @@ class AxisSpec(Part):
     """One mesh axis."""
 
     name: str
-    size: int = Field(ge=1)
+    size: int = Field(ge=1, le=DEGREE)
     level: str
 
 
@@ -81,7 +98,7 @@ class ParameterPlan(Part):
     That place is the device's memory or its host's.
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     storage: str
     state: Literal["device", "host"] = "device"
@@ -108,7 +125,7 @@ class CollectivePlan(Part):
     phase: str
     kind: str
     axis: str
-    nbytes: int
+    nbytes: Count
     seconds: float
     tensor: str
 
@@ -169,11 +186,11 @@ class SchedulePlan(Part):
     gathered: Literal["per_step", "per_pass"] = "per_step"
     accumulated: Literal["whole", "shards"] = "whole"
     pipeline: ScheduleName = "1f1b"
-    interleave: int = Field(default=1, ge=1)
+    interleave: int = Field(default=1, ge=1, le=MICRO_BATCHES)
     master: FloatName | None = None
     reduce: FloatName | None = None
-    unit_bytes: int = Field(default=UNIT_BYTES, ge=1)
-    prefetch: int = Field(default=1, ge=0)
+    unit_bytes: int = Field(default=UNIT_BYTES, ge=1, lt=TENSOR_BYTES)
+    prefetch: int = Field(default=1, ge=0, le=DEGREE)
     reductions: ReductionsPlan = ReductionsPlan()
 
     @property

@@ -179,18 +179,6 @@ class Engine:
             *(chunk.whole.program.assignment.host for chunk in self.execution.chunks)
         )
 
-    def makes(self, name: str) -> bool:
-        """Whether this rank's value of a constant is current.
-
-        It is if no call changes the constant, or if this rank's stages update it.
-        """
-        if name not in self.graph.updates or not self.world.staged:
-            return True
-        return any(
-            name in stage.early_updates or name in dict(stage.first.updates)
-            for stage in self.stages.values()
-        )
-
     # --- running ---
 
     @property
@@ -241,11 +229,7 @@ class Engine:
         if not self.world.staged:
             return self.stages[0].joined(call.passings[0], place)
         name = self.outputs[place][0]
-        number = next(
-            n
-            for n, chunk in enumerate(self.execution.chunks)
-            if name in chunk.whole.program.assignment.outputs
-        )
+        number = self._chunk_of(name)
         stage = number % self.execution.stages
         if stage == self.world.stage:
             outputs = self.stages[number].first.outputs
@@ -255,12 +239,24 @@ class Engine:
             with aside():
                 whole = gather_full(local, outputs[at][1], self.groups).contiguous()
         else:
-            tensor = self.graph.tensors[name]
-            dtype = getattr(torch, tensor.dtype)
-            whole = torch.empty(tensor.shape, dtype=dtype, device=self.device)
+            whole = self._received(name)
         # Ranks of other stages and idle ones take part: they return the output, too.
         dist.broadcast(in_movable_type(whole), src=self.world.firsts[stage])
         return whole
+
+    def _chunk_of(self, output: str) -> int:
+        """The number of the chunk that makes what leaves the model."""
+        return next(
+            number
+            for number, chunk in enumerate(self.execution.chunks)
+            if output in chunk.whole.program.assignment.outputs
+        )
+
+    def _received(self, name: str) -> Tensor:
+        """Memory for the whole value of a tensor that another stage makes."""
+        tensor = self.graph.tensors[name]
+        dtype = getattr(torch, tensor.dtype)
+        return torch.empty(tensor.shape, dtype=dtype, device=self.device)
 
     def begin_backward(self, call: Call, gradient: float) -> None:
         """Let every micro-batch's loss have this gradient."""
@@ -291,12 +287,26 @@ class Engine:
         return any(self.graph.tensors[name].dtype == "float16" for name in gradients)
 
     def updates(self, call: Call) -> dict[str, Tensor]:
-        """New values of the constants that a call has changed."""
-        return {
+        """New values of the constants that a call has changed.
+
+        With stages the one that makes a value tells all ranks, which have these buffers, too.
+        """
+        own = {
             name: value
             for passing in call.passings.values()
             for name, value in passing.updates.items()
         }
+        if not self.world.staged:
+            return own
+        return {name: self._told(own, name) for name in self.graph.updates}
+
+    def _told(self, own: Mapping[str, Tensor], name: str) -> Tensor:
+        """A changed constant on every rank."""
+        stage = self._chunk_of(self.graph.updates[name]) % self.execution.stages
+        value = self._received(name) if stage != self.world.stage else own[name].contiguous()
+        with aside():
+            dist.broadcast(in_movable_type(value), src=self.world.firsts[stage])
+        return value
 
     def flush(self, gradients: Mapping[int, Gradients]) -> None:
         """Reduce the gradient shares of several backward passes."""

@@ -186,7 +186,8 @@ def _changed(
                 parameter = skeleton.get_parameter(change.path)
                 frozen.append(parameter)
                 parameter.requires_grad_(True)
-            elif change.name != _MODE:
+            # Fields of an object are changed already: the skeleton shares it.
+            elif change.name != _MODE and "." not in change.name:
                 parts[change.path].__dict__[change.name] = change.value
         yield
     finally:

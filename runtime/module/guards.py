@@ -20,7 +20,7 @@ from .changes import Change, refused
 from .clipping import Parameters
 from .held_shards import HeldShards
 from .modes import Modes
-from .original_modules import CONTAINERS, Recalling
+from .original_modules import CONTAINERS, Original, Recalling
 
 
 class Guards:
@@ -32,6 +32,11 @@ class Guards:
         parts = {path: part for path, part in module.named_modules() if isinstance(part, Recalling)}
         self.parts = {path: part for path, part in parts.items() if path in modes.parts}
         self.changeable = [p for p in parts.values() if p._original and p._original.copies]
+        # Many parts share one configuration, which is looked at once.
+        self.objects: dict[int, tuple[Original, str]] = {}
+        for original in (p._original for p in parts.values() if p._original):
+            for name in original.fields:
+                self.objects.setdefault(id(original.read[name]), (original, name))
         self.members = {
             path: (part, list(part._modules.values()))
             for path, part in parts.items()
@@ -77,6 +82,8 @@ class Guards:
         changes += self.modes.changed_parts(self.parts, training=self.module.training)
         for part in self.changeable:
             changes += part.changed_containers()
+        for original, name in self.objects.values():
+            changes += original.changed_fields(name)
         self._require_members()
         parameters = self.module.graph_parameters()
         self._require_shards(parameters)

@@ -49,6 +49,7 @@ class Original:
 
     `path`: of the module in the whole. `parameters`: the names of its own. `read`: the values of
     the attributes that the program rests on, by name. `copies`: of those that can change in place.
+    `fields`: numbers and texts of the objects among them, a configuration say.
     """
 
     def __init__(self, module: nn.Module, path: str, reads: Mapping[str, frozenset[str]]) -> None:
@@ -57,6 +58,7 @@ class Original:
         self.parameters = frozenset(name for name, v in module._parameters.items() if v is not None)
         self.read: dict[str, Any] = {}
         self.copies: dict[str, Any] = {}
+        self.fields: dict[str, dict[str, Any]] = {}
         self.attributes: dict[str, Any] = {}
         # A bias that is None is read as an attribute, too.
         for registered in (module._parameters, module._buffers):
@@ -86,6 +88,11 @@ class Original:
             # Of what has no equality of its own, no copy is equal.
             if _equal(value, copied):
                 self.copies[name] = copied
+        elif plain and not callable(value):
+            own = getattr(value, "__dict__", {})
+            literals = {field: held for field, held in own.items() if is_literal(held)}
+            if literals:
+                self.fields[name] = copy.deepcopy(literals)
 
     def __deepcopy__(self, memo: object) -> Original:
         return self
@@ -105,6 +112,20 @@ class Original:
         if isinstance(planned, _Unkept) or not is_literal(value):
             raise refused(change, "it is no plain value")
         return change
+
+    def changed_fields(self, name: str) -> Iterator[Change]:
+        """The changes of an object's fields, which a skeleton sees, as it shares the object."""
+        present = vars(self.read[name])
+        for field, planned in self.fields[name].items():
+            value = present.get(field)
+            if value is planned or _equal(value, planned):
+                continue
+            place = f"{name}.{field}"
+            words = f"{self.named(place)} was {planned!r} when the model was planned"
+            change = Change(path=self.path, name=place, value=value, words=words)
+            if not is_literal(value):
+                raise refused(change, "it is no plain value")
+            yield change
 
     def value(self, name: str, owner: nn.Module) -> Any:
         """An attribute of the original: its own, its class's, or a property of the `owner`."""

@@ -42,16 +42,17 @@ def buffers_of(module: nn.Module) -> Tensors:
 
 
 def model_tensors(module: nn.Module, *, writing: bool = False) -> Tensors:
-    """Parameters and buffers; for `writing`, without those that other stages update."""
+    """Parameters and buffers; for `writing`, what one checkpoint cannot hold is refused."""
     buffers = buffers_of(module)
-    if writing and isinstance(module, ParallelModule):
-        if module.engine.execution.schedule.reductions.local:
-            raise RunError(
-                "every rank has parameters of its own (layerwise_parallel),"
-                " which one checkpoint for any plan cannot hold"
-            )
-        # A buffer that another stage updates is stale here.
-        buffers = {name: value for name, value in buffers.items() if module.engine.makes(name)}
+    if (
+        writing
+        and isinstance(module, ParallelModule)
+        and module.engine.execution.schedule.reductions.local
+    ):
+        raise RunError(
+            "every rank has parameters of its own (layerwise_parallel),"
+            " which one checkpoint for any plan cannot hold"
+        )
     return {
         MODEL + name: value.detach()
         for name, value in (*parameters_of(module).items(), *buffers.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,11 +69,13 @@ class Model(nn.Module):
         self.frozen = nn.Linear(16, 16).requires_grad_(False)
         self.spare = nn.Identity()
         self.steps = 0
+        self.options = SimpleNamespace(scale=1.0, label="read by nobody")
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.frozen(self.statistics(x))).square().mean()
+        x = self.head(self.frozen(self.statistics(x)))
+        return (x * self.options.scale).square().mean()
 
 
 def build(norm: bool = False) -> Model:
@@ -123,6 +126,7 @@ OTHER_PROGRAMS: dict[str, Change] = {
     "an item of a list that was set to an equal one": _changes_an_equal_list,
     "one of torch's modules": _sets("layers.0.norm.eps", 1e-1),
     "a dropout in evaluation": lambda module: module.layers[3].drop.eval(),
+    "a field of an object": lambda module: setattr(module.options, "scale", 0.5),
     "several": lambda module: (setattr(module.layers[0], "tau", 1.5), _changes_an_item(module)),
 }
 """Changes that get a program of their own."""
@@ -213,9 +217,9 @@ def _other_programs(plan: Plan) -> None:
         twin = copy.deepcopy(module)
         change(module)
         _require_equal(_seen(module), _seen_alone(change))
-        assert module.layers[1].gates == [1.0, 2.0] or module.layers[1].gates[0] < 1.0
-        # Lists are shared with the original and its copies, other changes are a module's own.
+        # Lists and objects are shared with a module's copies, other changes are its own.
         module.layers[1].gates[0] = 1.0
+        module.options.scale = 1.0
         _require_equal(_seen(twin), as_planned)
     module = autopar.parallelize(quiet(), plan)
     for tau in (3.0, 2.0, 3.0):
