@@ -125,20 +125,20 @@ def _is_onnx(model: Any) -> bool:
 
 
 def _example_inputs(plan: Plan, module: Any) -> Any:
-    """Zeros of the planned shapes.
+    """Tensors of the planned shapes on the meta device: a file may give any shapes.
 
     They are named if all names are arguments of the module, or else positional.
     """
     import torch
 
-    zeros = {
-        name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+    empty = {
+        name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
         for name, spec in plan.model.inputs.items()
     }
     return (
-        zeros
-        if set(zeros) <= set(inspect.signature(module.forward).parameters)
-        else tuple(zeros.values())
+        empty
+        if set(empty) <= set(inspect.signature(module.forward).parameters)
+        else tuple(empty.values())
     )
 
 

@@ -43,10 +43,6 @@ EXCEPTIONS: Mapping[str, Where] = {
         "weights: get_parameter": STAGES,
         "weights: a weight tied after planning": STAGES,
     },
-    "Under stages a buffer is up to date on the ranks whose stage writes it.": {
-        "buffers: a counter of calls": STAGES,
-        "spectral norm": STAGES,
-    },
     "Split outputs and parameters are DTensors, of which torch itself refuses some operators, with "
     "an error of its own.": {
         "losses: a penalty on the logits beside": ("data", "zero3"),

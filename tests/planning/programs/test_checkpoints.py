@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from autopar import api
-from autopar.errors import PlanError
+from autopar.errors import AutoparError, PlanError
 from autopar.frontends.load import LoadedModel
 from autopar.plan import Plan
 from autopar.sharding.schedule import UNIT_BYTES
@@ -400,3 +400,35 @@ def test_a_plan_in_less_memory_has_smaller_units() -> None:
         and tight.predicted.memory <= 0.9 * free.predicted.memory
     )
     assert tight.operators == free.operators and tight.parameters == free.parameters
+
+
+def _integers(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of whole numbers in a document."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield place
+    elif isinstance(value, (dict, list)):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, below in pairs:
+            yield from _integers(below, (*place, key))
+
+
+@pytest.mark.parametrize("number", [10**30, 2**40, -1])
+def test_absurd_numbers_end_in_one_error(tmp_path: Path, number: int) -> None:
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    plan = api.plan(module, torch.zeros(4, 8), devices=1, cluster="local-cpu")
+    text = plan.to_json()
+    outcomes = []
+    for place in _integers(json.loads(text)):
+        document = json.loads(text)
+        holder = document
+        for key in place[:-1]:
+            holder = holder[key]
+        holder[place[-1]] = number
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps(document))
+        try:
+            api.parallelize(module, path)(torch.zeros(4, 8))
+            outcomes.append("runs")
+        except AutoparError:
+            outcomes.append("refused")
+    assert outcomes.count("refused") > len(outcomes) / 2
