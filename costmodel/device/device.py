@@ -47,10 +47,16 @@ def check(
             raise ClusterError(f"{where}: {name} is {value}; it must be finite and not negative")
 
 
+LEAST_FRACTION = 1e-6
+"""The least fraction of a rate: seconds behind a smaller one would overflow."""
+
+
 def check_fractions(where: str, **fractions: float) -> None:
     for name, value in fractions.items():
-        if not 0 < value <= 1:
-            raise ClusterError(f"{where}: {name} is {value}; it must be above 0 and at most 1")
+        if not LEAST_FRACTION <= value <= 1:
+            raise ClusterError(
+                f"{where}: {name} is {value}; it must be at least {LEAST_FRACTION:g} and at most 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
