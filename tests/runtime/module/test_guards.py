@@ -95,6 +95,12 @@ def plan_of(name: str) -> Plan:
     return autopar.plan(build(), X, devices=2, cluster="local-cpu", **PLANS[name])
 
 
+SOME = [
+    name if name in ("zero3", "1f1b") else pytest.param(name, marks=pytest.mark.slow)
+    for name in PLANS
+]
+"""All plans, of which some are tried in every run of the tests."""
+
 Change = Callable[[Any], None]
 
 
@@ -247,7 +253,7 @@ def test_a_norm_over_batches_trains_as_on_one_device(name: str) -> None:
     run_ranks(_changed_norms, 2, quiet_plan_of(name, norm=True), timeout=300)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_changed_module_trains_as_on_one_device(name: str) -> None:
     run_ranks(_other_programs, 2, quiet_plan_of(name), timeout=300)
 
@@ -269,7 +275,7 @@ def _unfrozen(plan: Plan) -> str:
     return "right"
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SOME)
 def test_an_unfrozen_parameter_trains(name: str) -> None:
     told = run_ranks(_unfrozen, 2, quiet_plan_of(name), timeout=300)
     # With stages, or an idle rank, some ranks do not hold the parameter.
