@@ -339,7 +339,7 @@ def test_a_skeleton_holds_no_weights_and_shares_plain_attributes() -> None:
     assert not skeleton.frozen.weight.requires_grad and skeleton.head.weight.requires_grad
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_change_is_followed_or_refused_by_name(name: str) -> None:
     for told in run_ranks(_habits, 2, plan_of(name), timeout=300):
         assert set(told.values()) == {"followed", "refused"}
