@@ -74,6 +74,7 @@ class Guards:
                     "program would not follow: change them before autopar.plan, and parallelize "
                     "again"
                 )
+        self.module.require_places()
         parameters = self.module.graph_parameters()
         self._require_shards(parameters)
         if self.trains and torch.is_grad_enabled():
