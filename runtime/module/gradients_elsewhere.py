@@ -8,7 +8,7 @@ on one device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import PlanError
-from autopar.order.ranks import tied_parameters
 from autopar.runtime.execution.engine import Engine
 from autopar.runtime.execution.loss_gradients import is_on_host
 from autopar.runtime.ranks.collectives import MOVABLE
-from autopar.runtime.stand_ins import Elsewhere, Figures, Origin, pass_over_stand_ins, stand_in
+from autopar.runtime.stand_ins import Elsewhere, Figures, Origin, StandIn, pass_over_stand_ins
 
 from .clipping import Parameters, counted_gradients
 
@@ -31,21 +30,28 @@ pass_over_stand_ins()
 class OtherStages:
     """The stages of a module beside this rank's own, for its stand-ins.
 
-    `anchor`: a tensor that every call's outputs depend on. `refusal`: the reason why this rank goes
-    on no further than all ranks' next backward pass.
+    `own`: this rank's parameters. `anchor`: a tensor that every call's outputs depend on.
+    `refusal`: the reason why this rank goes on no further than all ranks' next backward pass.
     """
 
     refusal: PlanError | None = None
 
-    def __init__(self, engine: Engine, anchor: Tensor) -> None:
+    def __init__(
+        self, engine: Engine, anchor: Tensor, own: Callable[[], dict[str, nn.Parameter]]
+    ) -> None:
         self.engine = engine
+        self.own = own
         self.anchor = anchor
         self.device = torch.empty(0, device=engine.device).device
         graph = engine.graph
         trained = engine.execution.chunks[0].whole.program.assignment.gradients
         names = [tensor.name for tensor in graph.parameters if tensor.name in trained]
         self.rows = {name: row for row, name in enumerate(names)}
-        self.tied = tied_parameters(engine.execution)
+        count = engine.execution.stages
+        self.stages = {
+            tensor.name: frozenset(at % count for at in engine.storages.holders(tensor.name))
+            for tensor in graph.parameters
+        }
         # Gradients that are only read (torch.autograd.grad) are not those of the parameters.
         self.accumulates = True
         self._indices: dict[tuple[int, ...], Tensor] = {}
@@ -55,12 +61,10 @@ class OtherStages:
         tensor = self.engine.graph.tensors[name]
         dtype = self.engine.storages.dtype_of(name)
         like = torch.empty(tensor.shape, dtype=dtype, device="meta")
-        return nn.Parameter(stand_in(like, self._origin(name)), requires_grad=tensor.trainable)
+        return nn.Parameter(StandIn.of(like, self._origin(name)), requires_grad=tensor.trainable)
 
     def _origin(self, name: str) -> Origin:
-        storages = self.engine.storages
-        stages = {number % self.engine.execution.stages for number in storages.holders(name)}
-        return Origin(name=name, holders=self, stages=frozenset(stages))
+        return Origin(name=name, holders=self, stages=self.stages[name])
 
     def adopt(self, values: Iterable[Elsewhere]) -> None:
         """Take over the stand-ins of a copied module."""
@@ -108,7 +112,7 @@ class OtherStages:
             gradient.figures.told = True
         else:
             figures = Figures(values, told=True)
-            parameter.grad = stand_in(parameter, parameter.origin, figures)
+            parameter.grad = StandIn.of(parameter, parameter.origin, figures)
 
     def _told(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
         """Every gradient's norm and largest element, the number of ranks that have a part of it,
@@ -147,18 +151,22 @@ class OtherStages:
 
     # --- values ---
 
-    def all_lack_one(self, missing: Sequence[Elsewhere], present: int) -> bool:
+    def all_lack_one(self, missing: Sequence[Elsewhere], present: Sequence[Tensor]) -> bool:
         """Whether every rank lacks one of the `missing` values, or of those `present` here.
 
         Ranks that lack none do not take part in an exchange.
         """
         mine = self.engine.world.stage
+        names = {id(t): n for n, p in self.own().items() for t in (p, p.grad) if t is not None}
+        names_here = [names.get(id(value)) for value in present]
+        unknown = len({id(v) for v, n in zip(present, names_here, strict=True) if n is None})
         for stage in range(self.engine.execution.stages):
             if stage == mine or not all(stage in value.origin.stages for value in missing):
                 continue
             # It holds all that this rank lacks. Values here are its own, too, where they are tied.
-            shared = sum(mine in holders and stage in holders for holders in self.tied.values())
-            if present <= shared:
+            shared = {name for name, stages in self.stages.items() if {mine, stage} <= stages}
+            alone = any(name is not None and name not in shared for name in names_here)
+            if not alone and unknown <= len(shared):
                 return False
         return True
 
@@ -208,7 +216,7 @@ class OtherStages:
             if not isinstance(value, Elsewhere):
                 results.append(next(given))
             elif value.origin.name in self.rows or options.get("materialize_grads"):
-                results.append(stand_in(value, value.origin, Figures(told=True)))
+                results.append(StandIn.of(value, value.origin, Figures(told=True)))
             else:
                 results.append(None)
         if strict and any(result is None for result in results):

@@ -217,7 +217,7 @@ class HeldShards(Recalling):
 
     def require_places(self) -> None:
         """Refuse parameters and stand-ins in one another's places."""
-        names = [name for name, p in self.graph_parameters().items() if isinstance(p, Elsewhere)]
+        names = [name for name, p in self.graph_parameters().items() if not _has_data(p)]
         for name, value in self.stand_ins().items():
             if not isinstance(value, Elsewhere) or value.origin.name != name:
                 names.append(name)
@@ -253,3 +253,15 @@ class HeldShards(Recalling):
                 # A collective for each name: all ranks have the same list in the same order.
                 whole[name] = self._storages.whole(name, shard)
         return whole
+
+
+def _has_data(parameter: Tensor) -> bool:
+    """Whether a parameter of this rank is one still, with data of its own."""
+    if isinstance(parameter, (DTensor, Elsewhere)):
+        return isinstance(parameter, DTensor)
+    try:
+        # A stand-in whose data was set as this parameter's has left it without any.
+        parameter.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return True

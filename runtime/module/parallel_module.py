@@ -170,7 +170,8 @@ class ParallelModule(HeldShards):
 
     def _others(self, engine: Engine) -> OtherStages | None:
         anchor = self.gradient_state.anchor
-        return OtherStages(engine, anchor) if engine.world.staged else None
+        staged = engine.world.staged
+        return OtherStages(engine, anchor, self.graph_parameters) if staged else None
 
     def gradients_are_reduced(self) -> None:
         """Tell this rank about the gradients of other stages (collective: every rank calls it)."""

@@ -4,8 +4,9 @@ Lists of parameters have every parameter of the model on every rank: shapes and 
 values are not there.
 """
 
-from .elsewhere import Elsewhere, Holders, Origin, stand_in
+from .elsewhere import Elsewhere, Holders, Origin
 from .gradient_figures import Figures
 from .optimizer_steps import pass_over_stand_ins
+from .stand_in import StandIn
 
-__all__ = ["Elsewhere", "Figures", "Holders", "Origin", "pass_over_stand_ins", "stand_in"]
+__all__ = ["Elsewhere", "Figures", "Holders", "Origin", "StandIn", "pass_over_stand_ins"]

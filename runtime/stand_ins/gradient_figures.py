@@ -100,12 +100,17 @@ def factor_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     times = packet in (ATEN.mul, ATEN.mul_)
     if kwargs or not (times or packet in (ATEN.div, ATEN.div_)):
         return None
-    other = args[1]
-    # The first may be the number: 0.5 * x.
+    # A number may be the first: torch.tensor(0.5) * x.
+    other = args[0] if times and _is_number(args[0]) else args[1]
     if isinstance(other, Tensor):
-        if type(other) is not Tensor or other.dim():
+        if not _is_number(other):
             return None
         return other if times else other.reciprocal()
-    if times:
-        return other
-    return 1.0 / other if other else math.inf
+    # Zeros times infinity are no numbers, which a norm does not tell.
+    usual = math.isfinite(other) and (times or other != 0)
+    return (other if times else 1.0 / other) if usual else None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a tensor of one number, which all ranks have."""
+    return type(value) is Tensor and not value.dim()

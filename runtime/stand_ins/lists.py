@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import PlanError
 
-from .elsewhere import Elsewhere, bare_of, joint_origin, outside, stand_in
+from .elsewhere import Elsewhere, outside
 from .gradient_figures import LARGEST, NORM, Figures
+from .operators import bare_of, joint_origin
 
 JOINING = (torch.stack, torch.cat, torch.concat, torch.concatenate)
 _REFUSED = {"tolist", "numpy", "__array__", "allclose", "backward", "storage", "__dlpack__"}
@@ -80,14 +81,14 @@ def _set(func: Any, target: Tensor, value: Any) -> None:
         value.origin.refuse("setting it as data or gradient of a tensor of this rank")
     if data and isinstance(target, Elsewhere) and not isinstance(value, Elsewhere):
         like = torch.empty_like(value, device="meta") if not isinstance(value, DTensor) else None
-        value = stand_in(bare_of(value) if like is None else like, target.origin)
+        value = target.of(bare_of(value) if like is None else like, target.origin)
     outside(func, target, value)
 
 
 def _is_finite(value: Elsewhere) -> Elsewhere:
     like = torch.empty(value.shape, dtype=torch.bool, device="meta")
     figures = Figures(value.figures.values, told=value.figures.told)
-    return stand_in(like, value.origin, figures, kind="finite", whole=value.whole)
+    return value.of(like, value.origin, figures, kind="finite", whole=value.whole)
 
 
 def _gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,8 +109,7 @@ def _joined(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         _first(args, kwargs).origin.refuse(f"{func.__name__} into a tensor of this rank")
     others = [value for value in listed if not isinstance(value, Elsewhere)]
     holders = ours[0].origin.holders
-    known = all(value.origin.stages and not value.origin.unsure for value in ours)
-    if known and holders.all_lack_one(ours, len({id(value) for value in others})):
+    if _all_take_part(ours, others):
         whole = holders.exchanged(listed)
         if torch.is_grad_enabled() and any(value.requires_grad for value in listed):
             whole = list(_Told.apply(torch.ones((), requires_grad=True), *whole))  # type: ignore[no-untyped-call]
@@ -117,6 +117,12 @@ def _joined(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     if others:
         joint_origin(ours, others).refuse(f"{func.__name__} with tensors of this rank")
     return outside(func, listed, *args[1:], **kwargs)
+
+
+def _all_take_part(ours: Sequence[Elsewhere], others: Sequence[Tensor]) -> bool:
+    """Whether every rank lacks one of some values, and waits for the others to tell them."""
+    known = all(value.origin.stages and not value.origin.unsure for value in ours)
+    return known and ours[0].origin.holders.all_lack_one(ours, others)
 
 
 class _Told(torch.autograd.Function):
@@ -217,7 +223,21 @@ def _over_lists(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     for place in lacking:
         options = {key: _at(value, place, len(first)) for key, value in kwargs.items()}
         results[place] = single(*(_at(v, place, len(first)) for v in args), **options)
+    if name == "_foreach_norm":
+        return _told_norms(first, results)
     return list(first) if writes else results
+
+
+def _told_norms(gradients: Sequence[Tensor], norms: list[Tensor]) -> list[Tensor]:
+    """Norms of which each rank has some, told at once: here it is known whose gradients they are,
+    which decides who takes part.
+    """
+    ours = [value for value in norms if isinstance(value, Elsewhere)]
+    others = [value for value in gradients if not isinstance(value, Elsewhere)]
+    if not _all_take_part(ours, others):
+        return norms
+    holders = ours[0].origin.holders
+    return [holders.wrap(value) for value in holders.exchanged(norms)]
 
 
 def _places_of_stand_ins(arguments: Sequence[Any], length: int) -> list[int]:

@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 from torch.utils import _foreach_utils
 
 from .elsewhere import Elsewhere
+from .stand_in import StandIn
 
 _STATE = {"watched": False}
 
@@ -30,7 +31,7 @@ def pass_over_stand_ins() -> None:
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_after)
         # Torch clips lists of these types by its functions over lists, on devices that have them.
-        _foreach_utils._foreach_supported_types.append(Elsewhere)
+        _foreach_utils._foreach_supported_types.append(StandIn)
 
 
 def _stand_ins(optimizer: Optimizer) -> list[Elsewhere]:
