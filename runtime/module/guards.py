@@ -85,10 +85,11 @@ class Guards:
         for original, name in self.objects.values():
             changes += original.changed_fields(name)
         self._require_members()
+        self.module.require_places()
         parameters = self.module.graph_parameters()
         self._require_shards(parameters)
         if self.trains and torch.is_grad_enabled():
-            changes += self._unfrozen(parameters)
+            changes += self._unfrozen()
         self._require_types(parameters)
         return tuple(changes)
 
@@ -134,29 +135,16 @@ class Guards:
                     "or p.copy_(...) under no_grad)"
                 )
 
-    def _unfrozen(self, parameters: Parameters) -> list[Change]:
-        """Parameters that have been unfrozen.
-
-        With stages only some ranks have them: all ranks refuse at the end of the backward pass. On
-        devices that the host runs ahead of, these ranks fail alone.
-        """
+    def _unfrozen(self) -> list[Change]:
+        """Parameters that have been unfrozen, on whichever stage."""
+        every = {**self.module.graph_parameters(), **self.module.stand_ins()}
         changes = [
             Change.unfrozen(name)
-            for name, parameter in parameters.items()
+            for name, parameter in every.items()
             if parameter.requires_grad and not self.trained[name]
         ]
-        elsewhere = self.module.other_stages
-        if elsewhere is None:
-            self._require_stored_as_trained(changes)
-            return changes
-        refusal = None
-        if changes:
-            refusal = refused(changes[0], "ranks of other stages do not know of it")
-        if self.module._device.type == "cpu":
-            elsewhere.refusal = refusal
-        elif refusal is not None:
-            raise refusal
-        return []
+        self._require_stored_as_trained(changes)
+        return changes
 
     def _require_stored_as_trained(self, changes: list[Change]) -> None:
         """Refuse to train parameters of 16 bits where trained ones are stored in float32."""

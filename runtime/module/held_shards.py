@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from autopar.runtime.files.module_weights import saved_buffers
 from autopar.runtime.files.weight_files import FileTensor
 from autopar.runtime.parameters.storage import Storages, local_of
 from autopar.runtime.ranks.contents import Contents
+from autopar.runtime.stand_ins import Elsewhere
 
 from .gradients_elsewhere import OtherStages
 from .original_modules import Recalling, attach, held
@@ -71,23 +72,27 @@ class HeldShards(Recalling):
         self, values: Values, aliases: Mapping[str, str], contents: Contents
     ) -> None:
         engine = self._engine
-        own: dict[str, nn.Parameter] = {}
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        self._stand_in_places: dict[str, tuple[nn.Module, str]] = {}
+        every: dict[str, nn.Parameter] = {}
         # Weights of other stages are looked at, too: all ranks must have equal ones.
         for tensor in self._graph.parameters:
             # Parameters that each rank has of its own may differ, and are not part of the digest.
             alone = tensor.name in engine.execution.schedule.reductions.local
             value = self._given(tensor.name, values, Contents() if alone else contents)
+            places = self._places
             if self._storages.holds(tensor.name):
-                own[tensor.name] = self._parameter(tensor.name, value)
-        self._places: dict[str, tuple[nn.Module, str]] = {
-            name: attach(self, name, parameter) for name, parameter in own.items()
-        }
+                every[tensor.name] = self._parameter(tensor.name, value)
+            else:
+                assert self.other_stages is not None
+                every[tensor.name] = self.other_stages.stand_in(tensor.name)
+                places = self._stand_in_places
+            places[tensor.name] = attach(self, tensor.name, every[tensor.name])
         for alias, name in aliases.items():
-            if name in own:
-                attach(self, alias, own[name])
+            if name in every:
+                attach(self, alias, every[name])
         # Paths in a whole state dict whose parameters other stages hold, with the graph's names.
-        names = [tensor.name for tensor in self._graph.parameters if tensor.name not in own]
-        self._elsewhere = dict(zip(names, names, strict=True))
+        self._elsewhere = {name: name for name in self._stand_in_places}
         self._elsewhere |= {alias: n for alias, n in aliases.items() if n in self._elsewhere}
 
     def _hold_constants(self, values: Values, contents: Contents) -> None:
@@ -203,15 +208,25 @@ class HeldShards(Recalling):
                 )
         return [path for path in self._elsewhere if path not in state_dict] if there else []
 
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """This rank's parameters; with stages, one more represents the others' (`other_stages`)."""
-        yield from super().parameters(recurse)
-        if self.other_stages is not None:
-            yield self.other_stages.parameter
-
     def graph_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters by their names in the graph, in its order."""
+        """This rank's parameters by their names in the graph, in its order."""
         return {name: held(*place) for name, place in self._places.items()}
+
+    def stand_ins(self) -> dict[str, Elsewhere]:
+        """The stand-ins for parameters of other stages, by their names in the graph."""
+        return {name: held(*place) for name, place in self._stand_in_places.items()}
+
+    def require_places(self) -> None:
+        """Refuse parameters and stand-ins in one another's places."""
+        names = [name for name, p in self.graph_parameters().items() if not _has_data(p)]
+        for name, value in self.stand_ins().items():
+            if not isinstance(value, Elsewhere) or value.origin.name != name:
+                names.append(name)
+        if names:
+            raise PlanError(
+                f"{names[0]!r} was replaced, or tied to another parameter, since the model was "
+                "planned in stages: do it before autopar.plan, and parallelize again"
+            )
 
     def host_parameters(self) -> list[nn.Parameter]:
         """The parameters whose optimizer state the plan has in host memory (see `host_states`)."""
@@ -239,3 +254,15 @@ class HeldShards(Recalling):
                 # A collective for each name: all ranks have the same list in the same order.
                 whole[name] = self._storages.whole(name, shard)
         return whole
+
+
+def _has_data(parameter: Tensor) -> bool:
+    """Whether a parameter of this rank is one still, with data of its own."""
+    if isinstance(parameter, (DTensor, Elsewhere)):
+        return isinstance(parameter, DTensor)
+    try:
+        # A stand-in whose data was set as this parameter's has left it without any.
+        parameter.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return True

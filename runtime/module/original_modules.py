@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from autopar.errors import PlanError
 
 from .changes import Change, is_literal, refused
+from .own_state import OwnState
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has of its own."""
@@ -47,15 +48,14 @@ class _Unkept:
 class Original:
     """The plain attributes of a module, and its class; copies share it.
 
-    `path`: of the module in the whole. `parameters`: the names of its own. `read`: the values of
-    the attributes that the program rests on, by name. `copies`: of those that can change in place.
-    `fields`: numbers and texts of the objects among them, a configuration say.
+    `path`: of the module in the whole. `read`: the values of the attributes that the program rests
+    on, by name. `copies`: of those that can change in place. `fields`: numbers and texts of the
+    objects among them, a configuration say.
     """
 
     def __init__(self, module: nn.Module, path: str, reads: Mapping[str, frozenset[str]]) -> None:
         self.kind = type(module)
         self.path = path
-        self.parameters = frozenset(name for name, v in module._parameters.items() if v is not None)
         self.read: dict[str, Any] = {}
         self.copies: dict[str, Any] = {}
         self.fields: dict[str, dict[str, Any]] = {}
@@ -139,10 +139,6 @@ class Original:
                 f"{name!r} is a method of {self.kind.__name__}, of which a planned module has "
                 "only the call and the state"
             )
-        if name in self.parameters:
-            raise AttributeError(
-                f"{self.named(name)} is a parameter of another stage, whose ranks hold it"
-            )
         if name not in dir(self.kind) or not is_plain(value):
             raise AttributeError(f"a planned {self.kind.__name__} has no attribute {name!r}")
         return value
@@ -159,7 +155,7 @@ class Original:
         return names
 
 
-class Recalling(nn.Module):
+class Recalling(OwnState):
     """A module that answers for plain attributes of an original, where there is one."""
 
     _original: Original | None = None
@@ -335,7 +331,7 @@ def attach(
         if child is None:
             if not is_free(module, part):
                 return attach(root, path.replace(".", "_"), value, saved=saved)
-            child = nn.Module()
+            child = Recalling()
             module.add_module(part, child)
         module = child
     if not is_free(module, leaf):

@@ -70,6 +70,7 @@ _SHARED = (
     "_graph",
     "_outputs",
     "_places",
+    "_stand_in_places",
     "_buffer_places",
     "_parts",
 )
@@ -122,9 +123,9 @@ class ParallelModule(HeldShards):
             recall(self, model.module, model.torch.reads)
             if self._modes.follows:
                 follow(self)
-        self._hold(values, model, aliases, debug=options.debug)
         self.gradient_state = GradientState()
         self.other_stages = self._others(engine)
+        self._hold(values, model, aliases, debug=options.debug)
         self._guards = Guards(self, self._modes)
 
     def planned_in(self, original: nn.Module) -> None:
@@ -154,6 +155,9 @@ class ParallelModule(HeldShards):
         other._places = {
             name: (memo[id(module)], leaf) for name, (module, leaf) in self._places.items()
         }
+        other._stand_in_places = {
+            name: (memo[id(module)], leaf) for name, (module, leaf) in self._stand_in_places.items()
+        }
         other._buffer_places = {
             name: (memo[id(module)], leaf) for name, (module, leaf) in self._buffer_places.items()
         }
@@ -161,16 +165,20 @@ class ParallelModule(HeldShards):
         other._engine = self._engine.copied(other._stored)
         other._modes = self._modes.on(other._engine)
         other.other_stages = other._others(other._engine)
+        if other.other_stages is not None:
+            other.other_stages.adopt(other.stand_ins().values())
         other._guards = Guards(other, other._modes)
         return other
 
     def _others(self, engine: Engine) -> OtherStages | None:
-        return OtherStages(engine, self.graph_parameters()) if engine.world.staged else None
+        anchor = self.gradient_state.anchor
+        staged = engine.world.staged
+        return OtherStages(engine, anchor, self.graph_parameters) if staged else None
 
     def gradients_are_reduced(self) -> None:
         """Tell this rank about the gradients of other stages (collective: every rank calls it)."""
         if self.other_stages is not None:
-            self.other_stages.look(self._engine, self.graph_parameters())
+            self.other_stages.look(self.graph_parameters(), self.stand_ins())
 
     # --- calls ---
 
@@ -249,14 +257,15 @@ class ParallelModule(HeldShards):
     ) -> Tensor:
         """As `torch.nn.utils.clip_grad_norm_` over all stages.
 
-        `parameters`: of these alone (None: of all); every rank gives those of them that it holds.
+        `parameters`: of these alone (None: of all).
         Returns the norm before, whole on every rank.
         """
-        own = self.graph_parameters()
+        # Figures of the others' gradients follow, too.
+        every: dict[str, Any] = {**self.graph_parameters(), **self.stand_ins()}
         if parameters is not None:
             chosen = {id(parameter) for parameter in parameters}
-            own = {name: parameter for name, parameter in own.items() if id(parameter) in chosen}
-        return clip_grad_norm(self._engine, own, max_norm, norm_type)
+            every = {name: value for name, value in every.items() if id(value) in chosen}
+        return clip_grad_norm(self._engine, every, max_norm, norm_type)
 
     def _run(
         self, inputs: Mapping[str, Tensor], wanted: Sequence[int], *, carries: bool = False

@@ -233,11 +233,7 @@ class Profile:
 
         Tensors that optimizers share count once.
         """
-        stages = self._module.other_stages
-        for parameter, state in optimizer.state.items():
-            # The parameter that stands for other stages is not in the plan.
-            if stages is not None and parameter is stages.parameter:
-                continue
+        for state in optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
                     local = local_of(value)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from autopar.errors import PlanError, RunError
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.parameters.storage import local_of
+from autopar.runtime.stand_ins import Elsewhere
 
 from .durable_files import dtype_name, torch_dtype
 from .manifest import OPTIMIZER, Entry, Group, Manifest, Scalar
@@ -54,16 +55,11 @@ def _named(
 ) -> Iterator[tuple[list[tuple[str, Tensor]], dict[str, Any]]]:
     """Every group: its named parameters, and its options.
 
-    The stand-in for other stages has no name and is left out.
+    Stand-ins are left out: the ranks that hold the parameters save their state.
     """
     names = {parameter: name for name, parameter in parameters_of(module).items()}
-    stages = module.other_stages if isinstance(module, ParallelModule) else None
     for number, group in enumerate(optimizer.param_groups):
-        # Parameters of other stages stand in a group as one stand-in, so that groups are alike
-        # everywhere.
-        own = [
-            value for value in group["params"] if stages is None or value is not stages.parameter
-        ]
+        own = [value for value in group["params"] if not isinstance(value, Elsewhere)]
         if strange := [value for value in own if value not in names]:
             shape = list(strange[0].shape)
             raise PlanError(

@@ -5,43 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 STAGES = ("1f1b", "zero bubble", "interleaved")
-INTERLEAVED = ("interleaved",)
 SPLIT = ("zero3", "megatron")
 EVERYWHERE = ("data", "data, micro-batches", "zero3", "megatron", "search", *STAGES)
 
 Where = Mapping[str, tuple[str, ...]]
 """Plans by the words that begin a habit's description."""
 EXCEPTIONS: Mapping[str, Where] = {
-    "Under stages a rank has the parameters of its own stage, and one that stands for all others. "
-    "The 2-norm and the largest element of all gradients are right; norms of a part of them, and "
-    "other norms, are of this stage: use `module.clip_grad_norm_(..., parameters=...)`.": {
-        "clipping: clip_grad_norm_ of named parameters": STAGES,
-        "clipping, tied weights: clip_grad_norm_ of named parameters": STAGES,
-        "clipping: clip_grad_norm_, 1-norm": STAGES,
-        "clipping, tied weights: clip_grad_norm_, 1-norm": STAGES,
-        "clipping: clip_grad_norm_ of the layers": STAGES,
-        "clipping, tied weights: clip_grad_norm_ of the layers": STAGES,
-        "clipping: clip_grad_norm_ layer by layer": INTERLEAVED,
-        "clipping, tied weights: clip_grad_norm_ layer by layer": INTERLEAVED,
-        "clipping: each group of an optimizer": STAGES,
-        "LBFGS": STAGES,
-    },
-    "Under stages sums over weights, their names, and state dicts are those of the rank's own "
-    "stage, of which a rank that a plan leaves idle has none: use `autopar.save`, or torch's "
+    "Under stages the state dict of a rank, and of torch's `get_model_state_dict`, has the "
+    "parameters of the rank's own stage: use `autopar.save`, `autopar.export_weights`, or torch's "
     "distributed checkpoints.": {
-        "losses: weight decay added by the script": STAGES,
-        "weights: their norm told": STAGES,
-        "weights: names of parameters": STAGES,
         "states: names in state_dict": STAGES,
         "states: get_model_state_dict": (*STAGES, "search"),
         "states: whole tensors of state_dict": STAGES,
-        "numbers: stopped where the norm of the weights grows": STAGES,
-    },
-    "Under stages a parameter of another stage is an `AttributeError` that says so.": {
-        "freezing: the embedding": STAGES,
-        "weights: module.apply": STAGES,
-        "weights: get_parameter": STAGES,
-        "weights: a weight tied after planning": STAGES,
     },
     "Split outputs and parameters are DTensors, of which torch itself refuses some operators, with "
     "an error of its own.": {

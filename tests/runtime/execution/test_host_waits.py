@@ -130,7 +130,7 @@ def _passes(plan: Execution, module: Net, x: Tensor, row: str) -> tuple[int, flo
     """The passes over gradients behind the call, and what one of them is multiplied by."""
     ours = on_this_rank(plan, module)
     ours.loss(x).backward()  # type: ignore[no-untyped-call]
-    mine = next(p for p in ours.parameters() if p.grad is not None)
+    mine = next(p for p in ours.graph_parameters().values() if p.grad is not None)
     once = local_of(mine.grad).clone()
     ours.zero_grad()
     scaled: list[object] = []

@@ -86,12 +86,9 @@ def built(scheme: str, devices: int, seed: int = 0) -> tuple[ParallelModule, tor
 
 
 def optimizer_of(module: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
-    stages = getattr(module, "other_stages", None)
-    own = [p for p in module.parameters() if stages is None or p is not stages.parameter]
-    rest = [stages.parameter] if stages is not None else []
     groups = [
-        {"params": [p for p in own if p.dim() > 1] + rest},
-        {"params": [p for p in own if p.dim() == 1], "weight_decay": 0.0},
+        {"params": [p for p in module.parameters() if p.dim() > 1]},
+        {"params": [p for p in module.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=lr)
 

@@ -1,0 +1,36 @@
+"""State dicts of a rank's own parameters: stand-ins for those of other stages are no part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from autopar.runtime.stand_ins import Elsewhere
+
+
+class OwnState(nn.Module):
+    """A module that saves and loads the parameters that this rank holds."""
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        with self._without_stand_ins():
+            super()._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        with self._without_stand_ins():
+            super()._load_from_state_dict(*args, **kwargs)
+
+    @contextmanager
+    def _without_stand_ins(self) -> Iterator[None]:
+        """Have the own parameters alone."""
+        every = self._parameters
+        own = {name: v for name, v in every.items() if not isinstance(v, Elsewhere)}
+        self.__dict__["_parameters"] = own
+        try:
+            yield
+        finally:
+            # Loading may have put others in their places.
+            every.update(own)
+            self.__dict__["_parameters"] = every
