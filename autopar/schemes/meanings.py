@@ -7,6 +7,7 @@ called heads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ def read_meanings(analysis: Analysis) -> Meanings:
     factors: dict[str, tuple[tuple[str, ...], ...]] = {}
     for op in graph.operators:
         if op.name in analysis.cold:
-            _same_shape(op.inputs, op.outputs, graph.tensors, dims)
+            _of_inputs(op.inputs, op.outputs, graph.tensors, dims)
             continue
         if all(name in weights or name in constants for name in op.inputs):
             weights.update(op.outputs)
@@ -68,17 +69,33 @@ def _input_dims(tensor: Tensor) -> Dims:
     return tuple((names[min(i, len(names) - 1)],) for i in range(len(tensor.shape)))
 
 
-def _same_shape(
+def _of_inputs(
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     tensors: Mapping[str, Tensor],
     dims: dict[str, Dims],
 ) -> None:
-    """Operators without a rule (on the inputs alone) keep the meanings where the shape stays."""
+    """Operators without a rule (on the inputs alone) keep the meanings of dims that stay.
+
+    Pictures that are flattened, or a part of a sequence, have the batch in front as before.
+    """
     for name in outputs:
+        shape = tensors[name].shape
         for source in inputs:
-            if source in dims and tensors[source].shape == tensors[name].shape:
-                dims[name] = dims[source]
+            before = tensors[source].shape
+            if source not in dims or name in dims or before[:1] != shape[:1]:
+                continue
+            told = dims[source]
+            if len(before) != len(shape):
+                stays = sum(
+                    1 for _ in itertools.takewhile(_equal, zip(before, shape, strict=False))
+                )
+                told = (*told[:stays], *[("features",)] * (len(shape) - stays))
+            dims[name] = told
+
+
+def _equal(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
 
 
 def _factor_meanings(

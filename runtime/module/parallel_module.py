@@ -170,6 +170,13 @@ class ParallelModule(HeldShards):
         other._guards = Guards(other, other._modes)
         return other
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled: a rank has a part of the parameters, on its process groups."""
+        raise PlanError(
+            "a planned module cannot be pickled, as torch.save(module) does: save its "
+            "state_dict(), or use autopar.save"
+        )
+
     def _others(self, engine: Engine) -> OtherStages | None:
         anchor = self.gradient_state.anchor
         staged = engine.world.staged
@@ -209,7 +216,7 @@ class ParallelModule(HeldShards):
             raise PlanError(
                 f"the plan runs {self._engine.in_words}, each with its backward pass, so that no "
                 "gradient leads from the outputs back: call loss(...) for the planned loss, run "
-                "under torch.no_grad() for the outputs alone, or plan with one micro-batch"
+                "under torch.no_grad() for the outputs alone, or plan without stages"
             )
 
     @runs_as_it_is

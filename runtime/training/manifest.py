@@ -3,7 +3,7 @@
 It is one JSON file beside safetensors files of pieces. It begins with the digest of its rest, and
 has those of all other files: of the plan as a whole, of tensors piece by piece.
 
-  FOLDER/latest                          the name of the last whole checkpoint
+  FOLDER/latest                          the last whole checkpoint: its name, its manifest's digest
   FOLDER/step-00000200/checkpoint.json   this module's `Manifest`
   FOLDER/step-00000200/plan.json         the plan that ran, if one did
   FOLDER/step-00000200/rank-00000.safetensors
@@ -38,6 +38,7 @@ COMPRESSION = "compression."
 """Prefixes of the names of tensors, by their owner."""
 _DIGEST = '{"digest":"'
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_POINTER = re.compile(rf"(?P<name>{_NAME.pattern})(?: (?P<digest>[0-9a-f]{{64}}))?\n?")
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 
 
@@ -142,12 +143,19 @@ def manifest_text(manifest: Manifest) -> str:
     return f'{_DIGEST}{digest(rest)}",{rest}'
 
 
+def told_digest(text: str) -> str | None:
+    """The digest with which a manifest's text begins; None if it is of a version without."""
+    if not text.startswith(_DIGEST):
+        return None
+    return text.removeprefix(_DIGEST).partition('",')[0]
+
+
 def _without_digest(path: Path, text: str) -> str:
     """The manifest in a file's text, whose digest, if it has one, is right."""
     if not text.startswith(_DIGEST):
         return text  # of a version without digests
-    told, _, rest = text.removeprefix(_DIGEST).partition('",')
-    if told != digest(rest):
+    _, _, rest = text.removeprefix(_DIGEST).partition('",')
+    if told_digest(text) != digest(rest):
         raise PlanError(
             f"the checkpoint {path} is damaged: {MANIFEST} is not what was saved{others(path)}"
         )
@@ -178,13 +186,43 @@ def checkpoints_in(folder: Path) -> list[str]:
 
 def latest_in(folder: Path) -> str | None:
     """The name that `latest` holds; None where nothing was saved."""
+    pointer = _pointer_in(folder)
+    return None if pointer is None else pointer["name"]
+
+
+def pointer_text(name: str, manifest: str) -> str:
+    """The text of `latest` for the checkpoint of that name, whose manifest has this text."""
+    return f"{name} {told_digest(manifest)}\n"
+
+
+def _pointer_in(folder: Path) -> re.Match[str] | None:
     path = folder / LATEST
     if not os.path.lexists(path):
         return None
-    name = read_text(path, NAME_BYTES, what="name of a checkpoint", error=PlanError).strip()
-    if not _NAME.fullmatch(name):
-        raise PlanError(f"{folder / LATEST}: names {name[:80]!r}, which is no checkpoint")
-    return name
+    text = read_text(path, NAME_BYTES, what="name of a checkpoint", error=PlanError)
+    pointer = _POINTER.fullmatch(text)
+    if pointer is None:
+        raise PlanError(f"{path}: names {text.strip()[:80]!r}, which is no checkpoint")
+    return pointer
+
+
+def _require_pointed(folder: Path) -> None:
+    """Refuse a `latest` with another digest than that of the checkpoint which it names.
+
+    One changed bit may turn the name into that of another checkpoint. A name alone, of a version
+    without digests or of somebody's hand, is taken as it is.
+    """
+    pointer = _pointer_in(folder)
+    if pointer is None or pointer["digest"] is None:
+        return
+    path = folder / pointer["name"]
+    if told_digest(_text(path / MANIFEST)) != pointer["digest"]:
+        # A damaged manifest says so itself.
+        read_manifest(path)
+        raise PlanError(
+            f"{folder}: {LATEST} is damaged: it names {path.name}, but not by the digest of its "
+            f"{MANIFEST}; name a checkpoint: {', '.join(checkpoints_in(folder))}"
+        )
 
 
 def find_checkpoint(folder: str | Path, name: str | None = None) -> Path | None:
@@ -202,6 +240,8 @@ def find_checkpoint(folder: str | Path, name: str | None = None) -> Path | None:
     # `latest` may name a checkpoint that somebody removed by hand.
     if wanted not in checkpoints_in(folder):
         raise PlanError(f"{folder}: " + unknown("checkpoint", wanted, checkpoints_in(folder)))
+    if name is None:
+        _require_pointed(folder)
     return folder / wanted
 
 

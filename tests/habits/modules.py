@@ -850,3 +850,51 @@ def _(w: Workshop) -> Any:
     with torch.no_grad():
         module.slopes.mul_(0.5)
     return [losses, w.steps(module)]
+
+
+# --- habits of public scripts ---
+
+
+class Compared(nn.Module):
+    """Pictures of one channel that are flattened, two of which go through the same layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.down = nn.Linear(2 * WIDTH, 1)
+
+    def forward(self, first: Tensor, second: Tensor) -> Any:
+        """A number for each pair."""
+        both = [self.norm(self.up(x.view(-1, 4 * WIDTH))).relu() for x in (first, second)]
+        return self.down(torch.cat(both, 1))
+
+
+def _pictures(number: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(number)
+    return list(torch.randn((2, 8, 1, 4, WIDTH), generator=draw, dtype=torch.float64))
+
+
+@habit("modes: pairs through one norm over batches, trained and evaluated")
+def _(w: Workshop) -> Any:
+    module = w.planned(w.model(Compared), *_pictures(0))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    told = []
+    for number in range(3):
+        module.train()
+        optimizer.zero_grad()
+        loss = module(*_pictures(number)).square().mean()
+        loss.backward()
+        optimizer.step()
+        module.eval()
+        with torch.no_grad():
+            told += [loss.detach(), module(*_pictures(9))]
+    return told
+
+
+@habit("states: torch.save of the whole module")
+def _(w: Workshop) -> Any:
+    module = w.start()
+    losses = w.steps(module)
+    torch.save(module, io.BytesIO())
+    return losses

@@ -18,6 +18,8 @@ MENDED = [
     ("spectral norm of a layer (parametrizations)", "data"),
     ("hooks: on parameters, before planning", "1f1b"),
     ("buffers: one changed by the script", "data"),
+    ("modes: pairs through one norm over batches, trained and evaluated", "data"),
+    ("states: torch.save of the whole module", "data"),
     ("attributes: layers appended", "data"),
     ("weights: their number, of those that train, tied", "interleaved"),
     ("groups: no decay for modules by type, as minGPT does", "zero3"),

@@ -41,12 +41,17 @@ EVALUATION: Mapping[str, tuple[str, Value]] = {
 
 def evaluated(graph: Graph) -> Graph:
     """The graph in evaluation; `PlanError` if it changes a buffer that is no statistic."""
-    operators = tuple(map(_evaluated, graph.operators))
-    gone = {
-        name
-        for before, after in zip(graph.operators, operators, strict=True)
-        for name in before.outputs[len(after.outputs) :]
-    }
+    operators = []
+    statistics: dict[str, str] = {}
+    gone: set[str] = set()
+    for before in graph.operators:
+        # A norm that is called twice has read the statistics that its first call has made.
+        inputs = tuple(statistics.get(name, name) for name in before.inputs)
+        after = _evaluated(replace(before, inputs=inputs) if inputs != before.inputs else before)
+        operators.append(after)
+        if len(after.outputs) < len(before.outputs):
+            gone |= set(before.outputs[len(after.outputs) :])
+            statistics |= dict(zip(before.outputs[-2:], inputs[-2:], strict=False))
     makers = graph.producers()
     # In evaluation statistics alone go without an update. A plan must not drop another change, such
     # as that of a cache, since results may depend on it.
@@ -61,7 +66,7 @@ def evaluated(graph: Graph) -> Graph:
             "with mode='infer'"
         )
     tensors = {name: tensor for name, tensor in graph.tensors.items() if name not in gone}
-    return replace(graph, operators=operators, tensors=tensors, updates={})
+    return replace(graph, operators=tuple(operators), tensors=tensors, updates={})
 
 
 def _evaluated(operator: Operator) -> Operator:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import warnings
 from collections.abc import Callable
@@ -25,12 +26,14 @@ from autopar.runtime.training import checkpoint_storage
 from autopar.runtime.training.checkpoint_storage import SafeReader
 from autopar.runtime.training.durable_files import torch_dtype
 from autopar.runtime.training.manifest import (
+    LATEST,
     MANIFEST,
     PLAN,
     Manifest,
     checkpoints_in,
     find_checkpoint,
     latest_in,
+    manifest_text,
     read_manifest,
 )
 from autopar.runtime.training.resuming import resume
@@ -252,8 +255,9 @@ def _edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     def edit(path: Path) -> None:
         held = json.loads((path.parent / MANIFEST).read_text(encoding="utf-8"))
         change(held)
-        # As by a hand that knows of no digest.
+        # As by a hand that knows of no digests.
         held.pop("digest")
+        (path.parents[1] / LATEST).write_text(path.parent.name, encoding="utf-8")
         (path.parent / MANIFEST).write_text(json.dumps(held), encoding="utf-8")
 
     return edit
@@ -303,22 +307,60 @@ def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
     assert resumed is not None and resumed.step == 1
 
 
-@pytest.mark.parametrize("file", [MANIFEST, PLAN, "rank-00000.safetensors"])
-def test_every_flipped_bit_is_noticed(tmp_path: Path, file: str) -> None:
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    """In every file of a folder of two checkpoints, of which either could be the latest."""
     plan_of("zero3", 2)
     run_ranks(_undisturbed, 2, "zero3", 2, str(tmp_path))
     saved = tmp_path / f"step-{STEP:08d}"
-    path = saved / file
-    data = path.read_bytes()
-    drawn = random.Random(file)
-    for _ in range(100):
-        flipped = bytearray(data)
-        flipped[drawn.randrange(len(data))] ^= 1 << drawn.randrange(8)
-        path.write_bytes(flipped)
-        with pytest.raises(AutoparError):
-            resume(language(), None, tmp_path)
-    path.write_bytes(data)
+    _saved_again(tmp_path, saved)
+    paths = [path for path in (tmp_path / LATEST, *sorted(saved.iterdir())) if path.is_file()]
+    assert [path.name for path in paths] == [
+        *(LATEST, MANIFEST, PLAN, "rank-00000.safetensors", "rank-00001.safetensors")
+    ]
+    drawn = random.Random(0)
+    for path in paths:
+        data = path.read_bytes()
+        for _ in range(60):
+            _one_bit_else(path, data, drawn.randrange(8 * len(data)))
+            with pytest.raises(AutoparError):
+                resume(language(), None, tmp_path)
+        path.write_bytes(data)
     assert resume(language(), None, tmp_path) is not None
+
+
+def _saved_again(folder: Path, saved: Path) -> None:
+    """Copies of a checkpoint under every name that one bit makes of its own."""
+    *first, last = saved.name
+    for bit in range(8):
+        other = chr(ord(last) ^ 1 << bit)
+        if other.isdecimal():
+            shutil.copytree(saved, folder / "".join([*first, other]))
+            path = folder / "".join([*first, other]) / MANIFEST
+            manifest = read_manifest(path.parent)[0].model_copy(update={"step": int(other)})
+            path.write_text(manifest_text(manifest), encoding="utf-8")
+    assert len(checkpoints_in(folder)) >= 2
+
+
+def _one_bit_else(path: Path, data: bytes, bit: int) -> None:
+    flipped = bytearray(data)
+    flipped[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(flipped)
+
+
+def test_every_bit_of_the_name_of_the_latest_counts(tmp_path: Path) -> None:
+    _plain(tmp_path, step=6)
+    _saved_again(tmp_path, tmp_path / "step-00000006")
+    path = tmp_path / LATEST
+    data = path.read_bytes()
+    for bit in range(8 * len(data)):
+        _one_bit_else(path, data, bit)
+        with pytest.raises(PlanError):
+            find_checkpoint(tmp_path)
+    path.write_bytes(data)
+    assert find_checkpoint(tmp_path) == tmp_path / "step-00000006"
+    # Of a version before, or of a hand: a name alone.
+    path.write_text("step-00000007\n", encoding="utf-8")
+    assert find_checkpoint(tmp_path) == tmp_path / "step-00000007"
 
 
 def _refused(folder: str) -> tuple[str, bool]:
