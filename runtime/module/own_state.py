@@ -1,4 +1,4 @@
-"""State dicts of a rank's own parameters: stand-ins for those of other stages are no part."""
+"""Loading into the parameters that a rank holds: stand-ins for those of other stages take none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from autopar.runtime.stand_ins import Elsewhere
 
 
 class OwnState(nn.Module):
-    """A module that saves and loads the parameters that this rank holds."""
+    """A module that loads into the parameters that this rank holds.
 
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        with self._without_stand_ins():
-            super()._save_to_state_dict(*args, **kwargs)
+    Its state dict has the stand-ins, too, so that a file of it alone is refused.
+    """
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         with self._without_stand_ins():

@@ -118,6 +118,15 @@ class Elsewhere(Tensor):
         """Refused: ranks of the stage that holds it do not take part."""
         self.origin.refuse("full_tensor()")
 
+    # Torch's distributed checkpoints ask each rank what it writes and reads of a tensor.
+    def __create_write_items__(self, *_: Any) -> list[Any]:
+        """Nothing: its holders write it."""
+        return []
+
+    def __create_chunk_list__(self) -> list[Any]:
+        """Nothing: its holders read it."""
+        return []
+
     def share_memory_(self) -> Self:
         """Nothing, since there is no memory to share."""
         return self

@@ -11,12 +11,13 @@ EVERYWHERE = ("data", "data, micro-batches", "zero3", "megatron", "search", *STA
 Where = Mapping[str, tuple[str, ...]]
 """Plans by the words that begin a habit's description."""
 EXCEPTIONS: Mapping[str, Where] = {
-    "Under stages the state dict of a rank, and of torch's `get_model_state_dict`, has the "
-    "parameters of the rank's own stage: use `autopar.save`, `autopar.export_weights`, or torch's "
-    "distributed checkpoints.": {
-        "states: names in state_dict": STAGES,
+    "A state dict has stand-ins for the parameters of other stages, and on a rank that a plan "
+    "leaves idle, also that of torch's `get_model_state_dict`. The rank that would write them to a "
+    "file is refused: use `autopar.save`, `autopar.export_weights`, or torch's distributed "
+    "checkpoints.": {
         "states: get_model_state_dict": (*STAGES, "search"),
-        "states: whole tensors of state_dict": STAGES,
+        "states: whole tensors of state_dict": ("search",),
+        "states: torch.save of state_dict": ("search",),
     },
     "Split outputs and parameters are DTensors, of which torch itself refuses some operators, with "
     "an error of its own.": {
