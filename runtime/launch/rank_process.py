@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import pickle
 import signal
@@ -130,6 +131,8 @@ def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...])
     die_with(start.parent)
     for end in start.foreign:
         end.close()
+    # A rank dies with its parent by other means, and a data loader's workers are its children.
+    multiprocessing.current_process().daemon = False
     send = _attach(start)
     status = 1
     try:

@@ -174,13 +174,12 @@ class SafeWriter(StorageWriter):
         if self.plan is not None:
             write_synchronised(unfinished / PLAN, self.plan)
             manifest = manifest.model_copy(update={"plan_digest": digest(self.plan)})
-        text = manifest_text(manifest)
-        write_synchronised(unfinished / MANIFEST, text)
+        write_synchronised(unfinished / MANIFEST, manifest_text(manifest))
         synchronise(unfinished)
         # The order matters: the name comes when the contents are on the disk, `latest` after it.
         unfinished.rename(self.folder / self.name)
         synchronise(self.folder)
-        point_to(self.folder, self.name, text)
+        point_to(self.folder, self.name)
         if self.keep is not None:
             prune(self.folder, self.keep)
 

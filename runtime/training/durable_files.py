@@ -49,9 +49,9 @@ def write_synchronised(path: Path, text: str) -> None:
     synchronise(path)
 
 
-def point_to(folder: Path, name: str, manifest: str) -> None:
-    """Let `latest` name another checkpoint, whose manifest has that text, in one move."""
-    write_synchronised(folder / f".{LATEST}", pointer_text(name, manifest))
+def point_to(folder: Path, name: str) -> None:
+    """Let `latest` name another checkpoint, in one move."""
+    write_synchronised(folder / f".{LATEST}", pointer_text(folder / name))
     # A rename replaces the file at once: readers see the old name or the new one.
     os.replace(folder / f".{LATEST}", folder / LATEST)
     synchronise(folder)

@@ -190,9 +190,9 @@ def latest_in(folder: Path) -> str | None:
     return None if pointer is None else pointer["name"]
 
 
-def pointer_text(name: str, manifest: str) -> str:
-    """The text of `latest` for the checkpoint of that name, whose manifest has this text."""
-    return f"{name} {told_digest(manifest)}\n"
+def pointer_text(path: Path) -> str:
+    """The text of `latest` for a checkpoint that is saved."""
+    return f"{path.name} {told_digest(_text(path / MANIFEST))}\n"
 
 
 def _pointer_in(folder: Path) -> re.Match[str] | None:

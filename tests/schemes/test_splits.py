@@ -167,3 +167,25 @@ def test_the_work_of_a_convolution(kernel: int, stride: int, padding: int) -> No
         if p.part is Part.PRODUCT
     )
     assert work == 2 * (16 // stride) ** 2 * 8 * 3 * kernel**2
+
+
+class Front(nn.Module):
+    """A product of what is made of the input alone."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__()
+        self.change = change
+        self.up = nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pictures that are flattened, or the first part of rows."""
+        rows = x.view(-1, 12) if self.change == "flattened" else x.split(12, dim=1)[0]
+        product: torch.Tensor = self.up(rows)
+        return product
+
+
+@pytest.mark.parametrize(("change", "shape"), [("flattened", (8, 1, 3, 4)), ("cut", (8, 24))])
+def test_the_batch_of_inputs_that_are_changed_first(change: str, shape: tuple[int, ...]) -> None:
+    model = load_model(Front(change), ModelOptions(train=True), (torch.zeros(shape),))
+    actual = known(analyse(model.graph, train=True), "up/linear")
+    assert actual["d0"] is Split.BATCH and actual["k"] is Split.INNER

@@ -145,6 +145,18 @@ def test_ranks_that_are_idle_and_stages(file: Path, plan: str) -> None:
     assert latest_in(file.parent / "run") == "step-00000004"
 
 
+@pytest.mark.gloo
+def test_ranks_may_have_workers_that_load_data(file: Path) -> None:
+    """A process that reads ahead is a child of its rank, and changes no figure."""
+    _on_ranks(file, 2, 2, "alone")
+    file.write_text(FILE.replace("batch = 4", "batch = 4\nworkers = 1"), encoding="utf-8")
+    _on_ranks(file, 2, 2, "read ahead")
+    told = [_figures(file.parent / folder) for folder in ("alone", "read ahead")]
+    assert [[one["loss"] for one in lines] for lines in told] == [
+        [one["loss"] for one in told[0]]
+    ] * 2 and len(told[0]) == 2
+
+
 def _program(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "autopar", "train", *arguments]
     environment = {
