@@ -8,6 +8,8 @@ program follows is refused by name, on every rank, since all ranks run the same 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -77,6 +79,14 @@ class Guards:
         self.module.require_places()
         parameters = self.module.graph_parameters()
         self._require_shards(parameters)
+        # Stand-ins have changed like the parameters, so that all ranks refuse.
+        every: dict[str, Any] = {**parameters, **self.module.stand_ins()}
+        # There may be thousands, and torch asks Python for each of their attributes otherwise.
+        with torch._C.DisableTorchFunctionSubclass():
+            self._require_kinds(every)
+
+    def _require_kinds(self, parameters: Parameters) -> None:
+        """Refuse parameters that have been unfrozen, cast or moved."""
         if self.trains and torch.is_grad_enabled():
             self._require_trained(parameters)
         kind = self.module._device.type
@@ -112,8 +122,8 @@ class Guards:
     def _require_trained(self, parameters: Parameters) -> None:
         """Refuse parameters that have been unfrozen.
 
-        With stages only some ranks have them: all ranks refuse at the end of the backward pass. On
-        devices that the host runs ahead of, these ranks fail alone.
+        With stages on CPUs all ranks refuse at the end of the backward pass, also if a script
+        unfreezes them on some ranks alone.
         """
         unfrozen = [
             name

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 STAGES = ("1f1b", "zero bubble", "interleaved")
+STAGED = (*STAGES, "search")
+"""Plans of which some ranks do not have all parameters: the search leaves a rank idle."""
 SPLIT = ("zero3", "megatron")
 EVERYWHERE = ("data", "data, micro-batches", "zero3", "megatron", "search", *STAGES)
 
@@ -14,13 +16,22 @@ EXCEPTIONS: Mapping[str, Where] = {
     "Under stages the state dict of a rank, and of torch's `get_model_state_dict`, has the "
     "parameters of the rank's own stage: use `autopar.save`, `autopar.export_weights`, or torch's "
     "distributed checkpoints.": {
-        "states: names in state_dict": STAGES,
-        "states: get_model_state_dict": (*STAGES, "search"),
-        "states: whole tensors of state_dict": STAGES,
+        "states: names in state_dict": STAGED,
+        "states: get_model_state_dict": STAGED,
+        "states: whole tensors of state_dict": STAGED,
+    },
+    "A rank that a plan leaves idle has no parameters, and refuses numbers that are made of them, "
+    "while the others go on.": {
+        "losses: weight decay added by the script": ("search",),
+        "weights: their norm told": ("search",),
+        "numbers: stopped where the norm of the weights grows": ("search",),
+        "clipping: clip_grad_norm_, 1-norm": ("search",),
+        "clipping, tied weights: clip_grad_norm_, 1-norm": ("search",),
+        "LBFGS": ("search",),
     },
     "Under stages a buffer is up to date on the ranks whose stage writes it.": {
         "buffers: a counter of calls": STAGES,
-        "spectral norm": STAGES,
+        "spectral norm": STAGED,
     },
     "Split outputs and parameters are DTensors, of which torch itself refuses some operators, with "
     "an error of its own.": {
