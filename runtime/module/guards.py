@@ -9,6 +9,7 @@ its own (`changes.py`), or is refused by name, on every rank, since all ranks ru
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -88,9 +89,13 @@ class Guards:
         self.module.require_places()
         parameters = self.module.graph_parameters()
         self._require_shards(parameters)
-        if self.trains and torch.is_grad_enabled():
-            changes += self._unfrozen()
-        self._require_types(parameters)
+        # Stand-ins change like the parameters, so that all ranks see the same changes.
+        every: dict[str, Any] = {**parameters, **self.module.stand_ins()}
+        # There may be thousands, and torch asks Python for each of their attributes otherwise.
+        with torch._C.DisableTorchFunctionSubclass():
+            if self.trains and torch.is_grad_enabled():
+                changes += self._unfrozen(every)
+            self._require_types(every)
         return tuple(changes)
 
     def _require_members(self) -> None:
@@ -135,12 +140,11 @@ class Guards:
                     "or p.copy_(...) under no_grad)"
                 )
 
-    def _unfrozen(self) -> list[Change]:
+    def _unfrozen(self, parameters: Parameters) -> list[Change]:
         """Parameters that have been unfrozen, on whichever stage."""
-        every = {**self.module.graph_parameters(), **self.module.stand_ins()}
         changes = [
             Change.unfrozen(name)
-            for name, parameter in every.items()
+            for name, parameter in parameters.items()
             if parameter.requires_grad and not self.trained[name]
         ]
         self._require_stored_as_trained(changes)

@@ -220,7 +220,9 @@ class HeldShards(Recalling):
         """Refuse parameters and stand-ins in one another's places."""
         names = [name for name, p in self.graph_parameters().items() if not _has_data(p)]
         for name, value in self.stand_ins().items():
-            if not isinstance(value, Elsewhere) or value.origin.name != name:
+            # Parameters of one stage can be tied there.
+            stages = self.other_stages.stages[name] if self.other_stages is not None else None
+            if not isinstance(value, Elsewhere) or value.origin.stages != stages:
                 names.append(name)
         if names:
             raise PlanError(

@@ -26,6 +26,7 @@ class OwnState(nn.Module):
         """Have the own parameters alone."""
         every = self._parameters
         own = {name: v for name, v in every.items() if not isinstance(v, Elsewhere)}
+        # Torch has no door for this: both ways it goes through these.
         self.__dict__["_parameters"] = own
         try:
             yield

@@ -65,6 +65,7 @@ def figure_of(kind: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
     """The figure that is an operator's result over all elements; None if there is none."""
     packet = func.overloadpacket
     dims = kwargs.get("dim")
+    # Torch's many spellings of a norm all come down to these.
     if packet in (ATEN.linalg_vector_norm, ATEN.norm):
         if kind not in ("values", "sizes"):
             return None
@@ -84,6 +85,7 @@ def kind_of(kind: str, func: Any, args: Sequence[Any]) -> str:
     if kind == "values" and packet is ATEN.abs:
         return "sizes"
     if kind in ("values", "sizes"):
+        # Squares are powers here, or products of a tensor with itself.
         squared = packet is ATEN.pow and args[1] == 2
         if squared or (packet is ATEN.mul and args[0] is args[1]):
             return "squares"
@@ -107,8 +109,9 @@ def factor_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return None
         return other if times else other.reciprocal()
     # Zeros times infinity are no numbers, which a norm does not tell.
-    usual = math.isfinite(other) and (times or other != 0)
-    return (other if times else 1.0 / other) if usual else None
+    if not math.isfinite(other) or (not times and other == 0):
+        return None
+    return other if times else 1.0 / other
 
 
 def _is_number(value: Any) -> bool:

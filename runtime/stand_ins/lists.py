@@ -31,6 +31,7 @@ Kwargs = dict[str, Any]
 def answered(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """The result of one of torch's functions with a stand-in among its arguments."""
     name = func.__name__
+    # Attributes, the commonest of all, need no look at what they are of.
     if name == "__get__":
         return outside(func, *args)
     if name == "__set__":
@@ -62,6 +63,7 @@ def _over_stand_ins(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     first = _first(args, kwargs)
     leaves = pytree.tree_leaves((args, kwargs))
     split = any(isinstance(leaf, DTensor) for leaf in leaves)
+    # They would not know a stand-in among their operands.
     if split:
         args, kwargs = pytree.tree_map_only(DTensor, bare_of, (tuple(args), kwargs))
     result = outside(func, *args, **kwargs)
@@ -114,6 +116,7 @@ def _joined(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if torch.is_grad_enabled() and any(value.requires_grad for value in listed):
             whole = list(_Told.apply(torch.ones((), requires_grad=True), *whole))  # type: ignore[no-untyped-call]
         return holders.wrap(func(whole, *args[1:], **kwargs))
+    # Some rank has all of them, and does not wait for the others.
     if others:
         joint_origin(ours, others).refuse(f"{func.__name__} with tensors of this rank")
     return outside(func, listed, *args[1:], **kwargs)
@@ -174,6 +177,7 @@ def _scale(ours: Sequence[Elsewhere], told: list[Tensor], factor: Any) -> None:
 def _at_once(name: str, ours: Sequence[Any], other: Any) -> list[Any] | None:
     """The usual functions over many stand-ins, in a few operators; None if it is none of these."""
     told = _all_told(ours)
+    # Element by element, torch's dispatch would cost the host more than the work.
     if not told:
         return None
     if name == "_foreach_norm" and other in (2, math.inf):
@@ -211,6 +215,7 @@ def _over_lists(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         options = {key: _only(value, own, len(first)) for key, value in kwargs.items()}
         made = func(*picked, **options)
         results = _spread(made, own, len(first))
+    # A fused update gives nothing back, and gradients in it are not read any more.
     if name.startswith("_fused_"):
         return None
     other = args[1] if len(args) > 1 else kwargs.get("ord", 2)

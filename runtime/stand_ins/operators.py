@@ -69,6 +69,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     written = _written(func, args, kwargs)
     _require_unmixed(name, origin, written, ours, others)
     first = args[0] if args and isinstance(args[0], Elsewhere) else ours[0]
+    # A part of a tensor has other figures than the whole.
     pick = figure_of(first.kind, func, args, kwargs) if first.whole else None
     if pick is not None:
         if first.figures.values is not None:
@@ -79,6 +80,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         for value in written:
             _change(value, func, args, kwargs)
         return made
+    # Clipping moves norms to the device of the first.
     device = kwargs.get("device") or first.device
     return pytree.tree_map_only(
         Tensor, lambda meta: _derived(meta, first, origin, (func, args, kwargs), device), made
@@ -132,6 +134,7 @@ def _without_data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             values[id(metas[id(value)])] = value
         return metas[id(value)]
 
+    # Tensors without data draw no numbers.
     if torch.Tag.nondeterministic_seeded in func.tags:
         _draw(func, args, kwargs)
     args, kwargs = pytree.tree_map_only(Tensor, bare, (args, kwargs))
@@ -158,6 +161,7 @@ def _change(value: Tensor, func: Any, args: Any, kwargs: Mapping[str, Any]) -> N
     after = Figures()
     if value.whole and value.kind == "values":
         source = args[1] if func.overloadpacket is ATEN.copy_ else None
+        # A copy of a whole gradient is one; anything else makes them unknown.
         if isinstance(source, Elsewhere) and source.whole and source.shape == value.shape:
             after = source.figures
         elif func.overloadpacket is ATEN.zero_:

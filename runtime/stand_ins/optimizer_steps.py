@@ -68,6 +68,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if not _stand_ins(optimizer):
         return None
     _put_aside(optimizer)
+    # An optimizer may call it several times, and each backward pass makes gradients.
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 STAGES = ("1f1b", "zero bubble", "interleaved")
+STAGED = (*STAGES, "search")
+"""Plans of which some ranks do not have all parameters: the search leaves a rank idle."""
 SPLIT = ("zero3", "megatron")
 EVERYWHERE = ("data", "data, micro-batches", "zero3", "megatron", "search", *STAGES)
 
@@ -18,6 +20,15 @@ EXCEPTIONS: Mapping[str, Where] = {
         "states: get_model_state_dict": (*STAGES, "search"),
         "states: whole tensors of state_dict": ("search",),
         "states: torch.save of state_dict": ("search",),
+    },
+    "A rank that a plan leaves idle has no parameters, and refuses numbers that are made of them, "
+    "while the others go on.": {
+        "losses: weight decay added by the script": ("search",),
+        "weights: their norm told": ("search",),
+        "numbers: stopped where the norm of the weights grows": ("search",),
+        "clipping: clip_grad_norm_, 1-norm": ("search",),
+        "clipping, tied weights: clip_grad_norm_, 1-norm": ("search",),
+        "LBFGS": ("search",),
     },
     "Split outputs and parameters are DTensors, of which torch itself refuses some operators, with "
     "an error of its own.": {

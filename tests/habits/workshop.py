@@ -22,6 +22,7 @@ import autopar
 from autopar.errors import AutoparError, RunError
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
+from autopar.runtime.stand_ins import Elsewhere
 
 VOCABULARY = 16
 WIDTH = 8
@@ -236,6 +237,9 @@ def _whole(value: Any) -> Iterator[Any]:
     """Tensors and numbers of a structure, whole."""
     if isinstance(value, DTensor):
         yield value.full_tensor().detach().clone()
+    elif isinstance(value, Elsewhere):
+        # A script would read it, which is refused.
+        yield value.tolist()
     elif isinstance(value, Tensor):
         yield value.detach().clone()
     elif isinstance(value, Mapping):

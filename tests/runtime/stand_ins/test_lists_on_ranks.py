@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("strict_collectives")
 
 
 def _described(module: nn.Module) -> Any:
-    """What lists of parameters tell of a model."""
+    """A model, as lists of its parameters tell it."""
     return [
         [
             (name, tuple(p.shape), p.dtype, p.device, p.requires_grad, p.numel(), p.is_leaf)
@@ -94,7 +94,7 @@ LEFT_OUT = {
 
 
 def _clipped(left_out: Collection[str], module: Any) -> dict[str, Any]:
-    """What each way of clipping tells, and the gradients behind it."""
+    """The norms that each way of clipping tells, and the gradients behind it."""
     results = {}
     for name in CLIPS.keys() - left_out:
         module.zero_grad()
