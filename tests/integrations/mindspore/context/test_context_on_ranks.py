@@ -118,7 +118,7 @@ def test_stages_with_cut_operators_and_batches_in_parts() -> None:
         module.loss(inputs().chunk(2)[dist.get_rank() % 2]).backward()  # type: ignore[no-untyped-call]
         held = {
             name: value.grad
-            for name, value in module.named_parameters()
+            for name, value in module.graph_parameters().items()
             if name in wanted and value.grad is not None
         }
         whole = {

@@ -128,7 +128,7 @@ def test_parts_are_gathered_where_the_plan_reads_more_and_that_is_priced() -> No
             factor = float(size) if keys["parallel_mode"] == "data_parallel" else 1.0
             held = {
                 name: value.grad
-                for name, value in module.named_parameters()
+                for name, value in module.graph_parameters().items()
                 if name in wanted and value.grad is not None
             }
             whole = {
