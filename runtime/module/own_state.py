@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -17,19 +15,17 @@ class OwnState(nn.Module):
     Its state dict has the stand-ins, too, so that a file of it alone is refused.
     """
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        with self._without_stand_ins():
-            super()._load_from_state_dict(*args, **kwargs)
-
-    @contextmanager
-    def _without_stand_ins(self) -> Iterator[None]:
-        """Have the own parameters alone."""
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         every = self._parameters
         own = {name: v for name, v in every.items() if not isinstance(v, Elsewhere)}
-        # Torch has no door for this: both ways it goes through these.
+        # Torch gives each module a dict of its own, and would call the rest unexpected.
+        for name in every.keys() - own.keys():
+            state_dict.pop(prefix + name, None)
         self.__dict__["_parameters"] = own
         try:
-            yield
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         finally:
             # Loading may have put others in their places.
             every.update(own)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import math
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as checkpoint
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parameters_to_vector
 
@@ -22,6 +25,7 @@ from tests.runtime.stand_ins.stage_runs import (
     batch,
     gradients,
     loss_of,
+    network,
     on_ranks,
     require_alike,
     weights,
@@ -294,27 +298,53 @@ def test_gradients_are_read_for_all_parameters(name: str) -> None:
 
 def _states(module: Any) -> tuple[list[str], list[str]]:
     """The names in state dicts, which load into the modules that they are of."""
-    own = module.state_dict()
-    assert not any(isinstance(value, Elsewhere) for value in own.values())
+    state = module.state_dict()
+    own = {name for name, value in state.items() if not isinstance(value, Elsewhere)}
+    assert own == set(module.graph_parameters())
+    if own != set(state):
+        with pytest.raises(PlanError, match=r"autopar\.save"):
+            torch.save(state, io.BytesIO())
     part = module.twice.state_dict()
     assert set(part) <= {"weight", "bias"} and module.twice.load_state_dict(part, strict=True)
     with torch.no_grad():
         for p in module.parameters():
             p.mul_(2)
-    before = {name: value.clone() for name, value in own.items()}
+    before = {name: value.clone() for name, value in state.items()}
     module.load_state_dict(before, strict=True)
-    for name, value in module.state_dict().items():
-        torch.testing.assert_close(whole(value), whole(before[name]))
+    for name in own:
+        torch.testing.assert_close(whole(module.state_dict()[name]), whole(before[name]))
     copied = copy.deepcopy(module)
     copied.load_state_dict(before, assign=True)
     assert list(dict(copied.named_parameters())) == list(dict(module.named_parameters()))
-    return sorted(own), sorted(module.graph_parameters())
+    return sorted(state), sorted(name for name, _ in module.named_parameters())
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_state_dicts_are_of_the_own_stage(name: str) -> None:
-    for saved, own in on_ranks(name, _states):
-        assert saved == own
+def test_state_dicts_name_every_parameter(name: str) -> None:
+    for saved, every in on_ranks(name, _states):
+        assert saved == every
+
+
+def _in_torchs_checkpoint(folder: str, module: Any) -> None:
+    """Write and read a distributed checkpoint of torch."""
+    saved = {name: whole(value).clone() for name, value in module.graph_parameters().items()}
+    checkpoint.save({"model": module.state_dict()}, checkpoint_id=folder)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.zero_()
+    state = {"model": module.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder)
+    module.load_state_dict(state["model"])
+    for name, value in module.graph_parameters().items():
+        torch.testing.assert_close(whole(value), saved[name])
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("name", ["two stages", "three stages", "interleaved"])
+def test_torchs_checkpoints_have_each_parameter_from_its_holders(name: str, tmp_path: Path) -> None:
+    on_ranks(name, functools.partial(_in_torchs_checkpoint, str(tmp_path)))
+    metadata = checkpoint.FileSystemReader(tmp_path).read_metadata()
+    assert len(metadata.state_dict_metadata) == len(list(network(torch.float64).parameters()))
 
 
 def _frozen(module: Any) -> dict[str, Any]:
