@@ -113,11 +113,12 @@ def seeds(folder: Path) -> None:
     optimizer.step()
     autopar.save(module, optimizer, folder / "saved", step=1)
     finish_saving()
-    # Who forges a manifest leaves out its digest, which would tell every mutant from the start.
+    # Who forges a manifest leaves out its digests, which would tell every mutant from the start.
     manifest = folder / SAVED / "checkpoint.json"
     data = json.loads(manifest.read_text(encoding="utf-8"))
     del data["digest"]
     manifest.write_text(json.dumps(data), encoding="utf-8")
+    (manifest.parents[1] / "latest").write_text(manifest.parent.name, encoding="utf-8")
     autopar.export_weights(module, folder / "weights", limit=200)
 
 
