@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from autopar.errors import AutoparError, ModelError, UsageError, unknown
 from autopar.file_limits import TENSOR_BYTES
@@ -183,16 +183,7 @@ def call_function(text: str) -> tuple[Any, Any]:
     return result
 
 
-class _Call(NamedTuple):
-    """The arguments of a call."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example_inputs, _Call):
-        return example_inputs
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, Sequence):
@@ -202,8 +193,6 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedModel:
     import torch
-
-    from .torch import NOTE, caching, import_torch, none_of_its_own, recast, with_attributes
 
     if options.dims or options.shapes:
         raise UsageError(
@@ -216,7 +205,6 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
             "requires_grad"
         )
     args, kwargs = _arguments(example_inputs)
-    dtype = None
     if options.dtype:
         dtype = getattr(torch, options.dtype)
 
@@ -226,6 +214,18 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
         args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, cast, (args, kwargs))
     if options.batch is not None:
         args, kwargs = _rebatch(args, kwargs, options.batch)
+    return _imported(module, args, kwargs, options)
+
+
+def _imported(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: ModelOptions
+) -> LoadedModel:
+    """Import a module with example inputs of the planned batch and type."""
+    import torch
+
+    from .torch import NOTE, caching, import_torch, none_of_its_own, recast, with_attributes
+
+    dtype = getattr(torch, options.dtype) if options.dtype else None
     loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
     with none_of_its_own(module, train=options.train):
         imported = import_torch(
@@ -261,13 +261,7 @@ def _reload(
     args, kwargs = torch.utils._pytree.tree_map_only(
         torch.Tensor, lambda value: torch.empty_like(value, device="meta"), (args, kwargs)
     )
-    # These are the inputs of the planned batch already.
-    alike = replace(options, batch=None)
-
-    def reload(module: Any) -> LoadedModel:
-        return _module(module, _Call(args, kwargs), alike)
-
-    return reload
+    return lambda module: _imported(module, args, kwargs, options)
 
 
 def _said(check: Check) -> str:

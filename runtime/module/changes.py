@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.errors import ModelError, PlanError
+from autopar.errors import AutoparError, PlanError
 from autopar.ir import Graph
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
@@ -145,7 +145,7 @@ class Remaking:
             self._require_alike(model.graph)
             constants = model.torch.constants if model.torch is not None else {}
             return self._on_plan(model.graph, ends), constants
-        except (ModelError, PlanError) as error:
+        except AutoparError as error:
             raise refused(changes[0], error) from error
 
     def _on_plan(self, graph: Graph, ends: Sequence[str]) -> Execution:

@@ -99,7 +99,12 @@ class Modes:
         if not carries or self.remaking is None or not engine.lost_outputs:
             return engine
         ends = engine.lost_outputs
-        return self._engine((evaluating, keys, ends), lambda: made(ends))
+        try:
+            return self._engine((evaluating, keys, ends), lambda: made(ends))
+        except PlanError:
+            # Without ways back from them, its backward pass refuses their gradients.
+            self._engines[evaluating, keys, ends] = engine
+            return engine
 
     def _require_followed(self, keys: object, changes: Sequence[Change]) -> None:
         """Refuse changes for which no program can be made."""
