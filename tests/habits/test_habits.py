@@ -7,7 +7,7 @@ import pytest
 from tests.habits.exceptions import EXCEPTIONS, exception_of
 from tests.habits.page import is_expected
 from tests.habits.table import HABITS
-from tests.habits.workshop import PLANS, verdict
+from tests.habits.workshop import MORE_RANKS, PLANS, verdict
 
 PAIRS = [(habit, plan) for plan in PLANS for habit in HABITS]
 MENDED = [
@@ -28,6 +28,11 @@ MENDED = [
 """Those that once went wrong in silence."""
 FAST = [*MENDED, *(pair for pair in PAIRS[5::401] if pair not in MENDED)]
 """A part for every run of the tests, the rest of it spread over all habits and plans."""
+ON_MORE_RANKS = [
+    (habit, plan, ranks)
+    for number, (plan, ranks) in enumerate(MORE_RANKS)
+    for habit in list(HABITS)[number::9]
+]
 
 
 @pytest.mark.parametrize(("habit", "plan"), FAST)
@@ -40,6 +45,13 @@ def test_some_habits_are_right_or_refused(habit: str, plan: str) -> None:
 @pytest.mark.parametrize(("habit", "plan"), [pair for pair in PAIRS if pair not in FAST])
 def test_all_habits_are_right_or_refused(habit: str, plan: str) -> None:
     told = verdict(HABITS[habit], PLANS[plan])
+    assert is_expected(habit, plan, told), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("habit", "plan", "ranks"), ON_MORE_RANKS)
+def test_a_part_is_right_or_refused_on_more_ranks(habit: str, plan: str, ranks: int) -> None:
+    told = verdict(HABITS[habit], MORE_RANKS[plan, ranks])
     assert is_expected(habit, plan, told), told
 
 

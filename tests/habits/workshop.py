@@ -46,6 +46,12 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
     "zero bubble": {**PIPELINE, "schedule": "zero_bubble"},
     "interleaved": {**PIPELINE, "schedule": "interleaved", "interleave": 2},
 }
+MORE_RANKS: Mapping[tuple[str, int], Mapping[str, Any]] = {
+    ("zero3", 4): {"devices": 4, "scheme": "zero3"},
+    ("1f1b", 4): {"devices": 4, **PIPELINE, "schedule": "1f1b"},
+    ("zero bubble", 3): {"devices": 3, **PIPELINE, "stages": 3, "schedule": "zero_bubble"},
+}
+"""Plans by kind and number of ranks, under which a part of the habits is tried."""
 
 
 class Block(nn.Module):
@@ -217,13 +223,13 @@ def ended(habit: Habit, plan: Mapping[str, Any] | None) -> Ended:
 
 
 def _on_rank(habit: Habit, plan: Mapping[str, Any]) -> Ended:
-    """Run a habit as one rank; an error that the other rank does not share ends both."""
+    """Run a habit as one rank; an error that the other ranks do not share ends all."""
     mine = ended(habit, plan)
     store = dist.distributed_c10d._get_default_store()
     store.set(f"ended {dist.get_rank()}", "")
     if mine.refused or mine.loud:
         try:
-            store.wait([f"ended {rank}" for rank in range(2)], PATIENCE)
+            store.wait([f"ended {rank}" for rank in range(dist.get_world_size())], PATIENCE)
         except RuntimeError as error:
             raise RuntimeError(f"{ALONE}{mine.refused or mine.loud}") from error
     return mine
@@ -270,56 +276,39 @@ def _warm() -> None:
 
 def verdict(habit: Habit, plan: Mapping[str, Any]) -> str:
     """`right`, `refused: why` on all ranks, or what is wrong."""
-    _warm()
-    return judged(ended(habit, None), habit, plan)[0]
-
-
-def judged(
-    wanted: Ended,
-    habit: Habit,
-    plan: Mapping[str, Any],
-    *,
-    seconds: float = SECONDS,
-    tolerance: float = TOLERANCE,
-) -> tuple[str, Sequence[Ended]]:
-    """The verdict on a habit that ends on one device as `wanted`, and its ends by rank."""
+    wanted = ended(habit, None)
     if wanted.refused or wanted.loud:
-        return f"broken: on one device {wanted.refused or wanted.loud}", ()
+        return f"broken: on one device {wanted.refused or wanted.loud}"
+    _warm()
     try:
-        ranks: Sequence[Ended] = run_ranks(_on_rank, 2, habit, plan, timeout=seconds)
+        ranks = run_ranks(_on_rank, plan.get("devices", 2), habit, plan, timeout=SECONDS)
     except RunError as error:
         said = str(error).strip().splitlines()[-1]
         alone = said.partition(ALONE)[2]
-        return f"loud on one rank: {alone}" if alone else f"hangs or dies: {said}", ()
-    return _told(wanted, ranks, tolerance), ranks
-
-
-def _told(wanted: Ended, ranks: Sequence[Ended], tolerance: float) -> str:
-    """The verdict on ranks that have ended together."""
+        return f"loud on one rank: {alone}" if alone else f"hangs or dies: {said}"
     if any(one.loud for one in ranks):
         return "loud: " + next(one.loud for one in ranks if one.loud)
     if all(one.refused for one in ranks):
         return f"refused: {ranks[0].refused}"
     if any(one.refused for one in ranks):
         return "refused by some ranks: " + next(one.refused for one in ranks if one.refused)
-    every = (_difference(wanted.values, one.values, tolerance) for one in ranks)
-    wrong = next(filter(None, every), "")
+    wrong = next(filter(None, (_difference(wanted.values, one.values) for one in ranks)), "")
     return f"WRONG: {wrong}" if wrong else "right"
 
 
-def _difference(wanted: Any, actual: Any, tolerance: float, where: str = "") -> str:
+def _difference(wanted: Any, actual: Any, where: str = "") -> str:
     """The first difference of two structures; "" if they agree."""
     if isinstance(wanted, Mapping):
         missing = wanted.keys() - actual.keys()
         if missing:
             return f"{where} lacks {sorted(missing)[0]}"
-        named = (_difference(wanted[name], actual[name], tolerance, name) for name in wanted)
+        named = (_difference(wanted[name], actual[name], name) for name in wanted)
         return next(filter(None, named), "")
     if isinstance(wanted, list | tuple):
         if len(wanted) != len(actual):
             return f"{where} has {len(actual)} values for {len(wanted)}"
         numbered = (
-            _difference(w, a, tolerance, f"{where}[{i}]")
+            _difference(w, a, f"{where}[{i}]")
             for i, (w, a) in enumerate(zip(wanted, actual, strict=True))
         )
         return next(filter(None, numbered), "")
@@ -329,6 +318,6 @@ def _difference(wanted: Any, actual: Any, tolerance: float, where: str = "") -> 
     other = torch.as_tensor(actual, dtype=torch.float64)
     if mine.shape != other.shape:
         return f"{where} has shape {tuple(other.shape)} for {tuple(mine.shape)}"
-    if not torch.allclose(mine, other, rtol=tolerance, atol=tolerance, equal_nan=True):
+    if not torch.allclose(mine, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
         return f"{where} differs by {(mine - other).abs().max().item():.3g}"
     return ""
