@@ -20,6 +20,7 @@ from .collected import Collected
 from .experts import join_experts
 from .forms import explicit, plain_form
 from .losses import split_means
+from .masks import without_known_masks
 from .state import RUNNING, functional, tracked
 from .views import read_as_views
 
@@ -107,7 +108,8 @@ class Reader(Collected):
             outputs=tuple(dict.fromkeys(o for o in outputs if isinstance(o, str))),
             updates=self.updates,
         )
-        graph = join_experts(split_means(read_as_views(graph)))
+        graph = without_known_masks(read_as_views(graph), self.constants)
+        graph = join_experts(split_means(graph))
         spec = self.exported.call_spec
         assert spec.in_spec is not None and spec.out_spec is not None
         return TorchModel(
