@@ -3,6 +3,9 @@
 `torch.export` has transformers build a mask [batch, 1, queries, keys] of counted places, which a
 run without it leaves to the attention's kernel. The kernel then skips what is hidden, and no tensor
 of queries times keys is made.
+
+Torch's kernels know no windows (`i - before <= j <= i + after` for query i and key j). Such a mask
+stays one, [queries, keys], made of two comparisons for all sequences and layers.
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
-from autopar.ir import Graph, Operator, Ref, needed_operators
+from autopar.ir import Graph, Operator, Ref, Tensor, Value, needed_operators
 
 from .bands import Band
 from .known_values import Known, KnownValues
@@ -34,34 +37,70 @@ class _Pattern(Enum):
     CAUSAL = "a query sees the keys up to its own place"
 
 
+class _Window(NamedTuple):
+    """A query among `size` sees so many keys before its own place, and so many behind it."""
+
+    size: int
+    before: int
+    after: int
+
+
 def without_known_masks(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with every mask left out that is known to hide nothing, or what comes later.
 
-    Other masks stay as they are. `constants`: what the exported program holds.
+    A known window has a mask without a batch. Others stay as they are. `constants`: what the
+    exported program holds.
     """
-    if not any(_mask_of(operator) for operator in graph.operators):
+    if not any(map(_mask_of, graph.operators)):
         return graph
+    with torch.no_grad(), torch.device("cpu"):
+        patterns = _patterns(graph, constants)
+    tensors = dict(graph.tensors)
+    masks: dict[_Window, str] = {}
+    first: list[Operator] = []
+    operators = []
+    for operator in graph.operators:
+        pattern = patterns.get(operator.name)
+        if isinstance(pattern, _Window):
+            if pattern not in masks:
+                made = _window_mask(pattern, tensors)
+                masks[pattern] = made[-1].outputs[0]
+                first += made
+            operator = replace(operator, inputs=(*operator.inputs[:3], masks[pattern]))
+        elif pattern is not None:
+            operator = _unmasked(operator, pattern)
+        operators.append(operator)
+    wanted = {*graph.outputs, *graph.updates.values(), *((graph.loss,) if graph.loss else ())}
+    needed = needed_operators([*first, *operators], wanted)
+    return replace(graph, tensors=tensors, operators=needed)
+
+
+def _patterns(
+    graph: Graph, constants: Mapping[str, torch.Tensor]
+) -> dict[str, _Pattern | _Window | None]:
+    """The patterns of the attentions' masks, by operator."""
     numbers = {
-        name: value
+        name: value.cpu()
         for name, value in constants.items()
         # Other constants are the module's own, which may change between runs.
-        if name.startswith(_LIFTED) and type(value) is torch.Tensor and value.numel() == 1
+        if name.startswith(_LIFTED)
+        and type(value) is torch.Tensor
+        and value.numel() == 1
+        and not value.is_meta
     }
-    patterns: dict[tuple[str, int, int], _Pattern | None] = {}
-    operators = []
-    with torch.no_grad(), torch.device("cpu"):
-        known = KnownValues(graph, {n: v.cpu() for n, v in numbers.items() if not v.is_meta})
-        for operator in graph.operators:
-            name = _mask_of(operator)
-            if name is not None:
-                queries, keys = (graph.tensors[x].shape[-2] for x in operator.inputs[:2])
-                place = (name, queries, keys)
-                if place not in patterns:
-                    patterns[place] = _pattern(known.value(name), queries, keys)
-                operator = _unmasked(operator, patterns[place])
-            operators.append(operator)
-    needed = {*graph.outputs, *graph.updates.values(), *((graph.loss,) if graph.loss else ())}
-    return replace(graph, operators=needed_operators(operators, needed))
+    known = KnownValues(graph, numbers)
+    patterns: dict[str, _Pattern | _Window | None] = {}
+    by_mask: dict[tuple[str, int, int], _Pattern | _Window | None] = {}
+    for operator in graph.operators:
+        name = _mask_of(operator)
+        if name is None:
+            continue
+        queries, keys = (graph.tensors[one].shape[-2] for one in operator.inputs[:2])
+        case = (name, queries, keys)
+        if case not in by_mask:
+            by_mask[case] = _pattern(known.value(name), queries, keys)
+        patterns[operator.name] = by_mask[case]
+    return patterns
 
 
 def _mask_of(operator: Operator) -> str | None:
@@ -73,16 +112,42 @@ def _mask_of(operator: Operator) -> str | None:
     return operator.inputs[last] if given else None
 
 
-def _unmasked(operator: Operator, pattern: _Pattern | None) -> Operator:
-    if pattern is None:
-        return operator
+def _unmasked(operator: Operator, pattern: _Pattern) -> Operator:
     attributes = {**operator.attributes, "attn_mask": None}
     if pattern is _Pattern.CAUSAL:
         attributes["is_causal"] = True
     return replace(operator, inputs=operator.inputs[:3], attributes=attributes)
 
 
-def _pattern(value: Known | None, queries: int, keys: int) -> _Pattern | None:
+def _window_mask(window: _Window, tensors: dict[str, Tensor]) -> list[Operator]:
+    """The operators that make the mask of a window; the last one gives it."""
+    size, before, after = window
+    operators: list[Operator] = []
+
+    def add(kind: str, shape: tuple[int, ...], *inputs: str, **attributes: Value) -> str:
+        name = f"window.{size}.{before}.{after}/{kind.split('.')[1]}"
+        dtype = "bool" if shape == (size, size) else "int64"
+        result = Tensor(name=f"{name}:0", shape=shape, dtype=dtype)
+        tensors[result.name] = result
+        operators.append(
+            Operator(
+                name=name, kind=kind, inputs=inputs, outputs=(result.name,), attributes=attributes
+            )
+        )
+        return result.name
+
+    both: Mapping[str, Value] = {"self": Ref(0), "other": Ref(1)}
+    keys = add("aten.arange.default", (size,), end=size)
+    queries = add("aten.unsqueeze.default", (size, 1), keys, self=Ref(0), dim=1)
+    first = add("aten.sub.Tensor", (size, 1), queries, self=Ref(0), other=before)
+    last = add("aten.add.Tensor", (size, 1), queries, self=Ref(0), other=after)
+    not_before = add("aten.ge.Tensor", (size, size), keys, first, **both)
+    not_behind = add("aten.le.Tensor", (size, size), keys, last, **both)
+    add("aten.logical_and.default", (size, size), not_before, not_behind, **both)
+    return operators
+
+
+def _pattern(value: Known | None, queries: int, keys: int) -> _Pattern | _Window | None:
     """The pattern of what queries see behind a mask, if it is one of them."""
     if isinstance(value, Band):
         seen = _seen_of_band(value)
@@ -94,10 +159,16 @@ def _pattern(value: Known | None, queries: int, keys: int) -> _Pattern | None:
     if bool((low == 0).all()) and bool((high == keys).all()):
         return _Pattern.WHOLE
     # Torch's kernels do not agree on where the diagonal lies in a mask that is not square.
+    if queries != keys:
+        return None
     places = torch.arange(queries).unsqueeze(1)
-    if queries == keys and bool((low == 0).all()) and bool((high == places + 1).all()):
+    if bool((low == 0).all()) and bool((high == places + 1).all()):
         return _Pattern.CAUSAL
-    return None
+    window = _Window(queries, queries - 1 - int(low.flatten()[-1]), int(high.flatten()[0]) - 1)
+    fits = (low == (places - window.before).clamp(min=0)) & (
+        high == (places + window.after + 1).clamp(max=keys)
+    )
+    return window if bool(fits.all()) and min(window.before, window.after) >= 0 else None
 
 
 def _seen_of_band(band: Band) -> _Range | None:

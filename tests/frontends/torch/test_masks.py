@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from autopar.frontends.torch import import_torch, known_values
 from autopar.frontends.torch.masks import without_known_masks
 from autopar.ir import Graph, Operator
+from autopar.ir import Tensor as Value
 from autopar.model import TorchModel
 from autopar.runtime.checking.check import one_device
 from autopar.runtime.module.parallel_module import ParallelModule
@@ -90,6 +91,11 @@ def seen(graph: Graph) -> list[tuple[bool, bool]]:
     ]
 
 
+def made(graph: Graph) -> list[Value]:
+    """The values of a graph's operators."""
+    return [graph.tensors[name] for op in graph.operators for name in op.outputs]
+
+
 def computed(model: TorchModel, module: nn.Module, *given: Tensor) -> list[Tensor]:
     values = {**model.constants, **dict(module.named_buffers()), **dict(module.named_parameters())}
     local = ParallelModule(one_device(model.graph), DeviceGroups.single(), values)
@@ -118,10 +124,21 @@ def test_what_made_the_masks_goes_with_them(monkeypatch: pytest.MonkeyPatch) -> 
     )
     before = import_torch(module, (), inputs("qwen3")).graph
     assert (len(before.operators), len(after.operators)) == (199, 175)
-    shapes = [after.tensors[name].shape for op in after.operators for name in op.outputs]
-    assert (2, 1, SEQUENCE, SEQUENCE) not in shapes
+    assert (2, 1, SEQUENCE, SEQUENCE) in [t.shape for t in made(before)]
+    assert (2, 1, SEQUENCE, SEQUENCE) not in [t.shape for t in made(after)]
     again = without_known_masks(before, {})
     assert again.fingerprint() == after.fingerprint()
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_window_has_one_mask_for_all_sequences_and_layers(batch: int) -> None:
+    graph = import_torch(MODELS["mistral with a window"][0](), (), inputs("", batch)).graph
+    (mask,) = {op.inputs[3] for op in attentions(graph)}
+    assert graph.tensors[mask].shape == (SEQUENCE, SEQUENCE)
+    square = [t for t in made(graph) if t.dtype == "bool"]
+    assert [t.name.partition(":")[0] for t in square] == [
+        f"window.{SEQUENCE}.3.0/{kind}" for kind in ("ge", "le", "logical_and")
+    ]
 
 
 @pytest.mark.parametrize("given", ["attention_mask", "position_ids"])
@@ -195,13 +212,22 @@ WHOLE: Mapping[str, Callable[[], Tensor]] = {
     "a row for all": lambda: (torch.arange(COUNT) >= 0).expand(COUNT, COUNT),
     "one document": lambda: places()[0] // COUNT == places()[1] // COUNT,
 }
+WINDOWS: Mapping[str, Callable[[], Tensor]] = {
+    "causal": lambda: (places()[1] <= places()[0]) & (places()[1] > places()[0] - 3),
+    "around": lambda: (places()[0] - places()[1]).abs() <= 2,
+    "up to one key behind": lambda: ones().tril(1),
+    "a cut of it with a batch": lambda: (ones().tril() & ones().triu(-2)).expand(
+        2, 1, COUNT, COUNT
+    ),
+    "added": lambda: added(-math.inf).masked_fill(places()[1] < places()[0] - 1, -math.inf),
+    "the keys from one before": lambda: ones().triu(-1),
+}
 OTHER: Mapping[str, Callable[[], Tensor]] = {
     "one more key": lambda: but_one(ones().tril(), 2, 4),
     "one key less": lambda: but_one(ones().tril(), 5, 1),
     "all but one": lambda: but_one(ones(), 3, 0),
-    "a diagonal higher": lambda: ones().tril(1),
-    "the keys behind": lambda: ones().triu(),
-    "a window": lambda: (places()[1] <= places()[0]) & (places()[1] > places()[0] - 3),
+    "a window but one key": lambda: but_one(ones().triu(-1) & ones().tril(1), 3, 4),
+    "a window that holds no key of the first query": lambda: ones().tril(-1) | ~ones().tril(4),
     "two documents": lambda: places()[0] // 3 == places()[1] // 3,
     "one batch only": lambda: ones().tril() | (torch.arange(2) > 0).view(2, 1, 1, 1),
     "added, a small number": lambda: added(-5.0),
@@ -222,27 +248,41 @@ class Masked(nn.Module):
         return scaled_dot_product_attention(x * self.scale, x, x, attn_mask=self.mask())
 
 
-def imported(mask: Callable[[], Tensor]) -> tuple[bool, bool]:
+def imported(mask: Callable[[], Tensor]) -> Graph:
+    """The graph of an attention behind a mask, which computes what the module does."""
     module = Masked(mask)
     x = torch.randn(2, 2, COUNT, 4, generator=torch.Generator().manual_seed(0))
     model = import_torch(module, (x,))
     torch.testing.assert_close(computed(model, module, x), [module(x)])
-    return seen(model.graph)[0]
+    return model.graph
+
+
+def windows(graph: Graph) -> list[str]:
+    return [op.name for op in graph.operators if op.name.startswith("window")]
 
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_causal_mask(name: str) -> None:
-    assert imported(CAUSAL[name]) == (True, False)
+    assert seen(imported(CAUSAL[name])) == [(True, False)]
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_mask_that_hides_nothing(name: str) -> None:
-    assert imported(WHOLE[name]) == (False, False)
+    assert seen(imported(WHOLE[name])) == [(False, False)]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_is_made_of_two_comparisons(name: str) -> None:
+    graph = imported(WINDOWS[name])
+    (attention,) = attentions(graph)
+    assert len(windows(graph)) == 7
+    assert graph.tensors[attention.inputs[3]].shape == (COUNT, COUNT)
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_another_mask_stays(name: str) -> None:
-    assert imported(OTHER[name]) == (False, True)
+    graph = imported(OTHER[name])
+    assert seen(graph) == [(False, True)] and not windows(graph)
 
 
 def test_the_least_number_of_half_precision_stays() -> None:
