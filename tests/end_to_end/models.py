@@ -169,12 +169,26 @@ def mixtral_mask() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 def llama_exact() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """The same Llama with norms that do not go through float32."""
     model, inputs = llama()
+    return _with_exact_norms(model), inputs
+
+
+def mistral_window() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A Llama of which a token sees six, with norms that do not go through float32."""
+    sizes = WIDTH | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
+    config = _transformers().MistralConfig(
+        **sizes, vocab_size=VOCABULARY, max_position_embeddings=32, sliding_window=6
+    )
+    called = Called(_transformers().MistralForCausalLM(config), "input_ids", use_cache=False)
+    return _with_exact_norms(called), (tokens(BATCH, SEQUENCE),)
+
+
+def _with_exact_norms(model: nn.Module) -> nn.Module:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child).__name__ == "LlamaRMSNorm":
+            if type(child).__name__ in ("LlamaRMSNorm", "MistralRMSNorm"):
                 norm = nn.RMSNorm(WIDTH["hidden_size"], eps=1e-6)
                 setattr(parent, name, norm)
-    return model, inputs
+    return model
 
 
 def vit() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -234,6 +248,7 @@ TORCH_MODELS: Mapping[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...
     "bert": bert,
     "llama": llama,
     "llama_exact": llama_exact,
+    "mistral_window": mistral_window,
     "vit": vit,
     "resnet": resnet,
     "net": net,

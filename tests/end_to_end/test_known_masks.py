@@ -1,0 +1,64 @@
+"""Attention of imported models whose masks are known: causal ones in a ring and by heads, windows
+under every scheme, on real ranks, against one device.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from autopar.plan import Plan
+from autopar.sharding.rules import registry
+from tests.end_to_end.parity import Subject, failures, subject
+from tests.end_to_end.plans import NamedPlans, random_plans, request
+from tests.end_to_end.test_schedules import under_schedule
+
+ATTENTION = "aten.scaled_dot_product_attention.default"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where files of models would lie."""
+    return tmp_path_factory.mktemp("models")
+
+
+@functools.cache
+def _subject(name: str, folder: Path) -> Subject:
+    return subject(name, folder, train=True)
+
+
+def _strategies(plan: Plan) -> set[tuple[str, ...]]:
+    """The strategies of the attentions of a plan."""
+    return {op.strategy for op in plan.operators.values() if op.kind == ATTENTION}
+
+
+@pytest.mark.parametrize("name", ["llama_exact", "mistral_window"])
+def test_schemes(name: str, folder: Path) -> None:
+    model = _subject(name, folder)
+    assert all(
+        (len(op.inputs) == 3) == (name == "llama_exact")
+        for op in model.model.graph.operators
+        if op.kind == ATTENTION
+    )
+    wanted = request((2,), train=True)
+    named = NamedPlans(model.model, wanted)
+    assert _strategies(named["context"]) == {("k",)}, "keys are split with the queries, in a ring"
+    tried = {
+        scheme: named[scheme] for scheme in ("found", "data", "megatron-sp", "ulysses", "context")
+    }
+    tried["context 2"] = under_schedule(named["context"], micro_batches=2)
+    chances = random_plans(model.model, wanted, count=2)
+    assert not failures(model, wanted, [*tried.items(), *chances])
+
+
+def test_a_window_that_is_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mask is split by queries like what reads it, and made nowhere as a whole."""
+    monkeypatch.setattr(registry, "LARGE", 0)
+    model = _subject("mistral_window", folder)
+    wanted = request((2,), train=True)
+    named = NamedPlans(model.model, wanted)
+    chances = random_plans(model.model, wanted, count=3, seed=5)
+    tried = {scheme: named[scheme] for scheme in ("data", "ulysses", "context")}
+    assert not failures(model, wanted, [*tried.items(), *chances])
