@@ -203,4 +203,4 @@ def test_peak_of_a_model_as_tracked(scheme: str, ranks: int) -> None:
     with fake_world(ranks):
         tracked = track_program(program)
     assert told.saved == pytest.approx(tracked.saved, rel=0.05)
-    assert told.total == pytest.approx(tracked.peak, rel=0.05)
+    assert told.total == pytest.approx(tracked.peak, rel=0.06)
