@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from autopar.ir import Graph, Operator, Ref, Value
+from autopar.ir import Tensor as Result
 
 from .bands import COMPARED, MOST, Band, compared, joined, triangle
 
@@ -161,15 +162,26 @@ class KnownValues:
             size = max(result.size, *(one.numel() for one in tensors), 0)
         else:
             size = math.prod(_common(tensors))
-        made = _call(operator, tensors) if size <= MOST else None
-        if made is None or str(made.dtype) != f"torch.{result.dtype}":
+        # A file may say another shape than its numbers make: that is seen before memory is taken.
+        empty = _call(operator, [one.to("meta") for one in tensors], "meta")
+        if size > MOST or empty is None or not _stands_for(empty, result):
             return None
-        assert len(made.shape) == len(result.shape)
-        assert all(own in (1, size) for own, size in zip(made.shape, result.shape, strict=True))
+        made = _call(operator, tensors)
+        if made is None:
+            return None
         # A dim with a step of 0 repeats one element.
         for dim, step in enumerate(made.stride()):
             made = made.narrow(dim, 0, 1) if step == 0 and made.shape[dim] > 1 else made
         return made
+
+
+def _stands_for(value: Tensor, result: Result) -> bool:
+    """Whether a value has the type of a tensor and its shape, or 1 in place of some dims."""
+    return (
+        str(value.dtype) == f"torch.{result.dtype}"
+        and len(value.shape) == len(result.shape)
+        and all(own in (1, size) for own, size in zip(value.shape, result.shape, strict=True))
+    )
 
 
 def _filled(operator: Operator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
@@ -232,8 +244,8 @@ def _band(operator: Operator, given: list[Known]) -> Band | None:
     return None
 
 
-def _call(operator: Operator, inputs: list[Tensor]) -> Tensor | None:
-    """The result of an operator's function on the CPU; None if it has none there."""
+def _call(operator: Operator, inputs: list[Tensor], device: str = "cpu") -> Tensor | None:
+    """The result of an operator's function on a device; None if it has none there."""
     _, name, overload = operator.kind.split(".")
     function = getattr(getattr(torch.ops.aten, name), overload)
     arguments = {key: _argument(value, inputs) for key, value in operator.attributes.items()}
@@ -241,11 +253,11 @@ def _call(operator: Operator, inputs: list[Tensor]) -> Tensor | None:
         kind = str(argument.real_type)
         if "ScalarType" in kind and isinstance(arguments.get(argument.name), str):
             arguments[argument.name] = getattr(torch, arguments[argument.name])
-        elif kind == "Device":
-            arguments[argument.name] = torch.device("cpu")
+        elif kind == "Device" or (kind == "Optional[Device]" and not inputs):
+            arguments[argument.name] = torch.device(device)
     try:
         result: Tensor = function(**arguments)
-    except RuntimeError:  # the CPU has no kernel for the type, or the values are not allowed
+    except RuntimeError:  # no kernel for the type, or values that are not allowed
         return None
     return result
 
