@@ -59,11 +59,11 @@ _OTHERS = _kinds(
     """
     arange.default arange.start arange.start_step unsqueeze.default expand.default view.default
     reshape.default index.Tensor tril.default triu.default transpose.int permute.default
-    squeeze.dim squeeze.default select.int cat.default flip.default
+    t.default squeeze.dim squeeze.default select.int cat.default flip.default
     """
 )
 _READ = _ELEMENTWISE | _ALONG | _OTHERS
-_VIEWS = _kinds("unsqueeze.default view.default transpose.int permute.default select.int")
+_VIEWS = _kinds("unsqueeze.default view.default transpose.int t.default permute.default select.int")
 _RESHAPED = _kinds("unsqueeze.default view.default reshape.default slice.Tensor")
 _TRIANGLES = _kinds("tril.default triu.default")
 _AND = _kinds("__and__.Tensor bitwise_and.Tensor logical_and.default")
