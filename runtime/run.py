@@ -24,7 +24,7 @@ from .checking.check import CollectiveLog, Observation, Report, differences, obs
 from .checking.reference import exact, reference_observation
 from .files.module_weights import fill_module
 from .launch import forked_on, in_steps, launched, require_backend, run_ranks
-from .models.example_inputs import example_values
+from .models.example_inputs import with_values
 from .models.model_values import model_values
 from .module.held_shards import Values
 from .module.parallel_module import ModuleOptions, ParallelModule
@@ -109,10 +109,11 @@ def run_plan(
         raise RunError(f"a run has at least 1 step, not {steps}")
     # Refuses what cannot be run before any rank starts.
     plan.execution(analyse(model.graph, train=plan.model.mode == "train"))
-    inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph, seed)
+    model = with_values(model, seed)
+    assert model.inputs is not None
     trace = Path(profile).absolute() if profile else None
     job = _Job(
-        model=model, plan=plan, inputs=inputs, steps=steps, check=check, seed=seed, profile=trace
+        model=model, plan=plan, inputs=model.inputs, steps=steps, check=check, seed=seed, profile=trace
     )
     if launched() is not None:
         return _on_launched_ranks(job, backend, weights)

@@ -58,6 +58,7 @@ EXAMPLES = {
         "bench collectives --nproc 4 --plot bandwidth.svg",
         "bench collectives --cluster here.json --sizes 1MiB,64MiB",
     ),
+    "models": ("models", "models hf:config.json", "models folder/config.json --json"),
     "cluster list": ("cluster list", "cluster list --json"),
     "cluster show": ("cluster show dgx-h100 --devices 64", "cluster show here.json"),
     "bench": ("bench collectives --nproc 4",),

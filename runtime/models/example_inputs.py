@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from torch.utils._pytree import tree_map_only
 
 from autopar.ir import Graph, Operator, Ref
 from autopar.ir.graph import Tensor
+from autopar.model import LoadedModel
 from autopar.sharding.rules import RULES
 
 _TABLES = {"aten.embedding.default": ("weight", "indices"), "onnx.Gather": ("data", "indices")}
@@ -23,6 +27,19 @@ def example_values(graph: Graph, seed: int = 0) -> tuple[torch.Tensor, ...]:
     return tuple(
         _draw(graph.tensors[name], rows.get(name, DEFAULT_HIGH), generator) for name in graph.inputs
     )
+
+
+def with_values(model: LoadedModel, seed: int) -> LoadedModel:
+    """The model with example inputs that hold values: drawn where it has none, or only shapes."""
+    inputs = model.inputs
+    if inputs is not None and not any(value.is_meta for value in inputs):
+        return model
+    drawn = example_values(model.graph, seed)
+    if model.call is None:
+        return replace(model, inputs=drawn)
+    values = iter(drawn)
+    call = tree_map_only(torch.Tensor, lambda _: next(values), model.call)
+    return replace(model, inputs=drawn, call=call)
 
 
 def _draw(tensor: Tensor, high: int, generator: torch.Generator) -> torch.Tensor:

@@ -14,6 +14,7 @@ from . import (
     doctor,
     explain,
     import_configuration,
+    models,
     plan,
     report,
     run,
@@ -40,6 +41,7 @@ COMMANDS: tuple[Command, ...] = (
     checkpoint.COMMAND,
     completion.COMMAND,
     cluster.COMMAND,
+    models.COMMAND,
 )
 """All commands in the order of the help text."""
 

@@ -85,14 +85,12 @@ def add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the plan, print the report, and fail if it does not compute what one device does."""
-    from autopar.configured import require_weights
     from autopar.plan import Plan
 
     for name in ("nproc", "steps"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     _check_profile_options(args)
-    require_weights(args.model)
     plan = Plan.load(args.plan)
     cluster = _cluster_to_scale(args, plan)
     _check_ranks(args, plan)

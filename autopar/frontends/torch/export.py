@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import ModelError
 from autopar.forking import keep_forkable
+
+from .folding import Folding, Kind, folded_calls
 
 keep_forkable()  # before the first fake tensor
 
@@ -27,6 +31,42 @@ def export_fake(
 
     Real weights stay untouched, meta weights become fake CPU ones.
     """
+    with _faked(module, args, kwargs, dtype) as (inputs, keyword_inputs, _):
+        return _exported(module, inputs, keyword_inputs)
+
+
+def export_folded(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype | None,
+    folding: Folding,
+) -> tuple[torch.export.ExportedProgram, list[torch.export.ExportedProgram]]:
+    """Export a module with calls of its layers, and a layer of each kind."""
+    with _faked(module, args, kwargs, dtype) as (inputs, keyword_inputs, mode):
+        with folded_calls(folding):
+            program = _exported(module, inputs, keyword_inputs)
+        return program, [_exported(kind.layer, *_arguments(kind, mode)) for kind in folding.kinds]
+
+
+def _arguments(kind: Kind, mode: FakeTensorMode) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    with mode:
+        leaves = [
+            torch.empty(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in kind.arguments
+        ]
+    args, kwargs = pytree.tree_unflatten(leaves, kind.spec)
+    return tuple(args), dict(kwargs)
+
+
+@contextmanager
+def _faked(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype | None,
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], FakeTensorMode]]:
+    """Fake copies of the inputs, while the module has fake parameters and buffers."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
@@ -54,10 +94,16 @@ def export_fake(
     leaves, spec = pytree.tree_flatten((args, kwargs))
     fakes_of_inputs = [fake(leaf) for leaf in _apart(leaves)]
     inputs, keyword_inputs = pytree.tree_unflatten(fakes_of_inputs, spec)
+    fakes = {path: replaced[value] for path, value in state.items()}
+    with torch.nn.utils.stateless._reparametrize_module(module, fakes):
+        yield inputs, keyword_inputs, mode
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.export.ExportedProgram:
     try:
-        fakes = {path: replaced[value] for path, value in state.items()}
-        with torch.nn.utils.stateless._reparametrize_module(module, fakes):
-            return torch.export.export(module, inputs, keyword_inputs, strict=False)
+        return torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:
         text = str(error).strip().split("\n")[0]
         raise ModelError(

@@ -15,9 +15,11 @@ from autopar.errors import ModelError
 from autopar.model import TorchModel
 
 from .caches import without_caches
-from .export import export_fake
+from .export import export_fake, export_folded
+from .folding import folding_of
 from .reader import Reader
 from .reads import all_that_can_be_read, of_its_code, recorded_reads
+from .unfolding import Layer, unfolded
 
 
 def import_torch(
@@ -33,26 +35,59 @@ def import_torch(
 
     `loss`: the graph also computes `loss(outputs, *args, **kwargs)`, a scalar, and names it as its
     loss. `dtype`: the type of floats in the graph; the module itself keeps its type.
+    Equal layers are exported once.
     """
     forward = module.forward
     own = vars(module).get("forward")
     if loss is not None:
         module.forward = lambda *a, **k: _with_loss(forward, loss, a, k)
+    name = name or type(module).__name__
+    given = (tuple(args), dict(kwargs or {}))
     try:
-        exported, reads = _exported(module, tuple(args), dict(kwargs or {}), dtype)
+        model = _folded(module, *given, dtype, name)
+        if model is None:
+            exported, reads = _exported(module, *given, dtype)
+            model = replace(read_exported(exported, module=module, name=name), reads=reads)
     finally:
         if loss is not None:
             del module.forward
             if own is not None:
                 module.forward = own
-    model = read_exported(exported, module=module, name=name or type(module).__name__)
-    model = replace(model, reads=reads)
     if loss is None:
         return model
     last = model.output_names[-1]
     if last is None or model.graph.tensors[last].shape != ():
         raise ModelError("the loss function must return a scalar tensor")
     return replace(model, graph=replace(model.graph, loss=last))
+
+
+def _folded(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype | None,
+    name: str,
+) -> TorchModel | None:
+    """The model by calls of its layers; None where its layers cannot be exported apart."""
+    try:
+        with (
+            without_caches(module),
+            recorded_reads(module) as reads,
+            folding_of(module, reads) as folding,
+        ):
+            program, programs = export_folded(module, args, kwargs, dtype, folding)
+            outer = read_exported(program, module=module, name=name)
+            models = {
+                kind.path: read_exported(of_kind, module=kind.layer, name=kind.path)
+                for kind, of_kind in zip(folding.kinds, programs, strict=True)
+            }
+        layers = [
+            Layer(path=path, model=models[kind.path], reads=kind.read)
+            for path, kind in folding.places
+        ]
+        return unfolded(replace(outer, reads=of_its_code(reads)), layers)
+    except ModelError:
+        return None
 
 
 def _exported(

@@ -1,0 +1,93 @@
+"""Reads a `config.json`, and leaves out of it what does not describe the network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autopar.errors import ModelError
+from autopar.file_limits import CONFIGURATION_BYTES
+from autopar.reading import read_text
+
+MOST = 2**40
+"""The largest whole number that a configuration may give."""
+MOST_LAYERS = 4096
+_LAYER_COUNTS = ("num_layers", "num_hidden_layers", "n_layer", "n_layers", "depth", "num_experts")
+_LEFT_OUT = (
+    "quantization_config",
+    "auto_map",
+    "torch_dtype",
+    "dtype",
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "use_kernels",
+)
+"""Keys of stored weights, of foreign code and of kernels, also in nested tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """The keys of a configuration, and what was left out of it.
+
+    `stored`: how the weights are quantised in files, `code`: the repository's own code.
+    """
+
+    path: Path
+    keys: Mapping[str, Any]
+    stored: str | None
+    code: str | None
+
+    @property
+    def folder(self) -> Path:
+        """Where the weights lie, if there are any."""
+        return self.path.parent
+
+
+def read_configuration(path: str | Path) -> File:
+    """Read a `config.json`, or the one in a folder; raise `ModelError` if it is none."""
+    path = Path(path)
+    path = path / "config.json" if path.is_dir() else path
+    text = read_text(path, CONFIGURATION_BYTES, what="configuration", error=ModelError)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as a configuration: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    _require_sizes(path, data)
+    quantised = data.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    code = data.get("auto_map")
+    return File(
+        path=path,
+        keys=_plain(data),
+        stored=str(method or "quantised") if quantised else None,
+        code=str(next(iter(code.values()), "")) if isinstance(code, dict) else None,
+    )
+
+
+def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys without those that are left out, in nested tables too."""
+    return {
+        key: _plain(value) if isinstance(value, dict) else value
+        for key, value in data.items()
+        if key not in _LEFT_OUT
+    }
+
+
+def _require_sizes(path: Path, data: Any, key: str = "") -> None:
+    """A `ModelError` for numbers that no model has: a module of that size would fill the memory."""
+    if isinstance(data, dict):
+        for name, value in data.items():
+            _require_sizes(path, value, str(name))
+    elif isinstance(data, list):
+        for value in data:
+            _require_sizes(path, value)
+    elif isinstance(data, int):
+        most = MOST_LAYERS if key in _LAYER_COUNTS else MOST
+        if abs(data) > most:
+            raise ModelError(f"{path}: {key} is {data}; at most {most} is a size of a model")

@@ -1,0 +1,204 @@
+"""Exports equal layers of a model once: a model of 61 layers of three kinds costs three layers.
+
+While the model is exported, each call of a layer in a list becomes one operator, and each kind of
+layer is exported on its own. `unfolded` then writes the layers' operators in place of the calls.
+
+Two layers are of one kind if they have the same classes, parameters and arguments, and if all that
+the code of the first has read of itself is equal in the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.errors import ModelError
+
+from .reads import of_its_code
+
+CALL = "autopar.layer.default"
+"""The operator that stands for a layer's call while the model around it is exported."""
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
+
+_library = torch.library.Library("autopar", "FRAGMENT")
+_library.define("layer(Tensor[] inputs, int place) -> Tensor[]")
+
+
+@dataclass(slots=True)
+class Kind:
+    """A kind of layer: its first layer, and what goes in and comes out.
+
+    `arguments`: fake tensors and plain values, in the order of `spec`. `results`: those of a call,
+    None until the first one. `read`: what its code has read of itself, by the parts' paths.
+    """
+
+    layer: torch.nn.Module
+    path: str
+    arguments: list[Any]
+    spec: Any
+    read: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    results: list[Any] | None = None
+    out_spec: Any = None
+
+
+class Folding:
+    """The calls of layers in one export: `places` are those of the paths, in the order of calls."""
+
+    def __init__(self, module: torch.nn.Module, reads: Mapping[str, set[str]]) -> None:
+        self.reads = reads
+        self.layers = dict(_listed(module))
+        self.kinds: list[Kind] = []
+        self.places: list[tuple[str, Kind]] = []
+
+    def called(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of a layer's call, as one operator of the export."""
+        layer = self.layers[path]
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if any(path == other for other, _ in self.places):
+            # It has two sets of names then, which its path alone does not tell.
+            raise ModelError(f"{path} is called twice")
+        if not all(isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in leaves):
+            return type(layer).forward(layer, *args, **kwargs)
+        kind = next((kind for kind in self.kinds if self._fits(kind, path, leaves, spec)), None)
+        if kind is None:
+            kind = Kind(layer=layer, path=path, arguments=[_bare(leaf) for leaf in leaves], spec=spec)
+            self.kinds.append(kind)
+        self.places.append((path, kind))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        made = iter(torch.ops.autopar.layer(tensors, len(self.places) - 1))
+        assert kind.results is not None, "known from the first call on"
+        results = [next(made) if isinstance(r, torch.Tensor) else r for r in kind.results]
+        return pytree.tree_unflatten(results, kind.out_spec)
+
+    def fake(self, tensors: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
+        """What a call gives: the first one of a kind runs the layer on fake tensors."""
+        _, kind = self.places[place]
+        if kind.results is None:
+            given = iter(tensors)
+            leaves = [next(given) if isinstance(a, torch.Tensor) else a for a in kind.arguments]
+            args, kwargs = pytree.tree_unflatten(leaves, kind.spec)
+            outputs = type(kind.layer).forward(kind.layer, *args, **kwargs)
+            kind.results, kind.out_spec = pytree.tree_flatten(outputs)
+            own = of_its_code({p: names for p, names in self.reads.items() if _inside(p, kind.path)})
+            kind.read = {p.removeprefix(kind.path).lstrip("."): own[p] for p in own}
+        return [torch.empty_like(r) for r in kind.results if isinstance(r, torch.Tensor)]
+
+    def _fits(self, kind: Kind, path: str, leaves: Sequence[Any], spec: Any) -> bool:
+        same = spec == kind.spec and all(map(_alike, leaves, kind.arguments))
+        return same and _equal_parts(kind.layer, self.layers[path], kind.read)
+
+
+@contextmanager
+def folding_of(module: torch.nn.Module, reads: Mapping[str, set[str]]) -> Iterator[Folding]:
+    """A `Folding` for an export, which has to last until the exported program has been read."""
+    folding = Folding(module, reads)
+    _present.append(folding)
+    try:
+        yield folding
+    finally:
+        _present.pop()
+
+
+@contextmanager
+def folded_calls(folding: Folding) -> Iterator[None]:
+    """While this lasts, the layers in lists are called through `folding`."""
+
+    def through(path: str) -> Any:
+        return lambda *args, **kwargs: folding.called(path, args, kwargs)
+
+    for path, layer in folding.layers.items():
+        layer.forward = through(path)
+    try:
+        yield
+    finally:
+        for layer in folding.layers.values():
+            del layer.forward
+
+
+_present: list[Folding] = []
+
+
+@torch.library.register_fake("autopar::layer")
+def _results(inputs: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
+    return _present[-1].fake(inputs, place)
+
+
+def _listed(module: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    """The layers in the outermost lists, by path; parts with a `forward` of their own are left."""
+    for name, child in module.named_children():
+        place = f"{path}.{name}" if path else name
+        if isinstance(module, torch.nn.ModuleList) and "forward" not in vars(child):
+            yield place, child
+        else:
+            yield from _listed(child, place)
+
+
+def _inside(path: str, outer: str) -> bool:
+    return path == outer or path.startswith(f"{outer}.")
+
+
+def _bare(leaf: Any) -> Any:
+    """A tensor of the same shape and type on the meta device; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty(tuple(leaf.shape), dtype=leaf.dtype, device="meta")
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype
+    return type(one) is type(other) and bool(one == other)
+
+
+def _equal_parts(
+    one: torch.nn.Module, other: torch.nn.Module, read: Mapping[str, frozenset[str]]
+) -> bool:
+    """Whether two layers have the same parts, and equal values under the names `read`."""
+    ones = dict(one.named_modules())
+    others = dict(other.named_modules())
+    return ones.keys() == others.keys() and all(
+        type(part) is type(others[path])
+        and vars(part)["training"] == vars(others[path])["training"]
+        and _equal_state(part, others[path])
+        and all(_equal_attribute(part, others[path], name) for name in read.get(path, ()))
+        for path, part in ones.items()
+    )
+
+
+def _equal_state(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    def state(part: torch.nn.Module) -> list[Any]:
+        own = {**part._parameters, **part._buffers}
+        return [
+            (name, None if t is None else (tuple(t.shape), t.dtype, t.requires_grad))
+            for name, t in own.items()
+        ]
+
+    return state(one) == state(other)
+
+
+def _equal_attribute(one: torch.nn.Module, other: torch.nn.Module, name: str) -> bool:
+    """Whether an attribute is equal; parameters, buffers and parts are compared elsewhere."""
+    if name in {*one._parameters, *one._buffers, *one._modules, "forward"}:
+        return True
+    # Past the record of what the model's own code reads.
+    try:
+        first = object.__getattribute__(one, name)
+        second = object.__getattribute__(other, name)
+    except AttributeError:
+        return not (hasattr(type(one), name) or name in vars(one) or name in vars(other))
+    # Methods of two layers are bound to these; their code is that of the class.
+    if getattr(first, "__self__", None) is one and getattr(second, "__self__", None) is other:
+        return getattr(first, "__func__", None) is getattr(second, "__func__", None)
+    if first is second:
+        return True
+    if isinstance(first, (torch.Tensor, torch.nn.Module)):
+        return False
+    try:
+        return type(first) is type(second) and bool(first == second)
+    except (TypeError, ValueError, RuntimeError):
+        return False

@@ -1,0 +1,115 @@
+"""Layers of one kind are exported once, and the graph is that of a whole export."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.frontends.torch import import_torch
+from autopar.frontends.torch import importer as whole_importer
+from autopar.model import TorchModel
+
+
+class Layer(nn.Module):
+    """A layer whose code reads a number of its own, and its place only if `by_place`."""
+
+    def __init__(self, place: int, scale: float, *, by_place: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("shift", torch.ones(8))
+        self.place = place
+        self.scale = scale
+        self.by_place = by_place
+
+    def forward(self, x: torch.Tensor, *, factor: float = 1.0) -> tuple[torch.Tensor, None]:
+        scale = self.scale * factor + (self.place if self.by_place else 0)
+        return torch.relu(self.linear(x)) * scale + self.shift, None
+
+
+class Stack(nn.Module):
+    """Layers in a list, one of which may be called twice."""
+
+    def __init__(self, layers: list[Layer], *, repeated: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.repeated = repeated
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x, _ = layer(x, factor=2.0)
+        if self.repeated:
+            x, _ = self.layers[0](x)
+        return x
+
+
+def exports_of(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchModel, int]:
+    """The import of a module, and how many of its layers were exported."""
+    counts: list[int] = []
+    export = whole_importer.export_folded
+
+    def counted(*given: Any) -> Any:
+        program, layers = export(*given)
+        counts.append(len(layers))
+        return program, layers
+
+    monkeypatch.setattr(whole_importer, "export_folded", counted)
+    return import_torch(module, (torch.ones(4, 8),)), sum(counts)
+
+
+def whole(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> TorchModel:
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_importer, "_folded", lambda *given: None)
+        return import_torch(module, (torch.ones(4, 8),))
+
+
+@pytest.mark.parametrize(
+    ("layers", "kinds"),
+    [
+        ([Layer(i, 2.0) for i in range(6)], 1),
+        ([Layer(i, 2.0 + i % 2) for i in range(6)], 2),
+        ([Layer(i, 2.0, by_place=True) for i in range(3)], 3),
+    ],
+    ids=["equal", "two kinds", "by their places"],
+)
+def test_kinds(layers: list[Layer], kinds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Stack(layers)
+    folded, count = exports_of(module, monkeypatch)
+    assert count == kinds
+    expected = whole(module, monkeypatch)
+    assert folded.graph.fingerprint() == expected.graph.fingerprint()
+    assert folded.reads == expected.reads
+    assert folded.buffers == expected.buffers
+
+
+def test_frozen_and_evaluated_layers_are_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [Layer(i, 2.0) for i in range(4)]
+    layers[1].requires_grad_(False)
+    layers[2].eval()
+    folded, count = exports_of(Stack(layers), monkeypatch)
+    assert count == 3
+    trainable = {t.name: t.trainable for t in folded.graph.parameters}
+    assert [trainable[f"layers.{i}.linear.weight"] for i in range(4)] == [True, False, True, True]
+
+
+def test_a_shared_layer_keeps_one_set_of_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [Layer(i, 2.0) for i in range(3)]
+    layers[2].linear.weight = layers[0].linear.weight
+    module = Stack(layers)
+    folded, _ = exports_of(module, monkeypatch)
+    assert folded.graph.fingerprint() == whole(module, monkeypatch).graph.fingerprint()
+    assert folded.aliases == {"layers.2.linear.weight": "layers.0.linear.weight"}
+
+
+def test_a_layer_called_twice_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Stack([Layer(i, 2.0) for i in range(3)], repeated=True)
+    folded, _ = exports_of(module, monkeypatch)
+    assert folded.graph.fingerprint() == whole(module, monkeypatch).graph.fingerprint()
+
+
+def test_the_module_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Stack([Layer(i, 2.0) for i in range(3)])
+    exports_of(module, monkeypatch)
+    assert not any("forward" in vars(part) for part in module.modules())
