@@ -66,8 +66,8 @@ def _idle(graph: Graph) -> list[str]:
             part = ".".join(tensor.name.split(".")[:2])
             idle[part] = idle.get(part, 0) + tensor.size
     return [
-        f"{part} ({size / 1e9:.3f} billion parameters) takes no part in such a batch: it is stored, "
-        "not computed"
+        f"{part} ({size / 1e9:.3f} billion parameters) takes no part in such a batch: it is "
+        "stored, not computed"
         for part, size in idle.items()
     ]
 

@@ -113,7 +113,13 @@ def run_plan(
     assert model.inputs is not None
     trace = Path(profile).absolute() if profile else None
     job = _Job(
-        model=model, plan=plan, inputs=model.inputs, steps=steps, check=check, seed=seed, profile=trace
+        model=model,
+        plan=plan,
+        inputs=model.inputs,
+        steps=steps,
+        check=check,
+        seed=seed,
+        profile=trace,
     )
     if launched() is not None:
         return _on_launched_ranks(job, backend, weights)

@@ -93,7 +93,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     notes = " ".join(load_any(written(tmp_path, **more), ModelOptions()).notes)
     assert "its weights are stored as fp8; the plan trains them in bfloat16" in notes
     assert "its own code (modeling_llama.Mine) is not executed" in notes
-    assert "its 1 layers of multi-token prediction are not in LlamaForCausalLM" in notes
+    assert "its layers of multi-token prediction (1) are not in LlamaForCausalLM" in notes
 
 
 @pytest.mark.parametrize(

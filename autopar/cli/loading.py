@@ -38,7 +38,8 @@ def check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
 
 def load_asked(args: argparse.Namespace) -> LoadedModel:
     """The model with the requested sizes; by default those of the loaded plan, if there is one."""
-    from autopar.configured import PREFIX, SEQUENCE, load_any
+    from autopar.configured import PREFIX, load_any
+    from autopar.frontends.huggingface import SEQUENCE
     from autopar.frontends.load import ModelOptions
 
     for name in ("batch", "devices"):

@@ -51,7 +51,7 @@ MODEL = (
         name="seq",
         kind=WHOLE,
         metavar="N",
-        help="tokens of a sequence of an hf: model (default: 4096, or as many as it has positions for)",
+        help="tokens of a sequence of an hf: model (default: 4096, or all its positions)",
     ),
     Option(
         name="dims",

@@ -40,7 +40,8 @@ def _length(model: Configured, asked: int | None) -> int:
     if asked is not None and asked < 1:
         raise UsageError(f"--seq is {asked}; it must be at least 1")
     learned = any(
-        part in name for name, _ in model.module.named_parameters()
+        part in name
+        for name, _ in model.module.named_parameters()
         for part in ("embed_positions.", "position_embeddings.", "wpe.")
     )
     if asked is not None and most is not None and learned and asked > most:

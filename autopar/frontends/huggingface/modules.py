@@ -72,13 +72,13 @@ def known_types() -> dict[str, str]:
     """The types that transformers can make a module of, each with its first task."""
     with _quiet_and_offline("autopar models"):
         import transformers
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         known: dict[str, str] = {}
         for name in TASKS:
             task = getattr(transformers, name, None)
             for kind in getattr(getattr(task, "_model_mapping", None), "_model_mapping", ()):
-                if kind in CONFIG_MAPPING_NAMES:
+                if kind in CONFIG_MAPPING:
                     known.setdefault(kind, name)
         return dict(sorted(known.items()))
 
@@ -171,12 +171,13 @@ def _notes(file: File, module: Any, dtype: str) -> Iterator[str]:
     if file.stored:
         yield f"its weights are stored as {file.stored}; the plan trains them in {dtype}"
     if file.code:
-        yield f"its own code ({file.code}) is not executed: {type(module).__name__} is transformers'"
+        name = type(module).__name__
+        yield f"its own code ({file.code}) is not executed: {name} is that of transformers"
     further = file.keys.get("num_nextn_predict_layers") or 0
     if further and not any("mtp" in name for name, _ in module.named_modules()):
         yield (
-            f"its {further} layers of multi-token prediction are not in {type(module).__name__}, "
-            "and not planned"
+            f"its layers of multi-token prediction ({further}) are not in "
+            f"{type(module).__name__}, and not planned"
         )
 
 

@@ -25,8 +25,7 @@ CALL = "autopar.layer.default"
 """The operator that stands for a layer's call while the model around it is exported."""
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
 
-_library = torch.library.Library("autopar", "FRAGMENT")
-_library.define("layer(Tensor[] inputs, int place) -> Tensor[]")
+torch.library.define("autopar::layer", "(Tensor[] inputs, int place) -> Tensor[]")
 
 
 @dataclass(slots=True)
@@ -66,7 +65,9 @@ class Folding:
             return type(layer).forward(layer, *args, **kwargs)
         kind = next((kind for kind in self.kinds if self._fits(kind, path, leaves, spec)), None)
         if kind is None:
-            kind = Kind(layer=layer, path=path, arguments=[_bare(leaf) for leaf in leaves], spec=spec)
+            kind = Kind(
+                layer=layer, path=path, arguments=[_bare(leaf) for leaf in leaves], spec=spec
+            )
             self.kinds.append(kind)
         self.places.append((path, kind))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -84,7 +85,9 @@ class Folding:
             args, kwargs = pytree.tree_unflatten(leaves, kind.spec)
             outputs = type(kind.layer).forward(kind.layer, *args, **kwargs)
             kind.results, kind.out_spec = pytree.tree_flatten(outputs)
-            own = of_its_code({p: names for p, names in self.reads.items() if _inside(p, kind.path)})
+            own = of_its_code(
+                {p: names for p, names in self.reads.items() if _inside(p, kind.path)}
+            )
             kind.read = {p.removeprefix(kind.path).lstrip("."): own[p] for p in own}
         return [torch.empty_like(r) for r in kind.results if isinstance(r, torch.Tensor)]
 
@@ -123,9 +126,11 @@ def folded_calls(folding: Folding) -> Iterator[None]:
 _present: list[Folding] = []
 
 
-@torch.library.register_fake("autopar::layer")
 def _results(inputs: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
     return _present[-1].fake(inputs, place)
+
+
+torch.library.register_fake("autopar::layer", _results)
 
 
 def _listed(module: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:

@@ -17,7 +17,7 @@ from autopar.model import TorchModel
 from .caches import without_caches
 from .export import export_fake, export_folded
 from .folding import folding_of
-from .reader import Reader
+from .reader import Reader, simplified
 from .reads import all_that_can_be_read, of_its_code, recorded_reads
 from .unfolding import Layer, unfolded
 
@@ -85,9 +85,11 @@ def _folded(
             Layer(path=path, model=models[kind.path], reads=kind.read)
             for path, kind in folding.places
         ]
-        return unfolded(replace(outer, reads=of_its_code(reads)), layers)
+        model = unfolded(replace(outer, reads=of_its_code(reads)), layers)
     except ModelError:
         return None
+    # What a layer is given, such as a mask, is known only where the whole model is seen.
+    return replace(model, graph=simplified(model.graph, model.constants))
 
 
 def _exported(

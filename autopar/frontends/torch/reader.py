@@ -6,6 +6,7 @@ One walk over its fx graph makes writes in place functional on the way.
 from __future__ import annotations
 
 import operator as python_operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,6 +41,12 @@ _IN_PLACE = (
     "it changes {name!r} in the forward pass, which is no buffer of its own; make a new tensor "
     "instead"
 )
+
+
+def simplified(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
+    """The graph with what the exported code writes at length in shorter forms, of equal values."""
+    graph = without_known_masks(read_as_views(graph), constants)
+    return join_experts(split_means(graph))
 
 
 class Reader(Collected):
@@ -108,8 +115,7 @@ class Reader(Collected):
             outputs=tuple(dict.fromkeys(o for o in outputs if isinstance(o, str))),
             updates=self.updates,
         )
-        graph = without_known_masks(read_as_views(graph), self.constants)
-        graph = join_experts(split_means(graph))
+        graph = simplified(graph, self.constants)
         spec = self.exported.call_spec
         assert spec.in_spec is not None and spec.out_spec is not None
         return TorchModel(
