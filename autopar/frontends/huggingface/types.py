@@ -37,7 +37,7 @@ def types_by_task() -> dict[str, list[str]]:
 
 
 def described(path: str | Path, dtype: str) -> Described:
-    """What a configuration's module is; raises what `configured` raises."""
+    """Describe a configuration's module; raises the errors of `configured`."""
     made = configured(path, dtype)
     sizes = {name: value.numel() for name, value in made.module.named_parameters()}
     parts: dict[str, int] = {}

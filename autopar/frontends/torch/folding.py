@@ -9,6 +9,7 @@ the code of the first has read of itself is equal in the second.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,7 +62,8 @@ class Folding:
         if any(path == other for other, _ in self.places):
             # It has two sets of names then, which its path alone does not tell.
             raise ModelError(f"{path} is called twice")
-        if not all(isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in leaves):
+        plain = all(isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in leaves)
+        if not plain or _in_a_region():
             return type(layer).forward(layer, *args, **kwargs)
         kind = next((kind for kind in self.kinds if self._fits(kind, path, leaves, spec)), None)
         if kind is None:
@@ -77,7 +79,7 @@ class Folding:
         return pytree.tree_unflatten(results, kind.out_spec)
 
     def fake(self, tensors: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
-        """What a call gives: the first one of a kind runs the layer on fake tensors."""
+        """The results of a call: the first one of a kind runs the layer on fake tensors."""
         _, kind = self.places[place]
         if kind.results is None:
             given = iter(tensors)
@@ -134,13 +136,23 @@ torch.library.register_fake("autopar::layer", _results)
 
 
 def _listed(module: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
-    """The layers in the outermost lists, by path; parts with a `forward` of their own are left."""
+    """The layers in the outermost lists of several, by path.
+
+    Parts with a `forward` of their own, as hooks of other libraries make them, are left.
+    """
     for name, child in module.named_children():
         place = f"{path}.{name}" if path else name
-        if isinstance(module, torch.nn.ModuleList) and "forward" not in vars(child):
+        several = isinstance(module, torch.nn.ModuleList) and len(module) > 1
+        if several and "forward" not in vars(child):
             yield place, child
         else:
             yield from _listed(child, place)
+
+
+def _in_a_region() -> bool:
+    """Whether gradients are off or types are cast here, which an export of its own would forget."""
+    devices = ("cpu", "cuda")
+    return not torch.is_grad_enabled() or any(map(torch.is_autocast_enabled, devices))
 
 
 def _inside(path: str, outer: str) -> bool:
@@ -201,6 +213,10 @@ def _equal_attribute(one: torch.nn.Module, other: torch.nn.Module, name: str) ->
         return getattr(first, "__func__", None) is getattr(second, "__func__", None)
     if first is second:
         return True
+    if isinstance(first, functools.partial) and isinstance(second, functools.partial):
+        # Partial functions are equal only to themselves.
+        parts = [(f.func, f.args, f.keywords) for f in (first, second)]
+        return parts[0] == parts[1]
     if isinstance(first, (torch.Tensor, torch.nn.Module)):
         return False
     try:

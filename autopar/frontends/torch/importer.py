@@ -47,12 +47,13 @@ def import_torch(
         model = _folded(module, *given, dtype, name)
         if model is None:
             exported, reads = _exported(module, *given, dtype)
-            model = replace(read_exported(exported, module=module, name=name), reads=reads)
+            model = replace(_as_exported(exported, module, name), reads=reads)
     finally:
         if loss is not None:
             del module.forward
             if own is not None:
                 module.forward = own
+    model = _simplified(model)
     if loss is None:
         return model
     last = model.output_names[-1]
@@ -76,20 +77,18 @@ def _folded(
             folding_of(module, reads) as folding,
         ):
             program, programs = export_folded(module, args, kwargs, dtype, folding)
-            outer = read_exported(program, module=module, name=name)
+            outer = _as_exported(program, module, name)
             models = {
-                kind.path: read_exported(of_kind, module=kind.layer, name=kind.path)
+                kind.path: _as_exported(of_kind, kind.layer, kind.path)
                 for kind, of_kind in zip(folding.kinds, programs, strict=True)
             }
         layers = [
             Layer(path=path, model=models[kind.path], reads=kind.read)
             for path, kind in folding.places
         ]
-        model = unfolded(replace(outer, reads=of_its_code(reads)), layers)
+        return unfolded(replace(outer, reads=of_its_code(reads)), layers)
     except ModelError:
         return None
-    # What a layer is given, such as a mask, is known only where the whole model is seen.
-    return replace(model, graph=simplified(model.graph, model.constants))
 
 
 def _exported(
@@ -125,6 +124,16 @@ def read_exported(
 
     `module` (where there is one) tells which parameters are trainable and tied.
     """
+    return _simplified(_as_exported(exported, module, name))
+
+
+def _simplified(model: TorchModel) -> TorchModel:
+    return replace(model, graph=simplified(model.graph, model.constants))
+
+
+def _as_exported(
+    exported: torch.export.ExportedProgram, module: torch.nn.Module | None, name: str
+) -> TorchModel:
     reader = Reader(exported, module, name)
     try:
         return reader.read()

@@ -115,7 +115,6 @@ class Reader(Collected):
             outputs=tuple(dict.fromkeys(o for o in outputs if isinstance(o, str))),
             updates=self.updates,
         )
-        graph = simplified(graph, self.constants)
         spec = self.exported.call_spec
         assert spec.in_spec is not None and spec.out_spec is not None
         return TorchModel(
