@@ -86,6 +86,10 @@ class Folding:
             leaves = [next(given) if isinstance(a, torch.Tensor) else a for a in kind.arguments]
             args, kwargs = pytree.tree_unflatten(leaves, kind.spec)
             outputs = type(kind.layer).forward(kind.layer, *args, **kwargs)
+            after, spec = pytree.tree_flatten((args, kwargs))
+            if spec != kind.spec or any(a is not b for a, b in zip(after, leaves, strict=True)):
+                # The next layers would not see what this one has put into a list or dict.
+                raise ModelError(f"{kind.path} changes the containers that it is given")
             kind.results, kind.out_spec = pytree.tree_flatten(outputs)
             own = of_its_code(
                 {p: names for p, names in self.reads.items() if _inside(p, kind.path)}

@@ -109,6 +109,38 @@ def test_a_layer_called_twice_is_written_twice(monkeypatch: pytest.MonkeyPatch) 
     assert folded.graph.fingerprint() == whole(module, monkeypatch).graph.fingerprint()
 
 
+class Telling(nn.Module):
+    """A layer that leaves its result in a dict for the layers behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, told: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = self.linear(x) + told.get("before", torch.zeros(8))
+        told["before"] = x
+        return x
+
+
+class Told(nn.Module):
+    """Layers that share a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Telling() for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        told: dict[str, torch.Tensor] = {}
+        for layer in self.layers:
+            x = layer(x, told)
+        return x
+
+
+def test_layers_that_share_a_dict_are_exported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    folded = import_torch(Told(), (torch.ones(4, 8),)).graph
+    assert folded.fingerprint() == whole(Told(), monkeypatch).graph.fingerprint()
+
+
 def test_the_module_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Stack([Layer(i, 2.0) for i in range(3)])
     exports_of(module, monkeypatch)
