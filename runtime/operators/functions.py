@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import autopar.torch_operators  # noqa: F401  (defines operators of ours)
 from autopar.errors import UnsupportedOperators
 from autopar.ir import Operator, Ref, Value
 

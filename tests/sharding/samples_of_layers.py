@@ -565,5 +565,37 @@ def rare_losses() -> Iterator[Sample]:
         )
 
 
-_ALL = (images, fused, layers, steps, rare_losses)
+def scans() -> Iterator[Sample]:
+    """Delta rules with a decay for each head and for each channel, and Mamba-2's scan."""
+    for groups, note in ((6, "own keys"), (3, "shared keys")):
+        for channels in ((), (4,)):
+            yield sample(
+                "autopar.gated_delta_rule.default",
+                f"{note}, {len(channels)}",
+                query=n(6, 5, groups, 4),
+                key=n(6, 5, groups, 4),
+                value=n(6, 5, 6, 6),
+                decay=-f(6, 5, 6, *channels),
+                beta=f(6, 5, 6),
+                chunk_size=2,
+                normalize=not channels,
+            )
+        for given in ({"skip": n(6), "bias": n(6)}, {"skip": None, "bias": None}):
+            yield sample(
+                "autopar.state_space_scan.default",
+                f"{note}, {given['bias'] is not None}",
+                x=n(6, 5, 6, 6),
+                step=f(6, 5, 6),
+                decay=-f(6),
+                key=n(6, 5, groups, 4),
+                query=n(6, 5, groups, 4),
+                **given,
+                chunk_size=2,
+                softplus=given["bias"] is not None,
+                low=0.0,
+                high=float("inf"),
+            )
+
+
+_ALL = (images, fused, layers, steps, rare_losses, scans)
 FAMILIES = {family.__name__: family for family in _ALL}

@@ -17,6 +17,7 @@ from autopar.errors import ModelError
 from autopar.forking import keep_forkable
 
 from .folding import Folding, Kind, folded_calls
+from .scans import scans_as_operators
 
 keep_forkable()  # before the first fake tensor
 
@@ -95,7 +96,10 @@ def _faked(
     fakes_of_inputs = [fake(leaf) for leaf in _apart(leaves)]
     inputs, keyword_inputs = pytree.tree_unflatten(fakes_of_inputs, spec)
     fakes = {path: replaced[value] for path, value in state.items()}
-    with torch.nn.utils.stateless._reparametrize_module(module, fakes):
+    with (
+        torch.nn.utils.stateless._reparametrize_module(module, fakes),
+        scans_as_operators(module),
+    ):
         yield inputs, keyword_inputs, mode
 
 
