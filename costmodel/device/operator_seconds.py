@@ -30,6 +30,7 @@ from .expert_layers import Layer
 from .kernel_seconds import AttentionWork, attention_seconds, product_seconds
 from .local_attention import attention_flops, local_scores
 from .products import Product
+from .scans import SCANS, Scan
 
 Floats = NDArray[np.float64]
 
@@ -86,6 +87,8 @@ def operator_parts(
         return OperatorSeconds(
             forward=layer.forward(), backward=layer.backward(), weight=layer.weight()
         )
+    if call.operator.kind in SCANS:
+        return _of_scan(call, strategies, mesh, cluster.device, gradients)
     work = _Operator(call, strategies, mesh, cluster.device, gradients, inside)
     # Ring attention runs its kernel once for each block of keys that passes by.
     rounds = visited(strategies, tuple(mesh))
@@ -93,6 +96,23 @@ def operator_parts(
         forward=rounds * work.forward(),
         backward=rounds * work.backward(),
         weight=rounds * work.weight(),
+    )
+
+
+def _of_scan(
+    call: Call,
+    strategies: Strategies,
+    mesh: Sequence[int],
+    device: Device,
+    gradients: frozenset[str],
+) -> OperatorSeconds:
+    """The seconds of a scan, whose vectors of parameters need no product of their own."""
+    local = _local_sizes(strategies, mesh)
+    scan = Scan(call, strategies.rule, local, _computed_in(call.inputs[:1]), device)
+    trained = any(t.name in gradients for t in call.outputs)
+    nothing = np.zeros(len(local))
+    return OperatorSeconds(
+        forward=scan.forward(), backward=scan.backward() if trained else nothing, weight=nothing
     )
 
 

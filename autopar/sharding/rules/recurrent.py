@@ -10,6 +10,9 @@ from .registry import Call, register
 from .selection import all_whole
 from .spelling import by_name, whole
 
+DELTA_RULE = "autopar.gated_delta_rule.default"
+STATE_SPACE = "autopar.state_space_scan.default"
+
 
 def _recurrent(call: Call) -> str:
     """ONNX `RNN`, `GRU` and `LSTM`, time first or batch first (`layout`)."""
@@ -90,8 +93,10 @@ def _heads(groups: int, heads: int) -> str:
     return f"(g={groups} !r={heads // groups})"
 
 
-register("autopar.gated_delta_rule.default", _delta_rule, linear=((2,),))
-register("autopar.state_space_scan.default", _state_space, linear=((0,),))
+# The price counts the products of chunks (`costmodel/device/scans.py`); here all factors say that
+# there are any.
+register(DELTA_RULE, _delta_rule, linear=((2,),), products=("",))
+register(STATE_SPACE, _state_space, linear=((0,),), products=("",))
 register("onnx.RNN onnx.GRU onnx.LSTM", _recurrent)
 register("onnx.LinearAttention", _linear_attention)
 register("onnx.CausalConvWithState", _causal_convolution)
