@@ -21,6 +21,7 @@ from .mesh import Axes, axis_sets, degree_of
 from .notation import Rule, local_elements
 from .rules import Call
 from .rules.experts import EXPERTS
+from .rules.recurrent import DELTA_RULE, STATE_SPACE
 from .rules.windows import window_index, windows_of
 from .strategies import Strategies
 
@@ -214,10 +215,28 @@ def _ring(split: Split) -> list[Move]:
 
 def _prefix(split: Split) -> list[Move]:
     """The totals of all ranks; backward, of their gradients each takes the sum of its own."""
-    others = [f for f in range(len(split.rule.factors)) if f != split.factor]
-    nbytes = split.elements(*others) * split.size * DTYPE_BYTES[split.call.outputs[0].dtype]
+    if split.call.operator.kind in (DELTA_RULE, STATE_SPACE):
+        elements = _passed_states(split)
+        itemsize = max(DTYPE_BYTES[split.call.inputs[0].dtype], 4)
+    else:
+        others = [f for f in range(len(split.rule.factors)) if f != split.factor]
+        elements = split.elements(*others)
+        itemsize = DTYPE_BYTES[split.call.outputs[0].dtype]
+    nbytes = elements * split.size * itemsize
     forward = [Move(phase="forward", kind="all_gather", nbytes=nbytes)]
     return forward + [Move(phase="backward", kind="reduce_scatter", nbytes=nbytes)] * split.train
+
+
+def _passed_states(split: Split) -> Floats:
+    """Elements of what each head of a rank makes of the state before it: [w, e] and what a state is
+    multiplied by, a matrix [w, w] of delta rules and else a number, which takes a column.
+    """
+    of = {f.name: split.local[:, i] for i, f in enumerate(split.rule.factors)}
+    ones = np.ones(len(split.local))
+    heads = of.get("b", ones) * of.get("g", ones) * of.get("r", ones)
+    width = of.get("w", ones)
+    columns = width if split.call.operator.kind == DELTA_RULE else ones
+    return np.asarray(heads * width * (of.get("e", ones) + columns))
 
 
 def _halo(split: Split) -> list[Move]:

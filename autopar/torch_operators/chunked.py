@@ -16,6 +16,8 @@ section 3.3; T. Dao and A. Gu, "Transformers are SSMs" (arXiv:2405.21060), secti
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -27,13 +29,25 @@ Decays between two rows are then a vector for each pair of rows, which is held i
 """
 
 
-def chunked_recurrence(
-    queries: Tensor, keys: Tensor, values: Tensor, decay: Tensor, beta: Tensor | None, rows: int
-) -> Tensor:
-    """Results [..., t, e] of queries and keys [..., t, w], values [..., t, e], decay in logarithms.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """Queries and keys [..., t, w], values [..., t, e], and decay in logarithms.
 
     `decay` is [..., t, 1] or [..., t, w]; `beta` [..., t, 1] is that of the delta rule.
     """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    decay: Tensor
+    beta: Tensor | None
+
+
+def chunked_recurrence(
+    given: Recurrence, rows: int, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Results [..., t, e] and the last state, from the first one [..., w, e] (None: zeros)."""
+    values, decay, beta = given.values, given.decay, given.beta
     length = values.shape[-2]
     if decay.shape[-1] > 1:
         rows = min(rows, CHANNEL_ROWS)
@@ -43,7 +57,7 @@ def chunked_recurrence(
         padded = functional.pad(x, (0, 0, 0, -length % rows))
         return padded.reshape(*x.shape[:-2], -1, rows, x.shape[-1])
 
-    q, k, v = chunks(queries), chunks(keys), chunks(values)
+    q, k, v = chunks(given.queries), chunks(given.keys), chunks(values)
     total = chunks(decay).cumsum(-2)
     ahead = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
     scores = _decayed_products(q, k, total, ahead)
@@ -58,7 +72,8 @@ def chunked_recurrence(
         solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
         v, seen = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     kept = total[..., -1, :, None].exp()
-    state = v.new_zeros(*v.shape[:-3], k.shape[-1], v.shape[-1])
+    if state is None:
+        state = v.new_zeros(*v.shape[:-3], k.shape[-1], v.shape[-1])
     results = []
     for i in range(v.shape[-3]):
         updates = v[..., i, :, :]
@@ -66,7 +81,7 @@ def chunked_recurrence(
             updates = updates - seen[..., i, :, :] @ state
         results.append(read[..., i, :, :] @ state + scores[..., i, :, :] @ updates)
         state = kept[..., i, :, :] * state + into[..., i, :, :].mT @ updates
-    return torch.stack(results, dim=-3).flatten(-3, -2)[..., :length, :]
+    return torch.stack(results, dim=-3).flatten(-3, -2)[..., :length, :], state
 
 
 def _decayed_products(left: Tensor, keys: Tensor, total: Tensor, ahead: Tensor) -> Tensor:

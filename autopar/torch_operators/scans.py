@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .chunked import chunked_recurrence
+from .chunked import Recurrence, chunked_recurrence
 
 NORM_EPSILON = 1e-6
 _LIBRARY: Any = torch.library.Library("autopar", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def _precise(dtype: torch.dtype) -> torch.dtype:
+def precise(dtype: torch.dtype) -> torch.dtype:
     """States are summed in single precision at least."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -42,7 +42,16 @@ def gated_delta_rule(  # noqa: PLR0913  (the operator's signature)
     [b, t, heads, e]. `decay`, in logarithms, is [b, t, heads], or [b, t, heads, w] for one of each
     channel; `beta` is [b, t, heads]. `normalize`: queries and keys have unit length.
     """
-    dtype = _precise(query.dtype)
+    given = delta_rule_recurrence(query, key, value, decay, beta, normalize)
+    made, _ = chunked_recurrence(given, chunk_size)
+    return made.transpose(1, 2).to(query.dtype).contiguous()
+
+
+def delta_rule_recurrence(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, normalize: bool
+) -> Recurrence:
+    """The recurrence of each head [b, heads, t, ...] of a gated delta rule."""
+    dtype = precise(query.dtype)
     shared = value.shape[2] // key.shape[2]
     q, k, v, g, b = (x.to(dtype) for x in (query, key, value, decay, beta))
     if normalize:
@@ -50,8 +59,7 @@ def gated_delta_rule(  # noqa: PLR0913  (the operator's signature)
     q, k = ((x.repeat_interleave(shared, 2) if shared > 1 else x) for x in (q, k))
     g = g if g.dim() == 4 else g.unsqueeze(-1)
     q, k, v, g, b = (x.transpose(1, 2) for x in (q, k, v, g, b.unsqueeze(-1)))
-    made = chunked_recurrence(q * q.shape[-1] ** -0.5, k, v, g, b, chunk_size)
-    return made.transpose(1, 2).to(query.dtype).contiguous()
+    return Recurrence(queries=q * q.shape[-1] ** -0.5, keys=k, values=v, decay=g, beta=b)
 
 
 def state_space_scan(  # noqa: PLR0913  (the operator's signature)
@@ -72,16 +80,38 @@ def state_space_scan(  # noqa: PLR0913  (the operator's signature)
     `step` is [b, t, heads], to which `bias` [heads] is added; `decay` and `skip` are [heads];
     `key` and `query` are [b, t, groups, w], each for consecutive heads.
     """
-    dtype = _precise(x.dtype)
+    given = state_space_recurrence(x, step, decay, key, query, bias, softplus, (low, high))
+    made, _ = chunked_recurrence(given, chunk_size)
+    return with_skip(made.transpose(1, 2), x, skip)
+
+
+def with_skip(made: Tensor, x: Tensor, skip: Tensor | None) -> Tensor:
+    """Results of a scan and the inputs that pass it by."""
+    if skip is None:
+        return made.contiguous()
+    return (made + skip.to(made.dtype)[:, None] * x.to(made.dtype)).contiguous()
+
+
+def state_space_recurrence(  # noqa: PLR0913  (the operator's signature)
+    x: Tensor,
+    step: Tensor,
+    decay: Tensor,
+    key: Tensor,
+    query: Tensor,
+    bias: Tensor | None,
+    softplus: bool,
+    limits: tuple[float, float],
+) -> Recurrence:
+    """The recurrence of each head [b, heads, t, ...] of a state space."""
+    dtype = precise(x.dtype)
     shared = x.shape[2] // key.shape[2]
     steps = step if bias is None else step + bias.to(step.dtype)
-    steps = (functional.softplus(steps) if softplus else steps).clamp(low, high).to(dtype)
+    steps = (functional.softplus(steps) if softplus else steps).clamp(*limits).to(dtype)
     values, k, q = (part.to(dtype) for part in (x, key, query))
     q, k = ((part.repeat_interleave(shared, 2) if shared > 1 else part) for part in (q, k))
     parts = (q, k, values * steps[..., None], (decay.to(dtype) * steps)[..., None])
     q, k, v, g = (part.transpose(1, 2) for part in parts)
-    made = chunked_recurrence(q, k, v, g, None, chunk_size).transpose(1, 2)
-    return (made if skip is None else made + skip.to(dtype)[:, None] * values).contiguous()
+    return Recurrence(queries=q, keys=k, values=v, decay=g, beta=None)
 
 
 @contextmanager
@@ -145,5 +175,5 @@ _define(
     "Tensor x, Tensor step, Tensor decay, Tensor key, Tensor query, Tensor? skip, Tensor? bias, "
     "int chunk_size, bool softplus, float low, float high",
     state_space_scan,
-    _precise,
+    precise,
 )

@@ -46,6 +46,7 @@ class Scan:
         self.dtype = dtype
         self.sizes = {letter: np.ones(len(local)) for letter in "btgrwe"}
         self.sizes |= {f.name: local[:, i] for i, f in enumerate(rule.factors)}
+        self.length = call.outputs[0].shape[1]
         tensors = zip((*call.inputs, *call.outputs), (*rule.inputs, *rule.outputs), strict=True)
         self.moved = sum(
             (local_elements(dims, local) * DTYPE_BYTES[t.dtype] for t, dims in tensors),
@@ -59,6 +60,9 @@ class Scan:
         chunks = size["b"] * size["g"] * np.ceil(size["t"] / rows)
         each = chunks * size["r"]
         width, columns = size["w"], size["e"]
+        if self.call.operator.kind == DELTA_RULE:
+            # A shard of the sequence also computes what a state before it becomes, [w, w].
+            columns = columns + np.where(size["t"] < self.length, width, 0.0)
         if self.call.operator.kind == DELTA_RULE:
             yield Product(batch=each, m=rows, n=rows, k=width)
             yield Product(batch=each, m=rows, n=rows, k=width)

@@ -19,6 +19,9 @@ from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.runtime.redistribution.steps import Move, step
+from autopar.sharding.rules.recurrent import DELTA_RULE, STATE_SPACE
+
+from .state_scans import split_delta_rule, split_state_space
 
 
 def _before(total: Tensor, dim: int, group: AxisGroup, *, reverse: bool, product: bool) -> Tensor:
@@ -74,6 +77,8 @@ SCANS: Mapping[str, Callable[..., Tensor]] = {
     "aten.cumsum.default": cumsum,
     "onnx.CumProd": onnx_cumprod,
     "onnx.CumSum": onnx_cumsum,
+    DELTA_RULE: split_delta_rule,
+    STATE_SPACE: split_state_space,
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from autopar.runtime.proof import Sample, sample
-from tests.sharding.samples import ints, n
+from tests.sharding.samples import f, ints, n
 
 SDPA = "aten.scaled_dot_product_attention.default"
 WINDOWS = (
@@ -173,6 +173,37 @@ def scans() -> Iterator[Sample]:
         )
 
 
+def states() -> Iterator[Sample]:
+    """Delta rules and state spaces, whose ranks pass states on."""
+    keys = {name: n(2, 12, 2, 3) for name in ("query", "key")}
+    for channels in ((), (3,)):
+        yield sample(
+            "autopar.gated_delta_rule.default",
+            f"{len(channels)}",
+            **keys,
+            value=n(2, 12, 4, 5),
+            decay=-f(2, 12, 4, *channels),
+            beta=f(2, 12, 4),
+            chunk_size=2,
+            normalize=True,
+        )
+    for skip, bias in ((n(4), n(4)), (None, None)):
+        yield sample(
+            "autopar.state_space_scan.default",
+            f"{skip is not None}",
+            x=n(2, 12, 4, 5),
+            step=f(2, 12, 4),
+            decay=-f(4),
+            **keys,
+            skip=skip,
+            bias=bias,
+            chunk_size=2,
+            softplus=True,
+            low=0.0,
+            high=float("inf"),
+        )
+
+
 def softmax() -> Iterator[Sample]:
     """Also of rows in which a shard is all minus infinity."""
     hidden = n(4, 12)
@@ -192,5 +223,6 @@ FAMILIES = {
     "masks": masks,
     "onnx_attention": onnx_attention,
     "scans": scans,
+    "states": states,
     "softmax": softmax,
 }

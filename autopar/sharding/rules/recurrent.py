@@ -67,26 +67,27 @@ def _causal_convolution(call: Call) -> str:
 def _delta_rule(call: Call) -> str:
     """Heads are independent, in groups that share keys, and so are the columns e of their states.
 
-    A step reads its state through the whole width of a key.
+    A step reads its state through the whole width of a key. A shard of the sequence goes on from
+    the state that the shards before it leave.
     """
     heads = _heads(call.inputs[1].shape[2], call.inputs[2].shape[2])
-    decay = f"b !t {heads}" + " !w" * (len(call.inputs[3].shape) == 4)
-    return f"b !t g !w, b !t g !w, b !t {heads} e, {decay}, b !t {heads} -> b !t {heads} e"
+    decay = f"b t {heads}" + " !w" * (len(call.inputs[3].shape) == 4)
+    return f"b t g !w, b t g !w, b t {heads} e, {decay}, b t {heads} -> b t {heads} e | t: prefix"
 
 
 def _state_space(call: Call) -> str:
     """As the delta rule; each head has one decay, skip and bias for all of its steps."""
     heads = _heads(call.inputs[3].shape[2], call.inputs[0].shape[2])
     dims = {
-        "x": f"b !t {heads} e",
-        "step": f"b !t {heads}",
+        "x": f"b t {heads} e",
+        "step": f"b t {heads}",
         "decay": heads,
-        "key": "b !t g !w",
-        "query": "b !t g !w",
+        "key": "b t g !w",
+        "query": "b t g !w",
         "skip": heads,
         "bias": heads,
     }
-    return by_name(call, dims, [f"b !t {heads} e"])
+    return f"{by_name(call, dims, [f'b t {heads} e'])} | t: prefix"
 
 
 def _heads(groups: int, heads: int) -> str:
