@@ -47,7 +47,9 @@ def chunked_recurrence(
     given: Recurrence, rows: int, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Results [..., t, e] and the last state, from the first one [..., w, e] (None: zeros)."""
-    values, decay, beta = given.values, given.decay, given.beta
+    values = given.values
+    decay = given.decay
+    beta = given.beta
     length = values.shape[-2]
     if decay.shape[-1] > 1:
         rows = min(rows, CHANNEL_ROWS)
@@ -57,7 +59,9 @@ def chunked_recurrence(
         padded = functional.pad(x, (0, 0, 0, -length % rows))
         return padded.reshape(*x.shape[:-2], -1, rows, x.shape[-1])
 
-    q, k, v = chunks(given.queries), chunks(given.keys), chunks(values)
+    q = chunks(given.queries)
+    k = chunks(given.keys)
+    v = chunks(values)
     total = chunks(decay).cumsum(-2)
     ahead = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
     scores = _decayed_products(q, k, total, ahead)

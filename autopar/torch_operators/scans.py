@@ -55,7 +55,8 @@ def delta_rule_recurrence(
     shared = value.shape[2] // key.shape[2]
     q, k, v, g, b = (x.to(dtype) for x in (query, key, value, decay, beta))
     if normalize:
-        q, k = _unit(q), _unit(k)
+        q = _unit(q)
+        k = _unit(k)
     q, k = ((x.repeat_interleave(shared, 2) if shared > 1 else x) for x in (q, k))
     g = g if g.dim() == 4 else g.unsqueeze(-1)
     q, k, v, g, b = (x.transpose(1, 2) for x in (q, k, v, g, b.unsqueeze(-1)))

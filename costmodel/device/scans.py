@@ -59,7 +59,8 @@ class Scan:
         rows = np.minimum(float(self.call.integer("chunk_size", default=64)), size["t"])
         chunks = size["b"] * size["g"] * np.ceil(size["t"] / rows)
         each = chunks * size["r"]
-        width, columns = size["w"], size["e"]
+        width = size["w"]
+        columns = size["e"]
         if self.call.operator.kind == DELTA_RULE:
             # A shard of the sequence also computes what a state before it becomes, [w, w].
             columns = columns + np.where(size["t"] < self.length, width, 0.0)

@@ -32,7 +32,8 @@ def split_delta_rule(
 ) -> Tensor:
     """As the operator `gated_delta_rule`."""
     given = delta_rule_recurrence(query, key, value, decay, beta, normalize)
-    width, columns = given.keys.shape[-1], given.values.shape[-1]
+    width = given.keys.shape[-1]
+    columns = given.values.shape[-1]
     wider = Recurrence(
         queries=given.queries,
         keys=given.keys,

@@ -13,7 +13,13 @@ from autopar.sharding.rules import Call, rule_of
 from autopar.sharding.rules.recurrent import DELTA_RULE, STATE_SPACE
 from tests.sharding.samples import f, n
 
-B, T, GROUPS, HEADS, W, E, Q = 4, 128, 4, 8, 16, 32, 32
+B = 4
+T = 128
+GROUPS = 4
+HEADS = 8
+W = 16
+E = 32
+Q = 32
 
 
 def _delta_rule() -> Sample:

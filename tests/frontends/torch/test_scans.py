@@ -96,8 +96,10 @@ def _calls(dtype: torch.dtype) -> dict[str, tuple[Any, list[Tensor], dict[str, A
     torch.manual_seed(0)
     q, k, v = (_draw(2, 70, heads, width, dtype=dtype) for heads, width in ((2, 8), (2, 8), (4, 6)))
     own = [_draw(2, 70, 4, 8, dtype=dtype) for _ in range(2)]
-    decay, channels = -torch.rand(2, 70, 4, dtype=dtype), -torch.rand(2, 70, 4, 8, dtype=dtype)
-    beta, heads = torch.rand(2, 70, 4, dtype=dtype), [_draw(4, dtype=dtype) for _ in range(2)]
+    decay = -torch.rand(2, 70, 4, dtype=dtype)
+    channels = -torch.rand(2, 70, 4, 8, dtype=dtype)
+    beta = torch.rand(2, 70, 4, dtype=dtype)
+    heads = [_draw(4, dtype=dtype) for _ in range(2)]
     delta = {"use_qk_l2norm_in_kernel": True}
     scan = [v, decay, -torch.rand(4, dtype=dtype), q, k]
     return {
