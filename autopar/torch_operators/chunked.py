@@ -75,7 +75,7 @@ def chunked_recurrence(
         # The diagonal is taken as ones: I + A.
         solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
         v, seen = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
-    kept = total[..., -1, :, None].exp()
+    remaining = total[..., -1, :, None].exp()
     if state is None:
         state = v.new_zeros(*v.shape[:-3], k.shape[-1], v.shape[-1])
     results = []
@@ -84,7 +84,7 @@ def chunked_recurrence(
         if seen is not None:
             updates = updates - seen[..., i, :, :] @ state
         results.append(read[..., i, :, :] @ state + scores[..., i, :, :] @ updates)
-        state = kept[..., i, :, :] * state + into[..., i, :, :].mT @ updates
+        state = remaining[..., i, :, :] * state + into[..., i, :, :].mT @ updates
     return torch.stack(results, dim=-3).flatten(-3, -2)[..., :length, :], state
 
 

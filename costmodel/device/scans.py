@@ -58,6 +58,7 @@ class Scan:
         size = self.sizes
         rows = np.minimum(float(self.call.integer("chunk_size", default=64)), size["t"])
         chunks = size["b"] * size["g"] * np.ceil(size["t"] / rows)
+        # Key groups have several heads of values, each with a state of its own.
         each = chunks * size["r"]
         width = size["w"]
         columns = size["e"]
@@ -67,9 +68,11 @@ class Scan:
         if self.call.operator.kind == DELTA_RULE:
             yield Product(batch=each, m=rows, n=rows, k=width)
             yield Product(batch=each, m=rows, n=rows, k=width)
+            # A triangular solve is priced as a product with a matrix of its size.
             yield Product(batch=each, m=rows, n=columns + width, k=rows)
             yield Product(batch=each, m=rows, n=columns, k=width)
         else:
+            # Keys and queries of a state space are shared by the heads of a group.
             yield Product(batch=chunks, m=rows, n=rows, k=width)
         yield Product(batch=each, m=rows, n=columns, k=width)
         yield Product(batch=each, m=rows, n=columns, k=rows)

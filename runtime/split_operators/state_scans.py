@@ -42,9 +42,11 @@ def split_delta_rule(
         beta=given.beta,
     )
     eye = torch.eye(width, dtype=value.dtype, device=value.device).to(given.values.dtype)
+    # The identity passes through the rows as a state would: what it becomes is A, what is read Y.
     first = functional.pad(eye, (columns, 0)).expand(*given.keys.shape[:-2], -1, -1)
-    made, last = _computed_again(wider, chunk_size, first)
+    made, last = _recomputed(wider, chunk_size, first)
     nothing, before = _before(last, group)
+    # From the first rank on: each rank computes the state before its rows by itself.
     state = nothing[..., :columns]
     for passed in before:
         state = passed[..., columns:] @ state + passed[..., :columns]
@@ -67,11 +69,13 @@ def split_state_space(
     bias: Tensor | None = None,
 ) -> Tensor:
     """As the operator `state_space_scan`."""
+    # A step is a number for each head and row: a rank's own need nothing of its neighbours.
     given = state_space_recurrence(x, step, decay, key, query, bias, softplus, (low, high))
-    made, last = _computed_again(given, chunk_size, None)
+    made, last = _recomputed(given, chunk_size, None)
+    # What a state of the ranks before has lost at each row, and behind the last one.
     total = given.decay.cumsum(-2)
-    kept = total[..., -1:, :].exp().expand(*last.shape[:-1], 1)
-    nothing, before = _before(torch.cat((last, kept), dim=-1), group)
+    remaining = total[..., -1:, :].exp().expand(*last.shape[:-1], 1)
+    nothing, before = _before(torch.cat((last, remaining), dim=-1), group)
     state = nothing[..., :-1]
     for passed in before:
         state = passed[..., -1:] * state + passed[..., :-1]
@@ -79,7 +83,7 @@ def split_state_space(
     return with_skip(made.transpose(1, 2), x, skip)
 
 
-def _computed_again(given: Recurrence, rows: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
+def _recomputed(given: Recurrence, rows: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """As `chunked_recurrence`, of which the backward pass computes what is inside again."""
     made: tuple[Tensor, Tensor] = checkpoint(
         chunked_recurrence, given, rows, state, use_reentrant=False, preserve_rng_state=False

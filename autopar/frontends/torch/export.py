@@ -96,10 +96,7 @@ def _faked(
     fakes_of_inputs = [fake(leaf) for leaf in _apart(leaves)]
     inputs, keyword_inputs = pytree.tree_unflatten(fakes_of_inputs, spec)
     fakes = {path: replaced[value] for path, value in state.items()}
-    with (
-        torch.nn.utils.stateless._reparametrize_module(module, fakes),
-        scans_as_operators(module),
-    ):
+    with torch.nn.utils.stateless._reparametrize_module(module, fakes), scans_as_operators(module):
         yield inputs, keyword_inputs, mode
 
 
