@@ -30,7 +30,9 @@ def load_any(model: Any, options: ModelOptions, given: Any = None) -> LoadedMode
         )
     dtype = options.dtype or DTYPE
     made = configured(str(model).removeprefix(PREFIX), dtype)
-    inputs = example_inputs(made, options.batch or 1, options.dims.get(SEQUENCE))
+    sequence = options.dims.get(SEQUENCE)
+    has_labels = options.train and options.loss is None
+    inputs = example_inputs(made, options.batch or 1, sequence, labels=has_labels)
     loaded = load_model(made.module, replace(options, dims={}, batch=None, dtype=None), inputs)
     return replace(
         loaded,

@@ -69,6 +69,12 @@ def test_the_loss_is_the_models_own(model: str) -> None:
     assert {op.kind for op in loaded.graph.operators} >= {"aten.cross_entropy_loss.default"}
 
 
+def test_inference_has_no_labels(model: str) -> None:
+    loaded = load_any(model, ModelOptions(batch=2, train=False))
+    assert loaded.graph.inputs == ("input_ids",)
+    assert loaded.graph.loss is None
+
+
 def test_another_batch_keeps_the_sequence_of_the_plan(model: str) -> None:
     plan = autopar.plan(model, devices=2, cluster="dgx-h100", batch=4, dims={"sequence": 16})
     shapes = [
@@ -105,7 +111,8 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
             UsageError,
             "Its own code .theirs.Model. is not executed",
         ),
-        ({"num_hidden_layers": 10**9}, ModelError, "num_hidden_layers is 1000000000; at most 4096"),
+        ({"num_hidden_layers": 10**9}, ModelError, "num_hidden_layers is 1000000000; at most 1024"),
+        ({"depths": [1, 10**9]}, ModelError, "depths is 1000000000; at most 1024"),
         ({"hidden_size": "wide"}, ModelError, "hidden_size"),
         ({"num_attention_heads": 0}, ModelError, "config.json"),
     ],

@@ -14,8 +14,10 @@ from autopar.reading import read_text
 
 MOST = 2**40
 """The largest whole number that a configuration may give."""
-MOST_LAYERS = 4096
-_LAYER_COUNTS = ("num_layers", "num_hidden_layers", "n_layer", "n_layers", "depth", "num_experts")
+MOST_MODULES = 1024
+"""The most layers or experts: each may be a module, which takes a millisecond to make."""
+_COUNTED = ("layers", "depth", "n_layer", "num_blocks", "experts")
+"""Parts of the keys that count modules."""
 _LEFT_OUT = (
     "quantization_config",
     "auto_map",
@@ -86,8 +88,8 @@ def _require_sizes(path: Path, data: Any, key: str = "") -> None:
             _require_sizes(path, value, str(name))
     elif isinstance(data, list):
         for value in data:
-            _require_sizes(path, value)
+            _require_sizes(path, value, key)
     elif isinstance(data, int):
-        most = MOST_LAYERS if key in _LAYER_COUNTS else MOST
+        most = MOST_MODULES if any(word in key for word in _COUNTED) else MOST
         if abs(data) > most:
             raise ModelError(f"{path}: {key} is {data}; at most {most} is a size of a model")

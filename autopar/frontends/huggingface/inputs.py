@@ -14,15 +14,21 @@ DEFAULT_SEQUENCE = 4096
 """Tokens of a sequence where none are asked for, if the positions allow as many."""
 
 
-def example_inputs(model: Configured, batch: int, sequence: int | None) -> dict[str, Any]:
-    """Tensors on the meta device, by argument: `batch` samples, with labels where it takes some."""
+def example_inputs(
+    model: Configured, batch: int, sequence: int | None, *, labels: bool = True
+) -> dict[str, Any]:
+    """Tensors on the meta device, by argument: `batch` samples.
+
+    `labels`: those of the samples, too, where the module takes some and makes a loss of them.
+    """
+    labels = labels and model.task != "AutoModel"
     if model.task in ("AutoModelForImageClassification", "AutoModel") and _takes_images(model):
-        return _images(model, batch)
+        return _images(model, batch, labels)
     tokens = _tokens(batch, _length(model, sequence))
     given = {"input_ids": tokens}
     if model.task == "AutoModelForSpeechSeq2Seq":
         given = {"input_features": _sounds(model, batch)}
-    if model.task != "AutoModel":
+    if labels:
         given["labels"] = tokens
     return given
 
@@ -53,14 +59,14 @@ def _takes_images(model: Configured) -> bool:
     return getattr(model.module, "main_input_name", "") == "pixel_values"
 
 
-def _images(model: Configured, batch: int) -> dict[str, Any]:
+def _images(model: Configured, batch: int, labels: bool) -> dict[str, Any]:
     import torch
 
     size = getattr(model.config, "image_size", 224)
     sizes = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
     shape = (batch, getattr(model.config, "num_channels", 3), *sizes)
     images = torch.zeros(shape, dtype=model.module.dtype, device="meta")
-    if model.task == "AutoModel":
+    if not labels:
         return {"pixel_values": images}
     return {
         "pixel_values": images,

@@ -21,7 +21,6 @@ TASKS = (
     "AutoModelForMaskedLM",
     "AutoModelForSpeechSeq2Seq",
     "AutoModelForImageClassification",
-    "AutoModelForAudioClassification",
     "AutoModelForMultimodalLM",
     "AutoModel",
 )
