@@ -25,7 +25,12 @@ STANDARD = (
     "concurrent.futures ctypes getpass logging multiprocessing.connection pathlib random subprocess"
     " tempfile threading uuid"
 )
-RUNTIME = ("autopar.runtime", "autopar.integrations.oneflow", "autopar.frontends.torch")
+RUNTIME = (
+    "autopar.runtime",
+    "autopar.integrations.oneflow",
+    "autopar.frontends.torch",
+    "autopar.torch_operators",
+)
 """Rooms that need torch: ranks run on Linux."""
 WITHOUT_MODULES = {
     "macos": "ossaudiodev spwd",

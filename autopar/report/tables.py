@@ -37,7 +37,8 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
     lines = [
         sentence,
         f"model {plan.model.name}, {plan.model.mode}"
-        + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else ""),
+        + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else "")
+        + _batch_text(plan),
         _mesh_line(plan, mesh),
         f"{step} {seconds_text(predicted.step)}: " + ", ".join(times),
         f"memory {bytes_text(predicted.memory)} per device: {parts}",
@@ -55,6 +56,17 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         if len(named.axes) > 1:
             lines += [f"axis {axis}: {name}" for axis, name in named.axes.items()]
     return lines
+
+
+def _batch_text(plan: Plan) -> str:
+    """Tell the sizes of the first input, and that a batch is smaller than the devices."""
+    if not plan.model.inputs:
+        return ""
+    name, spec = next(iter(plan.model.inputs.items()))
+    text = f", on {name} {' x '.join(map(str, spec.shape))}"
+    if spec.shape and spec.shape[0] < plan.devices:
+        text += f", fewer than the {plan.devices} devices (--batch)"
+    return text
 
 
 def gap_text(made: Provenance) -> str:

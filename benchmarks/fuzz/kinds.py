@@ -52,7 +52,10 @@ SPEED = {
     "train_micro_batch_size_per_gpu": 2,
     "zero_optimization": {"stage": 2},
 }
-STYLES = {"layers.*.attention.query": "colwise", "layers.*.attention.out": "rowwise"}
+STYLES = {
+    "model.layers.*.self_attn.q_proj": "colwise",
+    "model.layers.*.self_attn.o_proj": "rowwise",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,9 @@ def _strategies(plan: Plan) -> set[tuple[str, ...]]:
     return {op.strategy for op in plan.operators.values() if op.kind == ATTENTION}
 
 
-@pytest.mark.parametrize("name", ["llama_exact", "mistral_window"])
+@pytest.mark.parametrize(
+    "name", ["llama_exact", pytest.param("mistral_window", marks=pytest.mark.slow)]
+)
 def test_schemes(name: str, folder: Path) -> None:
     model = _subject(name, folder)
     assert all(
@@ -53,6 +55,7 @@ def test_schemes(name: str, folder: Path) -> None:
     assert not failures(model, wanted, [*tried.items(), *chances])
 
 
+@pytest.mark.slow
 def test_a_window_that_is_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its mask is split by queries like what reads it, and made nowhere as a whole."""
     monkeypatch.setattr(registry, "LARGE", 0)
