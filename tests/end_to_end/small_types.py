@@ -31,18 +31,28 @@ _DERIVED = frozenset(
 """Keys that a type makes of others, for as many layers as there are."""
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
-_AS_IT_IS = """
-    llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next gemma3_text gpt_oss glm4_moe
-    olmo2 olmo3 cohere2 phi3 smollm3 nemotron_h minimax_m2 granite granitemoehybrid bamba bert vit
-    gpt2 opt starcoder2 ernie4_5_moe
+_DENSE = """
+    llama mistral qwen2 qwen3 gemma3_text olmo2 olmo3 cohere2 phi3 smollm3 granite bert vit gpt2 opt
+    starcoder2
+    """
+_OF_EXPERTS = """
+    mixtral qwen2_moe qwen3_moe qwen3_next gpt_oss glm4_moe nemotron_h minimax_m2 ernie4_5_moe
     """
 TYPES: Mapping[str, Mapping[str, Any]] = {
-    **{kind: {} for kind in _AS_IT_IS.split()},
+    **{kind: {} for kind in (_DENSE + _OF_EXPERTS).split()},
+    "bamba": {"attn_layer_indices": [1]},
     "deepseek_v3": {"num_key_value_heads": 4},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"]},
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8},
     "t5": {"decoder_start_token_id": 0},
 }
 """Types, and the keys in which they differ from the sizes above."""
+
+
+WITH_EXPERTS = frozenset({*_OF_EXPERTS.split(), "deepseek_v3", "granitemoehybrid"})
+"""Types whose experts are grouped products, which torch has in no type wider than float32."""
+REFUSED = frozenset({("minimax_m2", "megatron"), ("olmo3", "megatron"), ("olmo2", "megatron")})
+"""Types and plans that cannot be: their norms of queries and keys are over all heads."""
 
 
 def small_configuration(kind: str) -> dict[str, Any]:

@@ -12,10 +12,11 @@ import pytest
 
 from autopar.api import plan_loaded
 from autopar.configured import load_any
+from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions
 from autopar.model import LoadedModel
 from autopar.runtime.run import run_plan
-from tests.end_to_end.small_types import TYPES, small_configuration
+from tests.end_to_end.small_types import REFUSED, TYPES, WITH_EXPERTS, small_configuration
 
 pytest.importorskip("transformers")
 
@@ -33,8 +34,8 @@ def _loaded(folder: Path, kind: str) -> LoadedModel:
     path = folder / kind
     path.mkdir()
     (path / "config.json").write_text(json.dumps(small_configuration(kind)))
-    # Torch's grouped products, of which experts are made, have no float64.
-    return load_any(f"hf:{path}", ModelOptions(batch=8, dims={"sequence": 16}, dtype="float32"))
+    dtype = "float32" if kind in WITH_EXPERTS else "float64"
+    return load_any(f"hf:{path}", ModelOptions(batch=8, dims={"sequence": 16}, dtype=dtype))
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -48,6 +49,12 @@ def folder_of_configurations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_device_is_equalled(folder: Path, kind: str, name: str) -> None:
     devices, scheme = PLANS[name]
     model = _loaded(folder, kind)
-    plan = plan_loaded(model, devices=devices, cluster="local-cpu", scheme=scheme).plan
-    report = run_plan(model, plan, check=True)
+    # In float32 Adam's division by the root of squares makes rounding of small gradients large.
+    optimizer = "sgd" if kind in WITH_EXPERTS else "adamw"
+    asked = {"devices": devices, "cluster": "local-cpu", "scheme": scheme, "optimizer": optimizer}
+    if (kind, name) in REFUSED:
+        with pytest.raises(UsageError, match="cannot be split"):
+            plan_loaded(model, **asked)
+        return
+    report = run_plan(model, plan_loaded(model, **asked).plan, check=True)
     assert report.ok, report.check
