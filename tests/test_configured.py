@@ -90,6 +90,12 @@ def test_the_sequence_is_as_long_as_positions_allow(model: str) -> None:
     assert loaded.notes[0].endswith("a batch is 2 x 32 (input_ids; --batch, --seq)")
 
 
+def test_an_unknown_type_is_what_its_architectures_name(tmp_path: Path) -> None:
+    loaded = load_any(written(tmp_path, model_type="its_own"), ModelOptions())
+    assert loaded.graph.name == "LlamaForCausalLM"
+    assert "transformers has no type its_own: it is built as LlamaForCausalLM" in loaded.notes[1]
+
+
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     more = {
         "quantization_config": {"quant_method": "fp8"},
@@ -105,9 +111,17 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "error", "text"),
     [
-        ({"model_type": "lama"}, UsageError, "transformers has no model_type 'lama'.*llama"),
         (
-            {"model_type": "its_own", "auto_map": {"AutoModel": "theirs.Model"}},
+            {"model_type": "lama", "architectures": []},
+            UsageError,
+            "transformers has no model_type 'lama'.*llama",
+        ),
+        (
+            {
+                "model_type": "its_own",
+                "architectures": ["Theirs"],
+                "auto_map": {"AutoModel": "theirs.Model"},
+            },
             UsageError,
             "Its own code .theirs.Model. is not executed",
         ),

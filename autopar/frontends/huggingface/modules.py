@@ -1,4 +1,4 @@
-"""The module of a configuration, by its type's own code in transformers or diffusers."""
+"""The module of a configuration, by its type's own code in transformers."""
 
 from __future__ import annotations
 
@@ -91,11 +91,27 @@ def _config(file: File) -> Any:
     if not isinstance(kind, str):
         raise ModelError(f"{file.path}: model_type is missing")
     if kind not in CONFIG_MAPPING:
-        raise UsageError(_unknown(file, kind, sorted(CONFIG_MAPPING)))
+        named = _type_of_class(keys.get("architectures"))
+        if named is None:
+            raise UsageError(_unknown(file, kind, sorted(CONFIG_MAPPING)))
+        kind = named
     try:
         return AutoConfig.for_model(kind, **keys)
     except Exception as error:  # every class checks its keys in a way of its own
         raise ModelError(f"{file.path}: {_first_line(error)}") from error
+
+
+def _type_of_class(classes: Any) -> str | None:
+    """The type of the first class of transformers among a file's `architectures`."""
+    from transformers.models.auto import modeling_auto
+
+    tables = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    kinds = {name: kind for table in tables for kind, name in table.items()}
+    named = classes if isinstance(classes, list) else []
+    return next((kinds[name] for name in named if isinstance(name, str) and name in kinds), None)
 
 
 def _unknown(file: File, kind: str, known: list[str]) -> str:
@@ -167,6 +183,10 @@ def _with_weights(file: File, task: Any, config: Any, dtype: str) -> Any:
 
 
 def _notes(file: File, module: Any, dtype: str) -> Iterator[str]:
+    kind = file.keys["model_type"]
+    if kind != module.config.model_type:
+        name = type(module).__name__
+        yield f"transformers has no type {kind}: it is built as {name}, which its file names"
     if file.stored:
         yield f"its weights are stored as {file.stored}; the plan trains them in {dtype}"
     if file.code:

@@ -33,8 +33,8 @@ torch.library.define("autopar::layer", "(Tensor[] inputs, int place) -> Tensor[]
 class Kind:
     """A kind of layer: its first layer, and what goes in and comes out.
 
-    `arguments`: fake tensors and plain values, in the order of `spec`. `results`: those of a call,
-    None until the first one. `read`: what its code has read of itself, by the parts' paths.
+    `arguments`: tensors without data and plain values, in the order of `spec`. `results`: those of
+    a call, None until the first one. `read`: what its code has read of itself, by the parts' paths.
     """
 
     layer: torch.nn.Module
@@ -182,13 +182,24 @@ def _equal_parts(
     """Whether two layers have the same parts, and equal values under the names `read`."""
     ones = dict(one.named_modules())
     others = dict(other.named_modules())
-    return ones.keys() == others.keys() and all(
+    same = ones.keys() == others.keys() and _ties(one) == _ties(other)
+    return same and all(
         type(part) is type(others[path])
         and vars(part)["training"] == vars(others[path])["training"]
         and _equal_state(part, others[path])
         and all(_equal_attribute(part, others[path], name) for name in read.get(path, ()))
         for path, part in ones.items()
     )
+
+
+def _ties(layer: torch.nn.Module) -> dict[str, str]:
+    """Each parameter and buffer of a layer, and the first name of the same tensor in it."""
+    first: dict[torch.Tensor, str] = {}
+    named = (
+        *layer.named_parameters(remove_duplicate=False),
+        *layer.named_buffers(remove_duplicate=False),
+    )
+    return {name: first.setdefault(value, name) for name, value in named}
 
 
 def _equal_state(one: torch.nn.Module, other: torch.nn.Module) -> bool:

@@ -109,6 +109,31 @@ def test_a_layer_called_twice_is_written_twice(monkeypatch: pytest.MonkeyPatch) 
     assert folded.graph.fingerprint() == whole(module, monkeypatch).graph.fingerprint()
 
 
+class Two(nn.Module):
+    """A layer of two products, which may share a weight."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        if tied:
+            self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor, factor: float) -> tuple[torch.Tensor, None]:
+        return self.second(self.first(x)) * factor, None
+
+
+@pytest.mark.parametrize("tied", [(True, False), (False, True)])
+def test_a_weight_tied_in_one_layer_only(
+    tied: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers: Any = [Two(tied=each) for each in tied]
+    module = Stack(layers)
+    folded, count = exports_of(module, monkeypatch)
+    assert count == 2
+    assert folded.graph.fingerprint() == whole(module, monkeypatch).graph.fingerprint()
+
+
 class Telling(nn.Module):
     """A layer that leaves its result in a dict for the layers behind it."""
 
