@@ -27,12 +27,13 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# What the demo needs; `pip` looks again only when a requirement changes.
-$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+# What the demo needs; `pip` looks again only when a requirement or the compiled part changes.
+COMPILED := search/elimination/_minplus.c
+$(VENV)/.run: pyproject.toml constraints.txt $(COMPILED) | $(BIN)/python
 	$(PIP) -e '.[torch]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt $(COMPILED) | $(BIN)/python
 	$(PIP) -e '.[torch,test,dev]'
 	@touch $@ $(VENV)/.run
 

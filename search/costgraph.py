@@ -45,8 +45,9 @@ class CostGraph:
         sum over v of unary[v][x_v]  +  sum over edges (u, v) of edges[u, v][x_u, x_v]
 
     An infinite entry forbids its choices. `memory`: bytes of each choice, added up over the
-    variables. `digits`: each choice's component on each mesh axis (0: not split). `interner`: the
-    numbers of its larger tables.
+    variables. `digits`: each choice's component on each mesh axis (0: not split). `derived`: made
+    of a graph that was checked, so that it is not checked itself. `interner`: the numbers of its
+    larger tables.
 
     >>> edges = {(0, 1): np.array([[3.0, 2.0], [0.0, 9.0]])}
     >>> graph = CostGraph(sizes=(2, 2), unary=(np.array([0.0, 1.0]), np.zeros(2)), edges=edges)
@@ -60,9 +61,14 @@ class CostGraph:
     memory: tuple[Table, ...] | None = None
     digits: tuple[NDArray[np.integer], ...] | None = None
     names: tuple[str, ...] = ()
+    derived: bool = field(default=False, repr=False)
     interner: Interner = field(default_factory=Interner, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not self.derived:
+            self._check()
+
+    def _check(self) -> None:
         count = len(self.sizes)
         if any(size < 1 for size in self.sizes):
             raise ValueError(f"every variable needs a choice, got sizes {self.sizes}")
@@ -129,10 +135,11 @@ class CostGraph:
 
 
 class _Checks:
-    """Checks the form of tables one by one, and then the entries of all at once."""
+    """Checks the form of tables one by one, and then their entries, those of small ones at once."""
 
     def __init__(self, interner: Interner) -> None:
-        self.tables: list[tuple[str, Table]] = []
+        self.small: list[tuple[str, Table]] = []
+        self.large: list[tuple[str, Table]] = []
         self.interner = interner
 
     def add(self, what: str, table: Table, shape: tuple[int, ...]) -> None:
@@ -143,18 +150,20 @@ class _Checks:
                 got = f"{table.dtype} {table.shape}"
             raise ValueError(f"{what} must be a float64 array of shape {shape}, got {got}")
         # Equal layers share large tables: all of them would be far larger than the distinct ones.
-        if table.size > SMALL:
+        if table.size <= SMALL:
+            self.small.append((what, table))
+        else:
             distinct = len(self.interner.arrays)
-            if self.interner.number(table) < distinct:
-                return
-        self.tables.append((what, table))
+            if self.interner.number(table) == distinct:
+                self.large.append((what, table))
 
     def entries(self, valid: Callable[[Table], bool], wrong: str) -> None:
-        """Check the entries of all tables at once; only where that fails, of each."""
-        tables = [table.ravel() for _, table in self.tables]
-        if tables and not valid(np.concatenate(tables)):
-            first = next(what for what, table in self.tables if not valid(table))
-            raise ValueError(f"{first} {wrong}")
+        """Check the entries of small tables at once, of each only where that fails."""
+        small = [table.ravel() for _, table in self.small]
+        each = self.small if small and not valid(np.concatenate(small)) else []
+        for what, table in (*each, *self.large):
+            if not valid(table):
+                raise ValueError(f"{what} {wrong}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

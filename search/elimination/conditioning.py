@@ -155,6 +155,7 @@ class Minimiser:
         )
         sizes = tuple(self.relaxed.sizes[i] for i in left)
         merged = CostGraph(
+            derived=True,
             sizes=sizes,
             unary=rows(self.relaxed.unary, self.graph.unary[v]),
             edges=edges,
@@ -184,7 +185,7 @@ class Minimiser:
                         unary[i] - step * (marginals[i] - mean),
                         unary[i],
                     )
-        self.relaxed = replace(self.relaxed, unary=tuple(unary))
+        self.relaxed = replace(self.relaxed, derived=True, unary=tuple(unary))
         self.plan = schedule(self.relaxed, max_entries=self.max_entries)
 
     def improve(

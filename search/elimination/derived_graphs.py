@@ -31,6 +31,7 @@ def soften(graph: CostGraph) -> CostGraph:
     )
     return replace(
         graph,
+        derived=True,
         unary=tuple(fill(t) for t in graph.unary),
         edges={edge: fill(t) for edge, t in graph.edges.items()},
     )
@@ -52,6 +53,7 @@ def condition(graph: CostGraph, settled: Mapping[int, int]) -> CostGraph:
     }
     sizes = tuple(1 if v in picks else size for v, size in enumerate(graph.sizes))
     return CostGraph(
+        derived=True,
         sizes=sizes,
         unary=rows(graph.unary),
         edges=edges,
@@ -88,6 +90,7 @@ def restrict(graph: CostGraph, remaining: Sequence[Indices]) -> CostGraph:
         return cuts[key]
 
     return CostGraph(
+        derived=True,
         sizes=tuple(len(indices) for indices in remaining),
         unary=tuple(row(table, v) for v, table in enumerate(graph.unary)),
         edges={(u, v): cut(table, u, v) for (u, v), table in graph.edges.items()},
@@ -136,5 +139,5 @@ def split(graph: CostGraph, fixed: Sequence[int]) -> tuple[CostGraph, list[int]]
 
     memory = None if graph.memory is None else rows(graph.memory)
     return CostGraph(
-        sizes=tuple(sizes), unary=rows(graph.unary), edges=edges, memory=memory
+        derived=True, sizes=tuple(sizes), unary=rows(graph.unary), edges=edges, memory=memory
     ), origins

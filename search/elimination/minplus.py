@@ -1,28 +1,26 @@
-"""The min-plus kernel, in place and in blocks.
+"""The min-plus kernel, compiled where the package was built with a compiler, else in numpy.
 
     out[a, b, ...] = min over k of the sum of tables over k, a, b, ...
 
 It is a product of tensors in the semiring of minimum and sum: one bucket of U. Bertele and F.
-Brioschi's elimination (Nonserial Dynamic Programming, 1972).
+Brioschi's elimination (Nonserial Dynamic Programming, 1972). Both forms add in the same order, so
+that their tables are equal bit for bit.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ..tables import Table
 
+try:
+    from ._minplus import minimise
+# The wheel without binaries, and a machine without a compiler, have numpy alone.
+except ImportError:
+    from .minplus_in_numpy import minimise
+
 Labels = tuple[int, ...]
-BLOCK = 1 << 15
-"""Entries of the plane that is updated in place: two such float64 planes stay in a second-level
-cache of 1 MiB.
-"""
-SMALL = 1 << 16
-"""The most entries of a sum that is made at once: one numpy call a table, instead of one a table
-and choice.
-"""
 
 
 def eliminate(inputs: Sequence[tuple[Labels, Table]], shape: tuple[int, ...]) -> Table:
@@ -35,46 +33,24 @@ def eliminate(inputs: Sequence[tuple[Labels, Table]], shape: tuple[int, ...]) ->
     array([2., 3.])
     """
     terms = merge(inputs, len(shape) + 1)
-    size = terms[0].shape[0]
-    if len(terms) == 1:
-        return np.asarray(terms[0].min(axis=0))
-    if size * math.prod(shape) <= SMALL:
-        return np.asarray(functools.reduce(np.add, terms).min(axis=0))
-    # A large sum never exists whole: for each block of rows, one plane a choice of label 0 is added
-    # up and minimised.
     out = np.empty(shape)
-    rows = max(1, BLOCK * shape[0] // math.prod(shape))
-    plane = np.empty((min(rows, shape[0]), *shape[1:]))
-    for start in range(0, shape[0], rows):
-        block = [term if term.shape[1] == 1 else term[:, start : start + rows] for term in terms]
-        target = out[start : start + rows]
-        _sum(block, 0, target)
-        scratch = plane[: len(target)]
-        for k in range(1, size):
-            _sum(block, k, scratch)
-            np.minimum(target, scratch, out=target)
+    minimise(out, tuple(terms))
     return out
-
-
-def _sum(block: Sequence[Table], k: int, out: Table) -> None:
-    np.add(block[0][k], block[1][k], out=out)
-    for term in block[2:]:
-        np.add(out, term[k], out=out)
 
 
 def merge(inputs: Sequence[tuple[Labels, Table]], rank: int) -> list[Table]:
     """Sum tables whose labels are a subset of another's; one table for each maximal set of labels.
 
-    Axes are in the order 0, 1, ..., missing ones of size 1.
+    Axes are in the order 0, 1, ..., missing ones of size 1. Each sum lies in one piece, as its
+    planes are read one by one.
     """
     merged: list[Table] = []
     for number, order, axes, host in _laid(tuple([labels for labels, _ in inputs])):
         laid = _expand(inputs[number][1].transpose(order), axes, rank)
         if host < 0:
-            # Planes of label 0 are read one by one, which is quick only if each lies in one piece.
             merged.append(np.ascontiguousarray(laid))
         else:
-            merged[host] = merged[host] + laid
+            merged[host] = np.add(merged[host], laid, order="C")
     return merged
 
 

@@ -153,7 +153,7 @@ class _Reducer:
             if self.memory is None
             else tuple(self._memory_row(v, table, rows) for v, table in enumerate(self.memory))
         )
-        small = CostGraph(sizes=sizes, unary=tuple(unary), edges=edges, memory=memory)
+        small = CostGraph(derived=True, sizes=sizes, unary=tuple(unary), edges=edges, memory=memory)
         return Reduction(
             graph=small,
             surviving=tuple(self._indices(v) for v in range(len(sizes))),

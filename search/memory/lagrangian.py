@@ -225,7 +225,8 @@ def least_memory(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> list[in
         unary.append(joined[pair])
     binding = {edge: table for edge, table in edges.items() if table.any()}
     small, solver = prepare(
-        CostGraph(sizes=graph.sizes, unary=tuple(unary), edges=binding), max_entries=max_entries
+        CostGraph(derived=True, sizes=graph.sizes, unary=tuple(unary), edges=binding),
+        max_entries=max_entries,
     )
     return small.restore(solver.minimise().choices)
 

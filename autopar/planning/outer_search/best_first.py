@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
@@ -37,28 +37,33 @@ from autopar.search import Infeasible, NoAssignment
 from .book import Book
 from .candidate_solver import CandidateSolver
 from .estimates import Estimates
-from .evaluator import Evaluator, Played
+from .evaluator import Bounded, Evaluator, Played
 from .finer_meshes import finer_cases, worth_splitting
 from .incumbents import Incumbents
 from .micro_batches import MicroBatches
+from .modes_in_turn import ModesInTurn
 from .node_queue import Node, NodeQueue, Place, by_promise
 from .whole_programs import WholePrograms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """A case that does not fit the memory, and the least bytes that it needs on a device."""
+    """A case that does not fit the memory, and the least bytes that it needs on a device.
+
+    `bounded`: the bytes are a bound from below, which no solution shows to do.
+    """
 
     candidate: Candidate
     mode: Mode
     needed: float
+    bounded: bool = False
 
 
 class BestFirst:
     """The search of one request.
 
     `misfits`: cases that do not fit the memory. `forbidden`: the number of places that pins forbid.
-    `complete`: whether the search ran to its end. `tried`: cases that entered the queue.
+    `complete`: whether the search ran to its end.
     """
 
     def __init__(self, folded: FoldedModel, request: Request) -> None:
@@ -71,10 +76,10 @@ class BestFirst:
         self.incumbents = Incumbents(self.whole)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
+        self.modes = ModesInTurn()
         self.misfits: list[Misfit] = []
         self.forbidden = 0
         self.complete = True
-        self.tried: set[tuple[Candidate, Mode]] = set()
         self._places = 0
         self._progress: Progress | None = None
 
@@ -98,6 +103,7 @@ class BestFirst:
             self.complete = False
             if not self.incumbents and self.evaluator.interrupted is not None:
                 self._play(self.evaluator.interrupted)
+                self.incumbents.settle()
             if not self.incumbents:
                 raise
         if progress:
@@ -135,6 +141,7 @@ class BestFirst:
             self._play(node)
         else:
             self._expand_place(node)
+        self.incumbents.settle()
 
     # --- Places and candidates. ---
 
@@ -185,7 +192,7 @@ class BestFirst:
         open_ones = [one for one in on_mesh if self._promise_of(one) < self.incumbents.enough]
         following = self.micro_batches.take_next(candidate, open_ones)
         first = next(iter(self.solver.modes()))
-        self.tried.add((following, first))
+        self.modes.reach(following, first)
         # At once, as its solution raises the promises of others that wait with the same one.
         self._expand_case(promise, self.solver.case(following, first))
         if following != candidate:
@@ -198,19 +205,19 @@ class BestFirst:
 
     def _push_mode(self, promise: float, candidate: Candidate, mode: Mode) -> None:
         # A mode may be reached from several others, but is solved once.
-        if (candidate, mode) not in self.tried:
-            self.tried.add((candidate, mode))
+        if self.modes.reach(candidate, mode):
             self.queue.push(promise, self.solver.case(candidate, mode))
 
     def _expand_case(self, promise: float, case: Case) -> None:
         """Solve a case, and add the modes that may be faster than it."""
+        if self.modes.waits(promise, case):
+            return
         candidate = case.candidate
         solved: Solved | None = None
         try:
             solved = self.evaluator.promise(case, below=self.incumbents.enough)
         except Infeasible as error:
-            # The tables add up the bytes of all stages; a misfit tells those of one device.
-            self._misfit(case, error.minimum_memory / candidate.stages)
+            self._misfit(case, error)
         except NoAssignment:
             self.forbidden += 1
             return
@@ -220,32 +227,42 @@ class BestFirst:
             self.micro_batches.tighten(candidate, free)
             # No mode that does more work is faster than the optimum without a limit of memory.
             promise = max(promise, self.solver.promise_of(candidate, free))
-        roomy = False
-        if solved is not None and solved.free:
-            roomy = solved.solution.memory <= EFFORT.plenty * self.solver.room(candidate)
-            if roomy and candidate.stages == 1:
-                self.micro_batches.leave_smaller(candidate)
-            if (whole := self.solver.stored_whole(case.mode)) is not None:
-                self._push_mode(promise, candidate, whole)
-        self._push_others(promise, case.mode, candidate, thriftier=not roomy)
+        self._push_others(promise, case)
+        if solved is None or not solved.free:
+            return
+        self.modes.fits_freely(case)
+        roomy = solved.solution.memory <= EFFORT.plenty * self.solver.room(candidate)
+        if roomy and candidate.stages == 1:
+            self.micro_batches.leave_smaller(candidate)
+        if (whole := self.solver.stored_whole(case.mode)) is not None:
+            self._push_mode(promise, candidate, whole)
 
-    def _push_others(
-        self, promise: float, mode: Mode, candidate: Candidate, *, thriftier: bool
-    ) -> None:
-        """Add the modes that do all the work of one.
-
-        `thriftier`: add those that recompute more, too.
-        """
+    def _push_others(self, promise: float, case: Case) -> None:
+        """Add the modes that do all the work of a case: only memory makes them faster."""
+        candidate = case.candidate
         for other in self.solver.modes():
-            if not other.repeats(mode) or not (thriftier or other.recompute == mode.recompute):
+            if not other.repeats(case.mode):
                 continue
             # Of all modes the first does least work, whatever the memory is.
             first = self.micro_batches.promise(candidate)
             least = first + self.solver.recomputed(candidate, other)
             self._push_mode(max(promise, least), candidate, other)
 
-    def _misfit(self, case: Case, needed: float) -> None:
-        self.misfits.append(Misfit(candidate=case.candidate, mode=case.mode, needed=needed))
+    def _misfit(self, case: Case, error: Infeasible) -> None:
+        # The tables add up the bytes of all stages; a misfit tells those of one device.
+        needed = error.minimum_memory / case.candidate.stages
+        bounded = isinstance(error, Bounded)
+        self.misfits.append(
+            Misfit(candidate=case.candidate, mode=case.mode, needed=needed, bounded=bounded)
+        )
+
+    def measure_misfits(self) -> None:
+        """Solve the misfits of which only a bound is known, as their bytes may be the answer."""
+        for number, misfit in enumerate(self.misfits):
+            if misfit.bounded:
+                case = self.solver.case(misfit.candidate, misfit.mode)
+                needed = self.evaluator.measure(case) / misfit.candidate.stages
+                self.misfits[number] = replace(misfit, needed=needed, bounded=False)
 
     # --- Programs. ---
 
@@ -253,15 +270,24 @@ class BestFirst:
         """Play a solution; a program faster than the incumbent's takes its place."""
         self.incumbents.look_at(solved.candidate)
         try:
-            for played in self.evaluator.play(solved, self.incumbents.best):
+            programs = self.evaluator.play(solved, self.incumbents.best)
+            for played in programs:
                 self.incumbents.note(played)
+            if any(played.limited for played in programs):
+                self._go_on(solved.case)
         except Infeasible as error:
-            self._misfit(solved.case, error.minimum_memory / solved.candidate.stages)
+            self._misfit(solved.case, error)
+            self._go_on(solved.case)
             # Unlike layers may fit where equal ones need a little too much. They are tried only as
             # long as nothing else fits.
             likely = EFFORT.likely * self.solver.room(solved.candidate)
             if not self.incumbents and error.minimum_memory <= likely:
                 self.incumbents.challenge(Played(solved=solved, seconds=math.inf, limited=True))
+
+    def _go_on(self, case: Case) -> None:
+        """Put the modes back into the queue that waited for a case, as memory binds it after all."""
+        for promise, waiting in self.modes.is_limited(case):
+            self.queue.push(promise, waiting)
 
     def _refine(self) -> None:
         """Split an axis of the fastest candidates' meshes in two."""
@@ -270,14 +296,14 @@ class BestFirst:
         for fast in worth_splitting(self.incumbents.fastest.values()):
             for cases in finer_cases(self.solver, fast):
                 self._try(cases)
+        self.incumbents.settle()
 
     def _try(self, cases: Iterable[Case]) -> None:
         """Play a candidate's cases as long as its fastest program is near the best."""
         for case in cases:
             # Two meshes may be split into the same one.
-            if (case.candidate, case.mode) in self.tried:
+            if not self.modes.reach(case.candidate, case.mode):
                 continue
-            self.tried.add((case.candidate, case.mode))
             with contextlib.suppress(Infeasible, NoAssignment):
                 solved = self.evaluator.promise(case, below=self.incumbents.enough)
                 if solved is not None and solved.promise < self.incumbents.enough:

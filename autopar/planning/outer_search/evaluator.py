@@ -24,7 +24,7 @@ from autopar.planning.stages.stage import Slower
 from autopar.planning.stages.staged_program import StagedProgram, best_pipeline
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
-from autopar.search import Infeasible, Interrupted, NoAssignment
+from autopar.search import Infeasible, Interrupted, NoAssignment, Solution
 
 from .candidate_solver import CandidateSolver
 from .memory_bound import MemoryBound
@@ -45,6 +45,10 @@ class Played:
     draft: DraftProgram | None = None
 
 
+class Bounded(Infeasible):
+    """A case that does not fit, as the bytes that no choice undercuts show."""
+
+
 class Evaluator:
     """Promises and programs of candidates.
 
@@ -60,6 +64,7 @@ class Evaluator:
         self.interrupted: Solved | None = None
         self.free_bounds: dict[Case, float] = {}
         self.written_out = WrittenOut(solver)
+        self._bounded: set[Candidate] = set()
         # Pipelines are solved within tightening limits for their order alone.
         self.quickly = self.request
         if solver.is_exact:
@@ -70,8 +75,8 @@ class Evaluator:
     def promise(self, case: Case, below: float = math.inf) -> Solved | None:
         """The best solution of a case within the memory; None where it promises `below` or more.
 
-        Raises `Infeasible`, with the least memory that would do as far as it is known, and
-        `NoAssignment`.
+        Raises `Infeasible`, with the least memory that would do as far as it is known (`Bounded`:
+        a bound of it), and `NoAssignment`.
         """
         try:
             return self._promise(case, below)
@@ -82,18 +87,32 @@ class Evaluator:
             raise
 
     def _promise(self, case: Case, below: float) -> Solved | None:
+        tables = self.solver.tables(case)
+        room = self.solver.room(case.candidate)
+        # No choice takes fewer bytes, which is seen without a solution.
+        if (least := self.solver.least_bytes(tables)) > room:
+            if below == math.inf and case.candidate not in self._bounded:
+                self._free_solution(case, tables, below)
+            raise Bounded(least, room)
+        return self._solved(case, tables, below)
+
+    def measure(self, case: Case) -> float:
+        """The bytes that a case needs which does not fit, as a solution shows; inf if none does."""
+        try:
+            self._solved(case, self.solver.tables(case), math.inf)
+        except Infeasible as error:
+            return error.minimum_memory
+        except NoAssignment:
+            pass
+        return math.inf
+
+    def _solved(self, case: Case, tables: Tables, below: float) -> Solved | None:
         solver = self.solver
         candidate = case.candidate
         room = solver.room(candidate)
-        tables = solver.tables(case)
         beyond = 0.0
-        # Every choice saves at least these bytes. Without an incumbent the error may be the answer,
-        # and then it has to tell the bytes that would do, so it goes on.
-        if below < math.inf and (least := tables.least_saved()) > room:
-            raise Infeasible(least, room)
         if solver.is_exact or self.request.may_offload:
-            free = solver.free_solution(candidate, tables, below)
-            self.free_bounds[case] = free.lower_bound
+            free = self._free_solution(case, tables, below)
             if solver.is_exact and solver.promise_of(candidate, free.lower_bound) >= below:
                 return None
             beyond = solver.beyond(case, tables, free)
@@ -113,6 +132,13 @@ class Evaluator:
             if solver.is_exact and solver.proves_too_slow(candidate, tables, loosest, below):
                 return None
         return self.memory_bound.solve(case, tables, beyond)
+
+    def _free_solution(self, case: Case, tables: Tables, below: float) -> Solution:
+        """The optimum without a limit of memory; its bound tells of all modes of the candidate."""
+        free = self.solver.free_solution(case.candidate, tables, below)
+        self.free_bounds[case] = free.lower_bound
+        self._bounded.add(case.candidate)
+        return free
 
     # --- Programs. ---
 

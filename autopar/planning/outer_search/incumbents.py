@@ -33,6 +33,7 @@ class Incumbents:
         self.failures: list[Infeasible] = []
         self.idle = 0
         self._seen: set[Candidate] = set()
+        self._challengers: list[Played] = []
 
     def __bool__(self) -> bool:
         return bool(self.played)
@@ -62,13 +63,23 @@ class Incumbents:
         self._seen.add(candidate)
 
     def note(self, played: Played) -> None:
-        """Remember the fastest program of each candidate, and the incumbent."""
+        """Remember the fastest program of each candidate; one below the best is a challenger."""
         candidate = played.solved.candidate
         fastest = self.fastest.setdefault(candidate, played)
         if played.seconds < fastest.seconds:
             self.fastest[candidate] = played
         if played.seconds < self.best:
-            self.challenge(played)
+            self._challengers.append(played)
+
+    def settle(self) -> None:
+        """Compare the challengers with the incumbent, the fastest first.
+
+        Whole programs take long to make, so of several challengers mostly one is made.
+        """
+        for played in sorted(self._challengers, key=lambda one: one.seconds):
+            if played.seconds < self.best:
+                self.challenge(played)
+        self._challengers.clear()
 
     def challenge(self, played: Played) -> None:
         """Compare the whole program of a solution with the incumbent."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.planning.model.counts import Counts
+from autopar.planning.model.effort import EFFORT
 from autopar.planning.programs.front import Front, price_program
 from autopar.planning.programs.priced_program import (
     DraftProgram,
@@ -71,19 +72,24 @@ class WholePrograms:
 
     def _pipeline(self, played: Played) -> Program:
         """The whole pipeline of an incumbent; raises `Infeasible` where none fits."""
-        failure: Infeasible | None = None
-        programs: list[Program] = []
+        solved = played.solved
+        own: Program | None = None
+        # Memory is no question, so that no solution of the whole graph promises less.
+        if solved.free and not played.limited:
+            own = self.as_solved(solved)
+            if own is not None and own.seconds <= (1 + EFFORT.close) * played.seconds:
+                return own
         try:
-            programs.append(self.solved_anew(played.solved))
-        except Infeasible as error:
-            failure = error
+            anew = self.solved_anew(solved)
+        except Infeasible:
+            own = own or self.as_solved(solved)
+            if own is None:
+                raise
+            return own
         # One of equal layers takes about as long as on the folded graph.
-        if not programs or programs[0].seconds > played.seconds:
-            own = self.as_solved(played.solved)
-            programs += [own] if own is not None else []
-        if failure is not None and not programs:
-            raise failure
-        return first_of(programs)
+        if own is None and anew.seconds > played.seconds:
+            own = self.as_solved(solved)
+        return first_of([anew] if own is None else [anew, own])
 
     def solved_anew(self, solved: Solved) -> Program:
         """The program that the whole graph's tables give, with host memory where that helps."""
