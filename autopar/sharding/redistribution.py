@@ -255,7 +255,8 @@ def cheapest_chain(
                 continue
             step = Change(axes, layout[axes[0]], after[axes[0]], degree_of(axes, mesh))
             fresh = cost + _change_price(step, size, price, gradient) + STEP_PENALTY
-            if fresh < best.get(after, math.inf):
+            # No way over a layout as far off as the target leads to it sooner.
+            if fresh < min(best.get(after, math.inf), best.get(target, math.inf)):
                 best[after] = fresh
                 came[after] = layout
                 heapq.heappush(heap, (fresh, counter, after))

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.minplus import minimise
 from autopar.sharding.layout import Kind
 from autopar.sharding.mesh import axis_sets
 from autopar.sharding.redistribution import STEP_PENALTY, may_change, transfers
@@ -67,6 +68,7 @@ class Distances:
         self.joint = [
             (p, p.costs(space, nbytes, self.valid, charges)) for p in joint_patterns(space)
         ]
+        self.partial = np.flatnonzero([kind.kind is Kind.PARTIAL for kind in space.kinds])
         self.known = np.zeros(space.size, dtype=bool)
         self.prices = np.empty((space.size, space.size))
 
@@ -120,8 +122,10 @@ class Distances:
         # A layout with unequal shards is reached from nowhere, not even from itself.
         reach[~self.valid] = math.inf
         # No chain makes a whole value partial only to sum it again.
-        partial = np.array([kind.kind is Kind.PARTIAL for kind in space.kinds])
-        closed = [np.where(partial[space.digits()[sources, a]], 0.0, math.inf) for a in range(axes)]
+        digits = space.digits()[sources]
+        closed = [
+            np.where(np.isin(digits[:, axis], self.partial), 0.0, math.inf) for axis in range(axes)
+        ]
         turn = 0
         settled = 0
         while settled < sets:
@@ -143,13 +147,18 @@ class Distances:
         """
         size = len(self.space.kinds)
         axes = len(self.space.mesh)
-        before = reach.copy()
         # One operation relaxes all layouts that differ on this axis alone.
         grid = reach.reshape(size**axis, size, size ** (axes - axis - 1), -1)
-        for x, costs in enumerate(self.steps[axis]):
-            origin = grid[:, x] + closed if self.space.kinds[x].kind is Kind.PARTIAL else grid[:, x]
-            np.minimum(grid, origin[:, None] + costs, out=grid)
-        return not np.array_equal(before, reach)
+        origin = grid
+        if self.partial.size:
+            origin = grid.copy()
+            origin[:, self.partial] += closed
+        stepped = np.empty_like(grid)
+        minimise(stepped, (origin.transpose(1, 0, 2, 3)[:, :, None], self.steps[axis]))
+        if not (stepped < grid).any():
+            return False
+        np.minimum(grid, stepped, out=grid)
+        return True
 
 
 def _axis_costs(

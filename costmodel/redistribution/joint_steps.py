@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.minplus import minimise
 from autopar.sharding.layout import Kind
 from autopar.sharding.mesh import Axes, axis_sets, degree_of
 from autopar.sharding.redistribution import may_change, transfers
@@ -66,10 +67,11 @@ class JointPattern:
         # As on single axes: only what was partial at the source is summed.
         for x in self.partial:
             origin[x] += closed
-        after = np.minimum(before, (origin[:, None] + costs).min(axis=0))
-        if np.array_equal(before, after):
+        stepped = np.empty_like(before)
+        minimise(stepped, (origin[:, None], costs))
+        if not (stepped < before).any():
             return False
-        reach[self.codes] = after
+        reach[self.codes] = np.minimum(before, stepped)
         return True
 
 

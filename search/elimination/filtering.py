@@ -25,7 +25,7 @@ import numpy as np
 
 from ..tables import Indices, Table
 from .conditioning import Minimiser
-from .minplus import Labels, merge
+from .join import Labels, merge
 from .schedules import Schedule
 
 BLOCK = 1 << 15

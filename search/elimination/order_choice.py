@@ -13,7 +13,7 @@ import numpy as np
 
 from ..costgraph import CostGraph
 from ..tables import Indices, Table
-from .minplus import Labels
+from .join import Labels
 from .orders import Order, Structure, order
 from .schedules import Join, Schedule
 from .shared_orders import shared_by

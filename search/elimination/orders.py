@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..tables import Indices
-from .minplus import Labels
+from .join import Labels
 
 Name = tuple[tuple[Labels, int], ...]
 Score = tuple[bool, float, float]

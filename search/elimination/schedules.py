@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..tables import Table
-from .minplus import Labels, eliminate
+from .join import Labels, eliminate
 from .orders import Round
 
 

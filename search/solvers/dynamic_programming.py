@@ -2,7 +2,7 @@
 
     best(graph) = min over x of cost(x)   subject to   memory(x) <= limit
 
-elimination/orders.py finds the order and elimination/minplus.py joins the tables;
+elimination/orders.py finds the order and elimination/join.py joins the tables;
 memory/memory_limit.py prices the bytes, memory/mixtures.py and memory/labels.py close the gap that
 is left.
 

@@ -1,4 +1,4 @@
-"""The parts: the min-plus kernel against broadcasting, pruning keeps an optimum, docstring examples
+"""The parts: joins against broadcasting, pruning keeps an optimum, docstring examples
 run.
 """
 
@@ -11,9 +11,7 @@ import pytest
 from search_graphs import layered_graph, random_graph
 
 from autopar.search import NoAssignment, solve
-from autopar.search.elimination import minplus, minplus_in_numpy
-from autopar.search.elimination.minplus import eliminate
-from autopar.search.elimination.minplus_in_numpy import BLOCK
+from autopar.search.elimination.join import eliminate
 from autopar.search.elimination.order_choice import schedule, typical_schedule
 from autopar.search.elimination.orders import order
 from autopar.search.elimination.pruning import reduce, substitutes
@@ -21,17 +19,6 @@ from autopar.search.elimination.shared_orders import sharing_orders
 from autopar.search.memory.mixtures import arrangement, best_cut
 
 
-@pytest.fixture(params=["compiled", "numpy"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both forms of the kernel; the compiled one is skipped where it was not built."""
-    if request.param == "numpy":
-        monkeypatch.setattr(minplus, "minimise", minplus_in_numpy.minimise)
-    elif minplus.minimise is minplus_in_numpy.minimise:
-        pytest.skip("the package was installed without a compiler")
-    return str(request.param)
-
-
-@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize(
     "labels",
     [
@@ -44,7 +31,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     ],
 )
 @pytest.mark.parametrize("sizes", [(3, 4, 2, 5), (1, 1, 1, 1), (6, 1, 7, 2)])
-def test_kernel(labels: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> None:
+def test_join(labels: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> None:
     draw = np.random.default_rng(0)
     tables = [draw.random([sizes[label] for label in axes]) for axes in labels]
     rank = max(max(axes) for axes in labels)
@@ -56,58 +43,6 @@ def test_kernel(labels: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> 
         )
     result = eliminate(list(zip(labels, tables, strict=True)), sizes[1 : rank + 1])
     assert result == pytest.approx(total.min(axis=0))
-
-
-@pytest.mark.usefixtures("kernel")
-def test_kernel_in_several_blocks() -> None:
-    draw = np.random.default_rng(0)
-    left = draw.random((600, 3))
-    right = draw.random((3, 200))
-    assert left.shape[0] * right.shape[1] > 2 * BLOCK
-    assert (
-        eliminate([((1, 0), left), ((0, 2), right)], (600, 200))
-        == (left[:, :, None] + right).min(axis=1)
-    ).all()
-
-
-@pytest.mark.parametrize("kernel", ["compiled"], indirect=True)
-@pytest.mark.parametrize("seed", range(60))
-def test_compiled_kernel_equals_numpy_bit_for_bit(kernel: str, seed: int) -> None:
-    """Any shapes, axes of size 1 and broadcast ones among them, rows above 512, infinite entries."""
-    draw = np.random.default_rng(seed)
-    rank = int(draw.integers(1, 5))
-    shape = [int(draw.choice([1, 2, 3, 7, 40, 700 if rank < 3 else 5])) for _ in range(rank)]
-    terms = []
-    for _ in range(int(draw.integers(1, 5))):
-        own = [shape[0], *(size if draw.random() < 0.7 else 1 for size in shape[1:])]
-        term = draw.random(own)
-        term[draw.random(own) < 0.1] = np.inf
-        terms.append(term)
-    terms[0] = np.ascontiguousarray(np.broadcast_to(terms[0], shape))
-    expected = np.empty(shape[1:])
-    minplus_in_numpy.minimise(expected, tuple(terms))
-    got = np.full(shape[1:], np.nan)
-    minplus.minimise(got, tuple(terms))
-    assert got.tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("kernel", ["compiled"], indirect=True)
-@pytest.mark.parametrize(
-    ("out", "terms", "said"),
-    [
-        (np.empty(3), (np.zeros((2, 4)),), "do not fit"),
-        (np.empty(3), (np.zeros((2, 3)), np.zeros((1, 3))), "do not fit"),
-        (np.empty(3), (np.zeros((3, 2)).T,), "do not fit"),
-        (np.empty(3), (np.zeros((2, 3), dtype=np.float32),), "float64"),
-        (np.empty(3), (), "terms"),
-        (np.empty(3), tuple(np.zeros((1, 3)) for _ in range(129)), "terms"),
-    ],
-)
-def test_compiled_kernel_refuses(
-    kernel: str, out: np.ndarray, terms: tuple[np.ndarray, ...], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        minplus.minimise(out, terms)
 
 
 def test_pruning_keeps_an_optimum() -> None:
@@ -144,7 +79,7 @@ def test_reduction_shares_tables() -> None:
     assert len({id(table) for table in small.edges.values()}) < 30
 
 
-@pytest.mark.parametrize("module", ["costgraph", "elimination.minplus", "methods"])
+@pytest.mark.parametrize("module", ["costgraph", "elimination.join", "methods"])
 def test_docstring_examples(module: str) -> None:
     assert doctest.testmod(importlib.import_module(f"autopar.search.{module}")).attempted > 0
     assert doctest.testmod(importlib.import_module(f"autopar.search.{module}")).failed == 0

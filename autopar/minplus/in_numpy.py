@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..tables import Table
-
+Table = NDArray[np.float64]
 BLOCK = 1 << 15
 """Entries of the plane that is updated in place: two such float64 planes stay in a second-level
 cache of 1 MiB.

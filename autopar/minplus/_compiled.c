@@ -1,4 +1,4 @@
-/* The min-plus kernel of minplus.py, compiled: the same additions in the same order.
+/* The min-plus kernel, compiled: the same additions in the same order as in in_numpy.py.
 
        out[a, b, ...] = min over k of t_0[k, a, b, ...] + t_1[k, a, b, ...] + ...
 
@@ -249,8 +249,8 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_minplus", "The compiled min-plus kernel.", 0, methods,
+    PyModuleDef_HEAD_INIT, "_compiled", "The compiled min-plus kernel.", 0, methods,
     NULL, NULL, NULL, NULL,
 };
 
-PyMODINIT_FUNC PyInit__minplus(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit__compiled(void) { return PyModule_Create(&definition); }

@@ -1,10 +1,8 @@
-"""The min-plus kernel, compiled where the package was built with a compiler, else in numpy.
+"""The join of tables that eliminates a variable.
 
     out[a, b, ...] = min over k of the sum of tables over k, a, b, ...
 
-It is a product of tensors in the semiring of minimum and sum: one bucket of U. Bertele and F.
-Brioschi's elimination (Nonserial Dynamic Programming, 1972). Both forms add in the same order, so
-that their tables are equal bit for bit.
+It is one bucket of U. Bertele and F. Brioschi's elimination (Nonserial Dynamic Programming, 1972).
 """
 
 import functools
@@ -12,13 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..tables import Table
+from autopar.minplus import minimise
 
-try:
-    from ._minplus import minimise
-# The wheel without binaries, and a machine without a compiler, have numpy alone.
-except ImportError:
-    from .minplus_in_numpy import minimise
+from ..tables import Table
 
 Labels = tuple[int, ...]
 
