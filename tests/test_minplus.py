@@ -27,7 +27,7 @@ def test_numpy_in_several_blocks() -> None:
 @needs_compiled
 @pytest.mark.parametrize("seed", range(60))
 def test_compiled_kernel_equals_numpy_bit_for_bit(seed: int) -> None:
-    """Any shapes, axes of size 1 and broadcast ones among them, rows above 512, infinite entries."""
+    """Any shapes: axes of size 1, broadcast ones, rows above 512, infinite entries."""
     draw = np.random.default_rng(seed)
     rank = int(draw.integers(1, 5))
     shape = [int(draw.choice([1, 2, 3, 7, 40, 700 if rank < 3 else 5])) for _ in range(rank)]

@@ -273,7 +273,8 @@ class BestFirst:
             programs = self.evaluator.play(solved, self.incumbents.best)
             for played in programs:
                 self.incumbents.note(played)
-            if any(played.limited for played in programs):
+            # Of programs near the best one, those of other modes may be a little faster yet.
+            if programs:
                 self._go_on(solved.case)
         except Infeasible as error:
             self._misfit(solved.case, error)
@@ -285,8 +286,8 @@ class BestFirst:
                 self.incumbents.challenge(Played(solved=solved, seconds=math.inf, limited=True))
 
     def _go_on(self, case: Case) -> None:
-        """Put the modes back into the queue that waited for a case, as memory binds it after all."""
-        for promise, waiting in self.modes.is_limited(case):
+        """Put the modes back into the queue that waited for a case."""
+        for promise, waiting in self.modes.go_on(case):
             self.queue.push(promise, waiting)
 
     def _refine(self) -> None:

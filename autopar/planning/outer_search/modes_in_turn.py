@@ -1,7 +1,8 @@
 """The modes of candidates that are worth solving: those that memory asks for.
 
-A mode that does all the work of another one (`Mode.repeats`) only saves memory. So it waits as
-long as the other one's optimum without a limit of memory fits.
+A mode that does all the work of another one (`Mode.repeats`) saves memory, and hardly any time. So
+it waits while the other one's optimum without a limit of memory fits, until that one's program
+turns out not to fit, or to be near the best.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ class ModesInTurn:
         self._free[case.candidate].append(case.mode)
 
     def waits(self, promise: float, case: Case) -> bool:
-        """Whether a case only saves memory that is not short; it then waits."""
+        """Whether a case saves memory that is not short; it then waits."""
         candidate = case.candidate
         if not any(case.mode.repeats(mode) for mode in self._free[candidate]):
             return False
         self._waiting[candidate].append((promise, case))
         return True
 
-    def is_limited(self, case: Case) -> list[tuple[float, Case]]:
-        """Note that a program needs more than its tables say; the cases that need not wait now."""
+    def go_on(self, case: Case) -> list[tuple[float, Case]]:
+        """The cases that waited for one, with their promises; from now on none does."""
         candidate = case.candidate
         if case.mode not in self._free[candidate]:
             return []
