@@ -5,9 +5,11 @@ A pipe would be waited for, a device never ends, and what is too large is no fil
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from .errors import AutoparError
 from .units import bytes_text
@@ -48,3 +50,17 @@ def read_text(path: str | Path, limit: int, *, what: str, error: type[AutoparErr
         return read_bytes(path, limit, what=what, error=error).decode("utf-8")
     except UnicodeDecodeError as reason:
         raise error(f"{path}: not text: {reason}") from reason
+
+
+def read_json_object(
+    path: str | Path, limit: int, *, what: str, error: type[AutoparError]
+) -> dict[str, Any]:
+    """The JSON object that is the whole of a file; all else as in `read_text`."""
+    text = read_text(path, limit, what=what, error=error)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as reason:
+        raise error(f"{path} cannot be read as a {what}: {reason}") from reason
+    if not isinstance(data, dict):
+        raise error(f"{path} holds no JSON object")
+    return data

@@ -12,7 +12,7 @@ import pytest
 
 from autopar.cli.entry import run
 from autopar.errors import AutoparError, ModelError, PlanError, UsageError
-from autopar.reading import read_bytes, read_text
+from autopar.reading import read_bytes, read_json_object, read_text
 from autopar.runtime.files.weight_files import read_headers
 from autopar.runtime.training.tokens import tokens
 
@@ -25,6 +25,16 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     assert read_text(path, LIMIT, what="plan", error=PlanError) == "ä" * 500
     (tmp_path / "link").symlink_to(path)
     assert len(read_bytes(str(tmp_path / "link"), LIMIT, what="plan", error=PlanError)) == LIMIT
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "[" * 900, "", "3"])
+def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"a": [1]}', encoding="utf-8")
+    assert read_json_object(path, LIMIT, what="plan", error=PlanError) == {"a": [1]}
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(PlanError, match=r"cannot be read as a plan|holds no JSON object"):
+        read_json_object(path, LIMIT, what="plan", error=PlanError)
 
 
 def test_what_is_too_large_or_not_text_is_refused(tmp_path: Path) -> None:

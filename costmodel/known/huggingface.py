@@ -5,7 +5,6 @@ Nothing in a file is executed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autopar.errors import ModelError, UsageError, unknown
 from autopar.file_limits import CONFIGURATION_BYTES
-from autopar.reading import read_text
+from autopar.reading import read_json_object
 
 MOST = 2**24
 """The largest size that a configuration may give."""
@@ -321,13 +320,7 @@ def _experts(c: Config) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Config:
-    text = read_text(path, CONFIGURATION_BYTES, what="configuration", error=ModelError)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as a configuration: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} holds no JSON object")
+    data = read_json_object(path, CONFIGURATION_BYTES, what="configuration", error=ModelError)
     # Models of text and images keep the sizes of their language model in a table of its own.
     if isinstance(data.get("text_config"), dict) and "hidden_size" not in data:
         data = {**data, **data["text_config"]}
