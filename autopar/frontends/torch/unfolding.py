@@ -94,6 +94,9 @@ class _Writer:
         graph = self.outer.graph
         outputs = tuple(self.renamed.get(name, name) for name in graph.outputs)
         updates = {old: self.renamed.get(new, new) for old, new in self.updates.items()}
+        if len({operator.name for operator in self.operators}) < len(self.operators):
+            # Numbers behind equal names would depend on the order of the calls.
+            raise ModelError("a part of a layer is called outside of it as well")
         operators = needed_operators(self.operators, [*outputs, *updates.values()])
         reads = dict(self.outer.reads)
         for layer in layers:

@@ -166,6 +166,25 @@ def test_layers_that_share_a_dict_are_exported_whole(monkeypatch: pytest.MonkeyP
     assert folded.fingerprint() == whole(Told(), monkeypatch).graph.fingerprint()
 
 
+class Peeking(Stack):
+    """A stack that calls a part of its first layer before that layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first: Any = self.layers[0]
+        return super().forward(first.linear(x))
+
+
+def test_a_part_that_is_called_outside_of_its_layer_is_written_twice() -> None:
+    """Both calls of the part have its path, which the calls of layers alone do not tell apart."""
+    module = Peeking([Layer(place, 2.0) for place in range(3)])
+    graph = import_torch(module, (torch.ones(4, 8),)).graph
+    names = [op.name for op in graph.operators]
+    assert len(set(names)) == len(names)
+    assert [op.inputs[1] for op in graph.operators if "linear" in op.name] == [
+        f"layers.{place}.linear.weight" for place in (0, 0, 1, 2)
+    ]
+
+
 def test_the_module_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Stack([Layer(i, 2.0) for i in range(3)])
     exports_of(module, monkeypatch)
