@@ -13,6 +13,8 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("repeatable")
 os.environ.pop("COLUMNS", None)
+# Answers of other runs are not remembered (`autopar.remembered`).
+os.environ["AUTOPAR_CACHE"] = ""
 
 
 REFUSED = re.compile(r"torch 2\.1[12]\.\S+ holds no parameter that lies as \[.*?\]")

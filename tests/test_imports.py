@@ -25,6 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "reading": {"units"},
     "units": set(),
     "outputs": set(),
+    "remembered": {"outputs", "reading"},
     "ir": set(),
     "model": {"autopar", "ir"},
     "sharding": {"ir"},
