@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .errors import UsageError
-from .frontends.huggingface import SEQUENCE, configured, example_inputs
+from .frontends.huggingface import OPTIONS, PREFIX, Configured, configured, example_inputs, placed
 from .frontends.load import ModelOptions, load_model
 from .ir import Graph
 from .model import LoadedModel
-from .plan import Plan
+from .units import count_text
 
-PREFIX = "hf:"
 DTYPE = "bfloat16"
 """The type of a configured model where none is asked for."""
 
@@ -23,24 +24,65 @@ def load_any(model: Any, options: ModelOptions, given: Any = None) -> LoadedMode
     if not is_configuration(model):
         return load_model(model, options, given)
     wrong = [name for name in ("shapes", "frozen", "trained") if getattr(options, name)]
-    if wrong or set(options.dims) - {SEQUENCE}:
+    sizes = OPTIONS.values()
+    if wrong or set(options.dims) - set(sizes):
+        named = ", ".join(f"--{name}" for name in OPTIONS)
         raise UsageError(
-            f"{model}: a configuration takes --batch, --seq, --loss and --dtype, not "
+            f"{model}: a configuration takes --batch, {named}, --loss and --dtype, not "
             f"{', '.join(wrong) or '--dim'}"
         )
+    return load_configured(str(model).removeprefix(PREFIX), options, given)
+
+
+def load_configured(
+    path: str,
+    options: ModelOptions,
+    given: Mapping[str, Any] | None = None,
+    *,
+    frozen_parameters: Sequence[str] = (),
+    build: Callable[[Configured], Any] = lambda made: made.build(0),
+) -> LoadedModel:
+    """The model of a configuration, with inputs of the sizes asked for, or those `given`.
+
+    `frozen_parameters`: names or patterns of parameters that are not trained. `build` makes the
+    module with its weights.
+    """
     dtype = options.dtype or DTYPE
-    made = configured(str(model).removeprefix(PREFIX), dtype)
-    sequence = options.dims.get(SEQUENCE)
-    has_labels = options.train and options.loss is None
-    inputs = example_inputs(made, options.batch or 1, sequence, labels=has_labels)
-    loaded = load_model(made.module, replace(options, dims={}, batch=None, dtype=None), inputs)
+    made = configured(path, dtype)
+    sized: list[str] = []
+    batch = options.batch
+    if given is None:
+        has_labels = options.train and options.loss is None
+        given, sized = example_inputs(made, batch or 1, options.dims, labels=has_labels)
+        batch = None
+    inputs = {**given, **made.constants}
+    values = placed(made, given)
+    loaded = load_model(
+        frozen(made.module, frozen_parameters),
+        replace(options, dims={}, batch=batch, dtype=None),
+        inputs,
+    )
+    if values:
+        loaded = _with_values(loaded, values)
     return replace(
         loaded,
-        build=functools.cache(made.build),
+        build=functools.cache(lambda: frozen(build(made), frozen_parameters)),
         given=None,
         reload=None,
         dtype=dtype,
-        notes=(_sized(loaded.graph), *made.notes, *_idle(loaded.graph), *loaded.notes),
+        notes=(_sized(loaded.graph, sized), *made.notes, *_idle(loaded.graph), *loaded.notes),
+    )
+
+
+def _with_values(loaded: LoadedModel, values: Mapping[str, Any]) -> LoadedModel:
+    """The model with values of some example inputs, which others must fit."""
+    assert loaded.inputs is not None and loaded.call is not None
+    named = zip(loaded.graph.inputs, loaded.inputs, strict=True)
+    args, kwargs = loaded.call
+    return replace(
+        loaded,
+        inputs=tuple(values.get(name, value) for name, value in named),
+        call=(args, {**kwargs, **values}),
     )
 
 
@@ -49,13 +91,29 @@ def is_configuration(model: Any) -> bool:
     return isinstance(model, str) and model.startswith(PREFIX)
 
 
-def _sized(graph: Graph) -> str:
+def frozen(module: Any, patterns: Sequence[str]) -> Any:
+    """The module, with parameters frozen that a pattern names."""
+    for pattern in patterns:
+        named = [
+            value for name, value in module.named_parameters() if fnmatch.fnmatchcase(name, pattern)
+        ]
+        if not named:
+            raise UsageError(f"no parameter of the model is named {pattern!r}")
+        for value in named:
+            value.requires_grad_(False)
+    return module
+
+
+def _sized(graph: Graph, options: Sequence[str]) -> str:
     parameters = sum(tensor.size for tensor in graph.parameters)
-    first = graph.tensors[graph.inputs[0]].shape
-    what = " x ".join(map(str, first))
+    shapes = [
+        f"{name} {' x '.join(map(str, graph.tensors[name].shape))}"
+        for name in graph.inputs
+        if name != "labels" or "input_ids" not in graph.inputs
+    ]
     return (
-        f"{graph.name}: {parameters / 1e9:.3f} billion parameters; a batch is {what} "
-        f"({graph.inputs[0]}; --batch, --seq)"
+        f"{graph.name}: {count_text(parameters)} parameters; a batch is {', '.join(shapes)} "
+        f"({', '.join(['--batch', *options])})"
     )
 
 
@@ -68,18 +126,7 @@ def _idle(graph: Graph) -> list[str]:
             part = ".".join(tensor.name.split(".")[:2])
             idle[part] = idle.get(part, 0) + tensor.size
     return [
-        f"{part} ({size / 1e9:.3f} billion parameters) takes no part in such a batch: it is "
+        f"{part} ({count_text(size)} parameters) takes no part in such a batch: it is "
         "stored, not computed"
         for part, size in idle.items()
     ]
-
-
-def sizes_of_plan(model: Any, plan: Plan, options: ModelOptions) -> ModelOptions:
-    """The options with the sequence length of the plan, where the model is a configuration."""
-    if not is_configuration(model):
-        return options
-    for name in ("input_ids", "labels"):
-        spec = plan.model.inputs.get(name)
-        if spec is not None and len(spec.shape) > 1:
-            return replace(options, dims={SEQUENCE: spec.shape[1]})
-    return options

@@ -10,7 +10,7 @@ from typing import Any
 
 from autopar.costmodel import Cluster, load_cluster, parse_span, presets
 
-from .configured import load_any, sizes_of_plan
+from .configured import is_configuration, load_any
 from .errors import UsageError
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .ir.dtype import FLOATS
@@ -76,7 +76,9 @@ def model_of_plan(
         sized = (
             options if fixed else replace(options, batch=_batch_of(plan), dtype=plan.model.dtype)
         )
-        loaded = load_any(model, sizes_of_plan(model, plan, sized), example_inputs)
+        if is_configuration(model):
+            example_inputs = _empty_inputs(plan)
+        loaded = load_any(model, sized, example_inputs)
     plan.require_match(loaded.graph)
     return bring_rules(loaded, plan)
 
@@ -114,7 +116,8 @@ def model_of_batch(
     if _is_onnx(model):
         loaded = _onnx_of_plan(model, plan, options, batch)
     else:
-        loaded = load_any(model, sizes_of_plan(model, plan, replace(options, batch=batch)))
+        given = _empty_inputs(plan) if is_configuration(model) else None
+        loaded = load_any(model, replace(options, batch=batch), given)
     return bring_rules(loaded, plan)
 
 
@@ -124,17 +127,19 @@ def _is_onnx(model: Any) -> bool:
     )
 
 
-def _example_inputs(plan: Plan, module: Any) -> Any:
-    """Tensors of the planned shapes on the meta device: a file may give any shapes.
-
-    They are named if all names are arguments of the module, or else positional.
-    """
+def _empty_inputs(plan: Plan) -> dict[str, Any]:
+    """Tensors of the planned shapes on the meta device: a file may give any shapes."""
     import torch
 
-    empty = {
+    return {
         name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
         for name, spec in plan.model.inputs.items()
     }
+
+
+def _example_inputs(plan: Plan, module: Any) -> Any:
+    """The inputs, named if all names are arguments of the module, or else positional."""
+    empty = _empty_inputs(plan)
     return (
         empty
         if set(empty) <= set(inspect.signature(module.forward).parameters)

@@ -104,6 +104,20 @@ def rate_text(rate: float, unit: str) -> str:
     return f"{_three_digits(rate)} {unit}"
 
 
+def count_text(count: float) -> str:
+    """A count in words, with four digits.
+
+    >>> count_text(8030261248), count_text(541_400), count_text(671_026_419_200), count_text(999)
+    ('8.030 billion', '541.4 thousand', '671.0 billion', '999')
+    """
+    for factor, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= factor * 0.99995:
+            value = count / factor
+            digits = sum(value < most for most in (9.9995, 99.995, 999.95))
+            return f"{value:.{digits}f} {word}"
+    return f"{count:.0f}"
+
+
 def amount_text(value: float) -> str:
     """An amount without an exponent.
 

@@ -87,7 +87,11 @@ def test_another_batch_keeps_the_sequence_of_the_plan(model: str) -> None:
 def test_the_sequence_is_as_long_as_positions_allow(model: str) -> None:
     loaded = load_any(model, ModelOptions(batch=2))
     assert loaded.graph.tensors["input_ids"].shape == (2, 32)
-    assert loaded.notes[0].endswith("a batch is 2 x 32 (input_ids; --batch, --seq)")
+    parameters = sum(tensor.size for tensor in loaded.graph.parameters)
+    assert loaded.notes[0] == (
+        f"LlamaForCausalLM: {parameters / 1e3:.1f} thousand parameters; a batch is "
+        "input_ids 2 x 32 (--batch, --seq)"
+    )
 
 
 def test_an_unknown_type_is_what_its_architectures_name(tmp_path: Path) -> None:
@@ -148,6 +152,8 @@ def test_options_that_do_not_apply_are_named(model: str) -> None:
 def test_models_are_listed_and_described(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["models"]) == 0
     assert "qwen3_next" in capsys.readouterr().out
+    assert run(["models", model]) == 0
+    assert "115.0 thousand parameters" in capsys.readouterr().out
     assert run(["models", model, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     layer = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64

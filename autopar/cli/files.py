@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from autopar.errors import UsageError
+from autopar.frontends.huggingface import PREFIX
 from autopar.outputs import check_output
 
-HUGGING_FACE = "hf:"
 _READ = (
     "model",
     "plan",
@@ -56,6 +56,6 @@ def inputs(args: argparse.Namespace) -> list[str]:
         *getattr(args, "rules", []),
     ]
     return [
-        *(text.removeprefix(HUGGING_FACE) for text in given),
+        *(text.removeprefix(PREFIX) for text in given),
         *(f"{name.replace('.', '/')}.py" for name in modules),
     ]

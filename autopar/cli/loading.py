@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autopar.model import LoadedModel
     from autopar.plan import Plan
 
-SIZING = ("batch", "dims", "shapes", "dtype", "frozen", "trained")
+SIZING = ("batch", "seq", "image", "frames", "dims", "shapes", "dtype", "frozen", "trained")
 """The options that make a model another than the one of a loaded plan."""
 
 
@@ -38,8 +38,8 @@ def check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
 
 def load_asked(args: argparse.Namespace) -> LoadedModel:
     """The model with the requested sizes; by default those of the loaded plan, if there is one."""
-    from autopar.configured import PREFIX, load_any
-    from autopar.frontends.huggingface import SEQUENCE
+    from autopar.configured import load_any
+    from autopar.frontends.huggingface import OPTIONS, PREFIX
     from autopar.frontends.load import ModelOptions
 
     for name in ("batch", "devices"):
@@ -52,13 +52,15 @@ def load_asked(args: argparse.Namespace) -> LoadedModel:
 
         return model_of_plan(args.model, Plan.load(earlier), loss=args.loss, trust=args.trust)
     reading = planning_values(args, READING)
-    if args.seq is not None:
+    for name, dim in OPTIONS.items():
+        if (size := getattr(args, name)) is None:
+            continue
         if not args.model.startswith(PREFIX):
             raise UsageError(
-                f"--seq applies to {PREFIX} models; other models take --dim NAME=SIZE, "
+                f"--{name} applies to {PREFIX} models; other models take --dim NAME=SIZE, "
                 "or the sizes of their example inputs"
             )
-        reading["dims"][SEQUENCE] = args.seq
+        reading["dims"][dim] = size
     return load_any(args.model, ModelOptions(**reading, train=args.mode == "train"))
 
 

@@ -15,7 +15,7 @@ TARGETS = ("dtensor", "hf-tp-plan", "torchtitan", "megatron", "deepspeed", "fsdp
 BACKENDS = ("gloo", "nccl")
 MODELS = (
     "file.onnx, file.pt2, package.module:function returning (module, example_inputs), "
-    "or hf:config.json of Hugging Face"
+    "or hf:config.json of transformers or diffusers"
 )
 
 

@@ -54,6 +54,19 @@ MODEL = (
         help="tokens of a sequence of an hf: model (default: 4096, or all its positions)",
     ),
     Option(
+        name="image",
+        kind=WHOLE,
+        metavar="N",
+        help="sides of an image of an hf: model, of diffusion: of its latent (default: its own; "
+        "none beside a text)",
+    ),
+    Option(
+        name="frames",
+        kind=WHOLE,
+        metavar="N",
+        help="frames of a video or a sound of an hf: model (default: its own)",
+    ),
+    Option(
         name="dims",
         flag="--dim",
         kind=DIMS,

@@ -23,7 +23,7 @@ def example_values(graph: Graph, seed: int = 0) -> tuple[torch.Tensor, ...]:
     Floats are normal, integers lie within the table that they look up, masks are one.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = _rows_looked_up(graph)
+    rows = rows_looked_up(graph)
     return tuple(
         _draw(graph.tensors[name], rows.get(name, DEFAULT_HIGH), generator) for name in graph.inputs
     )
@@ -35,6 +35,9 @@ def with_values(model: LoadedModel, seed: int) -> LoadedModel:
     if inputs is not None and not any(value.is_meta for value in inputs):
         return model
     drawn = example_values(model.graph, seed)
+    if inputs is not None:
+        pairs = zip(inputs, drawn, strict=True)
+        drawn = tuple(new if value.is_meta else value for value, new in pairs)
     if model.call is None:
         return replace(model, inputs=drawn)
     values = iter(drawn)
@@ -59,7 +62,7 @@ def _draw(tensor: Tensor, high: int, generator: torch.Generator) -> torch.Tensor
     return torch.randint(0, high, tensor.shape, generator=generator).to(dtype)
 
 
-def _rows_looked_up(graph: Graph) -> dict[str, int]:
+def rows_looked_up(graph: Graph) -> dict[str, int]:
     """The rows of the smallest table that an input indexes, directly or through views."""
     # The input whose numbers a tensor holds.
     source = {name: name for name in graph.inputs}

@@ -62,7 +62,7 @@ def small_configuration(kind: str) -> dict[str, Any]:
     return {
         **_shrunk(CONFIG_MAPPING[kind]().to_dict()),
         **_TOKENS,
-        **TYPES[kind],
+        **TYPES.get(kind, {}),
         "model_type": kind,
     }
 

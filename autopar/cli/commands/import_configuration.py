@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _sized_model(args: argparse.Namespace, configuration: Configuration) -> LoadedModel:
     """The model with the configuration's sizes and type, unless the command line gives others."""
-    from autopar.configured import PREFIX
+    from autopar.frontends.huggingface import PREFIX
 
     check_words(args, [])
     if args.devices is not None or configuration.data is not None:

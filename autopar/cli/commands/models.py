@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 from autopar.cli.command import Command
-from autopar.cli.files import HUGGING_FACE
 from autopar.cli.output import print_answer
 from autopar.cli.shared_options import Parser, json_option
 
@@ -25,13 +24,17 @@ def add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """List the types, or describe a configuration without planning it."""
-    from autopar.frontends.huggingface.types import described, types_by_task
+    from autopar.frontends.huggingface import PREFIX
 
     if args.config is None:
+        from autopar.frontends.huggingface.types import types_by_task
+
         tasks = types_by_task()
         print_answer(args, lambda: {"types": tasks}, lambda: _listed(tasks))
         return
-    model = described(str(args.config).removeprefix(HUGGING_FACE), "bfloat16")
+    from autopar.analysis.described import described_model
+
+    model = described_model(str(args.config).removeprefix(PREFIX))
     print_answer(args, lambda: dataclasses.asdict(model), lambda: _told(model))
 
 
@@ -40,11 +43,13 @@ def _listed(tasks: dict[str, list[str]]) -> list[Any]:
 
 
 def _told(model: Any) -> list[Any]:
-    billions = model.parameters / 1e9
-    active = f", {model.active / 1e9:.3f} for each token" if model.active < model.parameters else ""
+    from autopar.units import count_text
+
+    active = f", {count_text(model.active)} for each token" * (model.active < model.parameters)
+    parameters = f"{count_text(model.parameters)} parameters{active}"
     return [
-        f"{model.kind}: {model.module} of transformers, {billions:.3f} billion parameters{active}",
-        *(f"  {part}: {size / 1e9:.3f} billion" for part, size in model.parts.items()),
+        f"{model.kind}: {model.module} of {model.project}, {parameters}",
+        *(f"  {part}: {count_text(size)}" for part, size in model.parts.items()),
         *model.notes,
     ]
 

@@ -1,9 +1,22 @@
-"""Models named by a `config.json` of Hugging Face: the module that transformers has for its type.
+"""Models named by a `config.json` of Hugging Face: modules of transformers or diffusers.
 
 No code of a model's repository is executed, nothing is downloaded, and planning needs no weights.
 """
 
-from .inputs import SEQUENCE, example_inputs
-from .modules import Configured, configured
+from .file import PREFIX, content_of
+from .image_tokens import placed
+from .inputs import example_inputs
+from .made import Configured
+from .modules import configured
+from .sizes import OPTIONS, SEQUENCE
 
-__all__ = ["SEQUENCE", "Configured", "configured", "example_inputs"]
+__all__ = [
+    "OPTIONS",
+    "PREFIX",
+    "SEQUENCE",
+    "Configured",
+    "configured",
+    "content_of",
+    "example_inputs",
+    "placed",
+]

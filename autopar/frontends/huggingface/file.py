@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,11 @@ from typing import Any
 
 from autopar.errors import ModelError
 from autopar.file_limits import CONFIGURATION_BYTES
-from autopar.reading import read_text
+from autopar.reading import read_bytes, read_json_object
 
+PREFIX = "hf:"
+"""The beginning of a MODEL that is a configuration."""
+_NAME = "config.json"
 MOST = 2**40
 """The largest whole number that a configuration may give."""
 MOST_MODULES = 1024
@@ -51,15 +53,8 @@ class File:
 
 def read_configuration(path: str | Path) -> File:
     """Read a `config.json`, or the one in a folder; raise `ModelError` if it is none."""
-    path = Path(path)
-    path = path / "config.json" if path.is_dir() else path
-    text = read_text(path, CONFIGURATION_BYTES, what="configuration", error=ModelError)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as a configuration: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} holds no JSON object")
+    path = _file_at(Path(path))
+    data = read_json_object(path, CONFIGURATION_BYTES, what="configuration", error=ModelError)
     _require_sizes(path, data)
     quantised = data.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
@@ -70,6 +65,21 @@ def read_configuration(path: str | Path) -> File:
         stored=str(method or "quantised") if quantised else None,
         code=str(next(iter(code.values()), "")) if isinstance(code, dict) else None,
     )
+
+
+def content_of(path: str | Path) -> bytes:
+    """The content of a configuration's file; raises as `read_configuration`."""
+    return read_bytes(
+        _file_at(Path(path)), CONFIGURATION_BYTES, what="configuration", error=ModelError
+    )
+
+
+def _file_at(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    # The folder of a whole pipeline of diffusers has its network in a folder of its own.
+    own = path / _NAME
+    return own if own.exists() else next(path.glob(f"transformer/{_NAME}"), own)
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:

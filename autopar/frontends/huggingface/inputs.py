@@ -2,81 +2,136 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from autopar.errors import UsageError
 
-from .modules import Configured
+from . import diffusion, diffusion_inputs
+from .made import Configured
+from .sizes import FRAMES, IMAGE, SEQUENCE, Sizes
 
-SEQUENCE = "sequence"
-"""The dim that `--seq` sizes."""
 DEFAULT_SEQUENCE = 4096
 """Tokens of a sequence where none are asked for, if the positions allow as many."""
+DEFAULT_IMAGE = 224
+"""Sides of an image where the configuration has none (the crops of ImageNet's training)."""
+DEFAULT_SAMPLES = 250_000
+"""Samples of a raw sound: the crops that wav2vec 2.0 is trained on (arXiv:2006.11477)."""
+_OF_CLASSES = "Classification"
+"""The part of a task's name that tells one label for each sample."""
 
 
 def example_inputs(
-    model: Configured, batch: int, sequence: int | None, *, labels: bool = True
-) -> dict[str, Any]:
-    """Tensors on the meta device, by argument: `batch` samples.
+    model: Configured, batch: int, asked: Mapping[str, int], *, labels: bool = True
+) -> tuple[dict[str, Any], list[str]]:
+    """Tensors on the meta device, by argument, and the options that size them.
 
-    `labels`: those of the samples, too, where the module takes some and makes a loss of them.
+    `asked`: sizes by the names of `sizes.OPTIONS`. `labels`: those of the `batch` samples, too,
+    where the module takes some and makes a loss of them.
     """
-    labels = labels and model.task != "AutoModel"
-    if model.task in ("AutoModelForImageClassification", "AutoModel") and _takes_images(model):
-        return _images(model, batch, labels)
-    tokens = _tokens(batch, _length(model, sequence))
-    given = {"input_ids": tokens}
-    if model.task == "AutoModelForSpeechSeq2Seq":
-        given = {"input_features": _sounds(model, batch)}
-    if labels:
-        given["labels"] = tokens
-    return given
+    sizes = Sizes(asked, type(model.module).__name__)
+    if model.project == diffusion.PROJECT:
+        given = diffusion_inputs.inputs(model, batch, sizes)
+    else:
+        given = _inputs(model, batch, sizes, labels=labels)
+    sizes.require_used()
+    return given, sizes.used
 
 
-def _tokens(batch: int, sequence: int) -> Any:
+def _inputs(model: Configured, batch: int, sizes: Sizes, *, labels: bool) -> dict[str, Any]:
+    takes = inspect.signature(model.module.forward).parameters
+    main = getattr(model.module, "main_input_name", "input_ids")
+    given = {}
+    if main == "pixel_values" or ("pixel_values" in takes and sizes.has(IMAGE)):
+        _require_plain_images(model, takes)
+        given["pixel_values"] = _images(model, batch, sizes)
+    elif "pixel_values" in takes and "image_grid_thw" not in takes:
+        sizes.offer(IMAGE, "an image of each text")
+    if main == "input_features":
+        given["input_features"] = _sounds(model, batch, sizes)
+    if main == "input_values":
+        given["input_values"] = _waves(model, batch, sizes)
+    labels = labels and "labels" in takes
+    if _OF_CLASSES in model.task:
+        return {**given, **({"labels": _whole(batch)} if labels else {})}
+    # The decoder's tokens are the labels, moved by one.
+    whole = getattr(model.config, "is_encoder_decoder", False)
+    names = ["input_ids"] if main == "input_ids" or not (whole or given) else []
+    names += ["decoder_input_ids"] if whole and not labels and "decoder_input_ids" in takes else []
+    names += ["labels"] if labels else []
+    if model.task == "AutoModel" and given:
+        names = []
+    tokens = _whole(batch, _length(model, sizes)) if names else None
+    return {**dict.fromkeys(names, tokens), **given}
+
+
+def _whole(*shape: int) -> Any:
     import torch
 
-    return torch.zeros((batch, sequence), dtype=torch.long, device="meta")
+    return torch.zeros(shape, dtype=torch.long, device="meta")
 
 
-def _length(model: Configured, asked: int | None) -> int:
+def _values(model: Configured, *shape: int) -> Any:
+    import torch
+
+    return torch.zeros(shape, dtype=model.module.dtype, device="meta")
+
+
+def _length(model: Configured, sizes: Sizes) -> int:
     text = model.config.get_text_config()
     names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
     most = next((v for n in names if isinstance(v := getattr(text, n, None), int) and v > 0), None)
-    if asked is not None and asked < 1:
-        raise UsageError(f"--seq is {asked}; it must be at least 1")
+    asked = sizes.asked(SEQUENCE)
     learned = any(
         part in name
         for name, _ in model.module.named_parameters()
         for part in ("embed_positions.", "position_embeddings.", "wpe.")
+        if "vision" not in name
     )
     if asked is not None and most is not None and learned and asked > most:
         raise UsageError(f"--seq is {asked}; {type(model.module).__name__} has {most} positions")
     return asked or min(DEFAULT_SEQUENCE, most or DEFAULT_SEQUENCE)
 
 
-def _takes_images(model: Configured) -> bool:
-    return getattr(model.module, "main_input_name", "") == "pixel_values"
+def _sides(size: Any) -> tuple[int, int]:
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return int(height), int(width)
 
 
-def _images(model: Configured, batch: int, labels: bool) -> dict[str, Any]:
-    import torch
-
-    size = getattr(model.config, "image_size", 224)
-    sizes = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
-    shape = (batch, getattr(model.config, "num_channels", 3), *sizes)
-    images = torch.zeros(shape, dtype=model.module.dtype, device="meta")
-    if not labels:
-        return {"pixel_values": images}
-    return {
-        "pixel_values": images,
-        "labels": torch.zeros((batch,), dtype=torch.long, device="meta"),
-    }
+def _images(model: Configured, batch: int, sizes: Sizes) -> Any:
+    """Images of the configuration's own size, or videos where it has a number of frames."""
+    config = getattr(model.config, "vision_config", model.config)
+    own = getattr(config, "image_size", None) or DEFAULT_IMAGE
+    sides = _sides(sizes.asked(IMAGE) or own)
+    frames = getattr(config, "num_frames", None)
+    of_video = [] if frames is None else [sizes.asked(FRAMES) or frames]
+    return _values(model, batch, *of_video, getattr(config, "num_channels", 3), *sides)
 
 
-def _sounds(model: Configured, batch: int) -> Any:
-    import torch
+def _require_plain_images(model: Configured, takes: Mapping[str, Any]) -> None:
+    """Refuse images whose sizes are numbers of a tensor, which an export does not have."""
+    if "image_grid_thw" in takes:
+        raise UsageError(
+            f"{type(model.module).__name__} reads the sizes of images from image_grid_thw, whose "
+            "numbers decide its operators: plan it without --image"
+        )
 
-    frames = 2 * model.config.max_source_positions
-    shape = (batch, model.config.num_mel_bins, frames)
-    return torch.zeros(shape, dtype=model.module.dtype, device="meta")
+
+def _sounds(model: Configured, batch: int, sizes: Sizes) -> Any:
+    """Spectra: frames behind the bands where an encoder halves them, else bands behind frames."""
+    config = getattr(model.config, "audio_config", model.config)
+    asked = sizes.asked(FRAMES)
+    if (bands := getattr(config, "num_mel_bins", None)) is not None:
+        return _values(model, batch, bands, asked or 2 * config.max_source_positions)
+    return _values(
+        model, batch, asked or config.max_source_positions, config.input_feat_per_channel
+    )
+
+
+def _waves(model: Configured, batch: int, sizes: Sizes) -> Any:
+    """Samples of a sound, or its spectrum where the configuration has bands."""
+    asked = sizes.asked(FRAMES)
+    if (bands := getattr(model.config, "num_mel_bins", None)) is not None:
+        return _values(model, batch, asked or model.config.max_length, bands)
+    return _values(model, batch, asked or DEFAULT_SAMPLES)

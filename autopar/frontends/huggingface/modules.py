@@ -1,19 +1,20 @@
-"""The module of a configuration, by its type's own code in transformers."""
+"""The module of a configuration, by its type's own code in transformers or diffusers."""
 
 from __future__ import annotations
 
 import difflib
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autopar.errors import ModelError, UsageError
 
+from . import diffusion
 from .file import File, read_configuration
+from .made import Configured, first_line, quiet_and_offline, stored_or_drawn
 
+PROJECT = "transformers"
 TASKS = (
     "AutoModelForCausalLM",
     "AutoModelForImageTextToText",
@@ -21,55 +22,44 @@ TASKS = (
     "AutoModelForMaskedLM",
     "AutoModelForSpeechSeq2Seq",
     "AutoModelForImageClassification",
+    "AutoModelForVideoClassification",
+    "AutoModelForAudioClassification",
     "AutoModelForMultimodalLM",
     "AutoModel",
 )
 """Classes of transformers that make a model for a task, in the order in which they are tried."""
-_MISSING = (
-    "{model} needs transformers, whose code it is built by: pip install 'autopar[transformers]'"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configured:
-    """A module on the meta device.
-
-    `task`: the class of transformers that made it. `build` makes it with weights: those of
-    safetensors files in the configuration's folder, or else random ones. `notes`: sentences for
-    the user.
-    """
-
-    module: Any
-    task: str
-    config: Any
-    build: Callable[[], Any]
-    notes: tuple[str, ...]
 
 
 def configured(path: str | Path, dtype: str) -> Configured:
-    """The module that a configuration describes, in training mode.
+    """The module that a configuration describes, by transformers or, of its classes, diffusers.
 
-    Raises `ModelError` if the file describes no model that transformers can make, and `UsageError`
-    if transformers is not installed or does not know the type.
+    Raises `ModelError` if the file describes no model that these can make, and `UsageError` if they
+    are not installed or do not know the type.
     """
     file = read_configuration(path)
-    with _quiet_and_offline(str(path)):
+    if diffusion.CLASS in file.keys:
+        return diffusion.configured(file, dtype)
+    with quiet_and_offline(str(path), PROJECT):
         config = _config(file)
         task = _task(config)
         with _on_meta():
             module = _made(file, task, config, dtype)
+    fresh = partial(_made, file, task, config, dtype)
     return Configured(
+        kind=str(file.keys["model_type"]),
+        project=PROJECT,
         module=module,
         task=task.__name__,
         config=config,
-        build=lambda: _with_weights(file, task, config, dtype),
+        fresh=fresh,
+        build=stored_or_drawn(file, partial(_read, file, task, config, dtype), fresh),
         notes=tuple(_notes(file, module, dtype)),
     )
 
 
 def known_types() -> dict[str, str]:
     """The types that transformers can make a module of, each with its first task."""
-    with _quiet_and_offline("autopar models"):
+    with quiet_and_offline("autopar models", PROJECT):
         import transformers
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -98,7 +88,7 @@ def _config(file: File) -> Any:
     try:
         return AutoConfig.for_model(kind, **keys)
     except Exception as error:  # every class checks its keys in a way of its own
-        raise ModelError(f"{file.path}: {_first_line(error)}") from error
+        raise ModelError(f"{file.path}: {first_line(error)}") from error
 
 
 def _type_of_class(classes: Any) -> str | None:
@@ -137,7 +127,9 @@ def _task(config: Any) -> Any:
             return task
     if not fitting:
         raise ModelError(f"transformers has no module for {type(config).__name__}")
-    return fitting[0]
+    # A decoder alone is a causal model too.
+    whole = [task for task in fitting if "Seq2Seq" in task.__name__]
+    return whole[0] if whole and config.is_encoder_decoder else fitting[0]
 
 
 def _made(file: File, task: Any, config: Any, dtype: str) -> Any:
@@ -148,7 +140,7 @@ def _made(file: File, task: Any, config: Any, dtype: str) -> Any:
             config, dtype=getattr(torch, dtype), trust_remote_code=False
         ).train()
     except Exception as error:  # whatever the type's own code says of wrong sizes
-        raise ModelError(f"{file.path}: {_first_line(error)}") from error
+        raise ModelError(f"{file.path}: {first_line(error)}") from error
 
 
 def _on_meta() -> Any:
@@ -157,29 +149,18 @@ def _on_meta() -> Any:
     return torch.device("meta")
 
 
-def _with_weights(file: File, task: Any, config: Any, dtype: str) -> Any:
+def _read(file: File, task: Any, config: Any, dtype: str) -> Any:
     import torch
 
-    with _quiet_and_offline(str(file.path)):
-        if not any(file.folder.glob("*.safetensors")):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                return _made(file, task, config, dtype)
-        if file.stored:
-            raise ModelError(
-                f"{file.folder}: its weights are stored as {file.stored}, which is not read"
-            )
-        try:
-            return task.from_pretrained(
-                file.folder,
-                config=config,
-                dtype=getattr(torch, dtype),
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-            ).train()
-        except Exception as error:
-            raise ModelError(f"{file.folder}: {_first_line(error)}") from error
+    with quiet_and_offline(str(file.path), PROJECT):
+        return task.from_pretrained(
+            file.folder,
+            config=config,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        ).train()
 
 
 def _notes(file: File, module: Any, dtype: str) -> Iterator[str]:
@@ -198,27 +179,3 @@ def _notes(file: File, module: Any, dtype: str) -> Iterator[str]:
             f"its layers of multi-token prediction ({further}) are not in "
             f"{type(module).__name__}, and not planned"
         )
-
-
-@contextmanager
-def _quiet_and_offline(model: str) -> Iterator[None]:
-    """Transformers without downloads and without its warnings; `UsageError` if it is missing."""
-    try:
-        import huggingface_hub.constants as hub
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise UsageError(_MISSING.format(model=model)) from error
-    logger = logging.getLogger("transformers")
-    before = (hub.HF_HUB_OFFLINE, logger.level)
-    hub.HF_HUB_OFFLINE = True
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        hub.HF_HUB_OFFLINE = before[0]
-        logger.setLevel(before[1])
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])}"

@@ -1,12 +1,15 @@
-"""Which types of models transformers can make here, and what one configuration describes."""
+"""Which types of models can be made here, and what one configuration describes."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .file import read_configuration
+from autopar.errors import UsageError
+
+from . import diffusion
 from .modules import TASKS, configured, known_types
 
 _EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
@@ -16,10 +19,11 @@ _EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_e
 class Described:
     """A configuration's module: its class, parameters, those that a token meets, and notes.
 
-    `parts`: parameters by the module's upper parts.
+    `project`: whose class it is. `parts`: parameters by the module's upper parts.
     """
 
     kind: str
+    project: str
     module: str
     task: str
     parameters: int
@@ -29,10 +33,15 @@ class Described:
 
 
 def types_by_task() -> dict[str, list[str]]:
-    """The types that transformers knows, by the task that they are made for here."""
+    """The types that transformers knows, by the task that they are made for here.
+
+    Also the transformers of diffusers, where it is installed.
+    """
     tasks: dict[str, list[str]] = {task: [] for task in TASKS}
     for kind, task in known_types().items():
         tasks[task].append(kind)
+    with contextlib.suppress(UsageError):
+        tasks[diffusion.PROJECT] = diffusion.known_classes()
     return {task: kinds for task, kinds in tasks.items() if kinds}
 
 
@@ -45,7 +54,8 @@ def described(path: str | Path, dtype: str) -> Described:
         part = _part(name)
         parts[part] = parts.get(part, 0) + size
     return Described(
-        kind=str(read_configuration(path).keys.get("model_type")),
+        kind=made.kind,
+        project=made.project,
         module=type(made.module).__name__,
         task=made.task,
         parameters=sum(sizes.values()),
@@ -57,7 +67,7 @@ def described(path: str | Path, dtype: str) -> Described:
 
 def active_parameters(module: Any, config: Any) -> int:
     """Parameters that a token meets: of E experts held as one tensor, the chosen k."""
-    text = config.get_text_config()
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
     chosen = next((n for name in _EXPERTS if (n := getattr(text, name, None))), None)
     total = 0
     for name, value in module.named_parameters():
