@@ -267,7 +267,10 @@ def _join(folder: Path, backend: str, timeout: float) -> None:
 def _load(model: Any, example_inputs: Any, **options: Any) -> LoadedModel:
     from autopar.configured import load_any
     from autopar.frontends.load import ModelOptions
+    from autopar.model import LoadedModel
 
+    if isinstance(model, LoadedModel):
+        return model
     return load_any(model, ModelOptions(train=True, **options), example_inputs)
 
 

@@ -9,13 +9,14 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from autopar.errors import ModelError, UsageError
+from autopar.errors import UsageError
 
-from .config import Config, ModelTable, OptimizerTable, ScheduleTable
+from .config import Config, OptimizerTable, ScheduleTable
 from .elastic import Training, elastic
 from .finite import Finite
 from .metrics import Metrics, Predicted, Reported, memory_warning
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from autopar.frontends.huggingface import Configured
+    from autopar.model import LoadedModel
     from autopar.runtime.module.parallel_module import ParallelModule
+
+
+TOKENS = "input_ids"
+"""The argument that a file of tokens is for."""
 
 
 def train(config: Config) -> int:
@@ -38,19 +45,17 @@ def train(config: Config) -> int:
 
     table = config.training
     torch.manual_seed(table.seed)
-    module, example = _model(config)
-    data = _dataset(config, module)
+    model = model_of(config)
+    data = _dataset(config, model)
     before = _resident()
     run = elastic(
-        module,
-        example,
-        table.folder,
+        model,
+        folder=table.folder,
         optimizer=partial(_optimizer, config.optimizer),
         data=data,
         seed=table.seed,
         shuffle=config.data.shuffle,
         batch=config.data.batch,
-        dtype=config.model.dtype,
         backend=table.backend,
         timeout=table.timeout,
         weights=config.model.weights,
@@ -112,7 +117,7 @@ def _arguments(module: ParallelModule, batch: Any) -> Any:
     device = module.engine.device
     if isinstance(batch, torch.Tensor):
         own = batch.to(device)
-        return {"input_ids": own, "labels": own}
+        return {TOKENS: own, "labels": own}
     if isinstance(batch, Mapping):
         return {name: value.to(device) for name, value in batch.items()}
     return tuple(value.to(device) for value in batch)
@@ -133,71 +138,40 @@ def named_callable(text: str, key: str) -> Callable[[], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _model(config: Config) -> tuple[torch.nn.Module, Any]:
-    """The module and example inputs.
-
-    Weights are drawn by the seed, or on the meta device if files hold them.
-    """
-    import torch
-
-    from autopar.api import parameters_on_meta
+def model_of(config: Config) -> LoadedModel:
+    """The model; a configuration's weights are those of files, or drawn by the seed."""
+    from autopar.configured import frozen, load_any, load_configured
+    from autopar.frontends.huggingface import SEQUENCE
+    from autopar.frontends.load import ModelOptions
 
     table = config.model
+    options = ModelOptions(train=True, batch=config.data.batch, dtype=table.dtype)
     if table.callable is not None:
         module, example = named_callable(table.callable, "model.callable")()
-        return _frozen(module, table), example
-    if config.data.sequence is None:
-        raise UsageError(
-            "data.sequence: is missing: how many tokens a sample of the configured model has"
-        )
-    make = partial(_from_configuration, str(table.config))
-    if table.weights is None:
-        module = make()
-    else:
+        return load_any(frozen(module, table.frozen), options, example)
+    dims = {} if config.data.sequence is None else {SEQUENCE: config.data.sequence}
+    return load_configured(
+        str(table.config),
+        replace(options, dims=dims),
+        frozen_parameters=table.frozen,
+        build=partial(_with_weights, config),
+    )
+
+
+def _with_weights(config: Config, made: Configured) -> torch.nn.Module:
+    """The module of a configuration, on the meta device if other files hold its weights."""
+    from autopar.api import parameters_on_meta
+
+    if config.model.weights is not None:
         with parameters_on_meta():
-            module = make()
-    tokens = torch.zeros((config.data.batch, config.data.sequence), dtype=torch.long)
-    return _frozen(module, table), {"input_ids": tokens, "labels": tokens}
+            module = made.fresh()
+    else:
+        module = made.build(config.training.seed)
+    return cast("torch.nn.Module", module)
 
 
-def _from_configuration(path: str) -> torch.nn.Module:
-    """A causal language model of transformers; none of its code comes from the file's folder."""
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError as error:
-        raise UsageError(
-            "model.config needs transformers, which is not installed: pip install transformers"
-        ) from error
-    if not Path(path).exists():
-        raise UsageError(f"model.config: {path} does not exist")
-    try:
-        configuration = AutoConfig.from_pretrained(
-            path, trust_remote_code=False, local_files_only=True
-        )
-        configuration.use_cache = False
-        causal: Any = AutoModelForCausalLM
-        module: torch.nn.Module = causal.from_config(configuration, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"model.config: {path}: no causal language model: {error}") from error
-    return module.train()
-
-
-def _frozen(module: torch.nn.Module, table: ModelTable) -> torch.nn.Module:
-    """The module, with parameters frozen that a pattern of the table names."""
-    import fnmatch
-
-    for pattern in table.frozen:
-        named = [
-            value for name, value in module.named_parameters() if fnmatch.fnmatchcase(name, pattern)
-        ]
-        if not named:
-            raise UsageError(f"model.frozen: no parameter is named {pattern!r}")
-        for value in named:
-            value.requires_grad_(False)
-    return module
-
-
-def _dataset(config: Config, module: torch.nn.Module) -> Sized:
+def _dataset(config: Config, model: LoadedModel) -> Sized:
+    from autopar.runtime.models.example_inputs import rows_looked_up
     from autopar.runtime.training.tokens import tokens
 
     table = config.data
@@ -210,7 +184,7 @@ def _dataset(config: Config, module: torch.nn.Module) -> Sized:
             )
         return dataset  # type: ignore[no-any-return]
     assert table.tokens is not None and table.sequence is not None
-    limit = getattr(getattr(module, "config", None), "vocab_size", None)
+    limit = rows_looked_up(model.graph).get(TOKENS)
     return tokens(table.tokens, table.sequence, type=table.type, limit=limit)
 
 

@@ -22,12 +22,14 @@ from autopar.runtime.launch import run_ranks
 from autopar.runtime.training.manifest import latest_in, read_manifest
 from autopar.training.config import load_config
 from autopar.training.folder_lock import hold
-from autopar.training.loop import train
+from autopar.training.loop import model_of, train
 from autopar.training.metrics import METRICS, forget_from
+from tests.end_to_end.small_types import small_configuration
 
 FILE = """
 [model]
 config = "config.json"
+dtype = "float32"
 [data]
 tokens = "text.txt"
 type = "uint8"
@@ -68,6 +70,15 @@ def data():
 
 def no_data():
     return 5
+"""
+
+
+PICTURES = """
+import torch
+
+def data():
+    return [{"pixel_values": torch.full((3, 32, 32), n / 8), "labels": torch.tensor(1)}
+            for n in range(24)]
 """
 
 
@@ -221,6 +232,52 @@ def test_a_model_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
     assert program.returncode == 2 and "returned a int, which is no dataset" in said
 
 
+@pytest.mark.gloo
+def test_a_configuration_begins_with_the_weights_beside_it(file: Path) -> None:
+    """The first loss is that of the stored weights, whether in the folder or named."""
+    transformers = import_module("transformers")
+    config = transformers.GPT2Config.from_pretrained(file.parent)
+    import_module("torch").manual_seed(7)  # the training's is 0
+    model = transformers.GPT2LMHeadModel(config)
+    model.save_pretrained(file.parent)
+    _on_ranks(file, 1, 1, "beside")
+    (file.parent / "weights").mkdir()
+    (file.parent / "model.safetensors").rename(file.parent / "weights" / "model.safetensors")
+    _on_ranks(file, 1, 1, "drawn")
+    named = 'dtype = "float32"\nweights = "weights"'
+    file.write_text(FILE.replace('dtype = "float32"', named), encoding="utf-8")
+    _on_ranks(file, 1, 1, "named")
+    beside, drawn, read = (
+        _figures(file.parent / folder)[0]["loss"] for folder in ("beside", "drawn", "named")
+    )
+    assert read == pytest.approx(beside, rel=1e-6)
+    assert drawn != pytest.approx(beside, rel=1e-6)
+
+
+def test_frozen_parameters_of_a_configuration_do_not_change(file: Path) -> None:
+    file.write_text(FILE.replace("[data]", 'frozen = ["transformer.wte.*"]\n[data]'))
+    model = model_of(load_config(file))
+    trained = {tensor.name: tensor.trainable for tensor in model.graph.parameters}
+    assert not trained.pop("transformer.wte.weight") and all(trained.values())
+    assert not model.module.transformer.wte.weight.requires_grad
+
+
+@pytest.mark.gloo
+def test_a_model_of_images_is_trained(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration of any type takes a dataset of its own arguments."""
+    keys = small_configuration("vit")
+    (file.parent / "config.json").write_text(json.dumps(keys), encoding="utf-8")
+    (file.parent / "pictures.py").write_text(PICTURES, encoding="utf-8")
+    monkeypatch.syspath_prepend(file.parent)
+    text = FILE.replace(
+        'tokens = "text.txt"\ntype = "uint8"\nsequence = 8', 'callable = "pictures:data"'
+    )
+    file.write_text(text, encoding="utf-8")
+    _on_ranks(file, 1, 6, "run")
+    losses = [one["loss"] for one in _figures(file.parent / "run")]
+    assert losses[-1] < losses[0]
+
+
 def _refused(file: Path, old: str, new: str) -> str:
     text = FILE.replace(old, new)
     assert text != FILE
@@ -233,12 +290,12 @@ def _refused(file: Path, old: str, new: str) -> str:
 REFUSED: dict[str, tuple[str, str, str]] = {
     "no file of tokens": ("text.txt", "none.txt", "no file of tokens"),
     "no type": ('type = "uint8"\n', "", "say of which type its numbers are"),
-    "no configuration": ("config.json", "none.json", "does not exist"),
-    "no causal model": ("config.json", "train.toml", "no causal language model"),
+    "no configuration": ("config.json", "none.json", "cannot be read: No such file"),
+    "no causal model": ("config.json", "train.toml", "cannot be read as a configuration"),
     "frozen by no name": (
         'config = "config.json"',
         'config = "config.json"\nfrozen = ["none.*"]',
-        "no parameter is named 'none.*'",
+        "no parameter of the model is named 'none.*'",
     ),
 }
 
