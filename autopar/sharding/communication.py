@@ -21,6 +21,7 @@ from .mesh import Axes, axis_sets, degree_of
 from .notation import Rule, local_elements
 from .rules import Call
 from .rules.experts import EXPERTS
+from .rules.gather_scatter import FILL_IN
 from .rules.recurrent import DELTA_RULE, STATE_SPACE
 from .rules.windows import window_index, windows_of
 from .strategies import Strategies
@@ -143,6 +144,7 @@ def _dispatch(split: Split) -> list[Move]:
     need equally many.
 
     - A look-up: the indices to all ranks, the rows to the ranks that asked, their gradients back.
+    - A fill by a mask: the counts of all masks, the elements to their places.
     - A grouped product: the rows to the ranks of their experts, the results back.
     - A layer of experts: the row counts of each expert on every rank, then as a grouped product.
     """
@@ -157,6 +159,14 @@ def _dispatch(split: Split) -> list[Move]:
         ]
         # Every rank still knows who asked for which rows, so indices do not travel again.
         return forward + [Move(phase="backward", kind="all_to_all", nbytes=rows)] * split.train
+    if split.call.operator.kind == FILL_IN:
+        # Eight bytes for each rank's number of places.
+        counts = np.full(len(split.local), 8.0 * split.size)
+        placed = split.input_bytes(2)
+        return [
+            Move(phase="forward", kind="all_gather", nbytes=counts),
+            Move(phase="forward", kind="all_to_all", nbytes=placed),
+        ] + [Move(phase="backward", kind="all_to_all", nbytes=placed)] * split.has_gradient(2)
     there = split.input_bytes(0)
     back = split.output_elements() * DTYPE_BYTES[split.call.outputs[0].dtype]
     phases = ("forward", "backward") if split.train else ("forward",)

@@ -22,6 +22,7 @@ from autopar.runtime.ranks.cuts import Cut, shard_of
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.sharding.communication import LOOK_UPS
 from autopar.sharding.rules.experts import EXPERTS
+from autopar.sharding.rules.gather_scatter import FILL_IN
 
 
 def grouped_product(rows: Tensor, weights: Tensor, ends: Sequence[int], kind: str) -> Tensor:
@@ -88,6 +89,8 @@ def dispatch(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Map
     """
     if call.operator.kind in LOOK_UPS:
         return travelling_look_up, {"group": group}
+    if call.operator.kind == FILL_IN:
+        return travelling_fill, {"group": group}
     if call.operator.kind == EXPERTS:
         return travelling_layer(call, group)
     attributes = call.operator.attributes.values()
@@ -113,6 +116,27 @@ def travelling_look_up(self: Tensor, indices: Sequence[Tensor | None], group: Ax
     received = exchange_rows(self[wanted], outgoing, incoming, group)
     # Rows arrive by rank: the place of each look-up among them is the inverse of that order.
     return received[torch.argsort(torch.argsort(holder[group.coordinate], stable=True))]
+
+
+def travelling_fill(self: Tensor, mask: Tensor, source: Tensor, group: AxisGroup) -> Tensor:
+    """As `torch.masked_scatter`, where each rank has a part of the places and of the elements."""
+    places = mask.expand_as(self).sum().view(1)
+    # Every rank knows how many places all ranks have, and so which elements belong to which.
+    ends: list[int] = [0, *all_gather(places, 0, 1, group).cumsum(0).tolist()]
+    own = source.numel()
+
+    def common(holder: int, taker: int) -> int:
+        """How many elements of one rank belong to the places of another."""
+        low = max(holder * own, ends[taker])
+        high = min((holder + 1) * own, ends[taker + 1])
+        return max(high - low, 0)
+
+    me = group.coordinate
+    outgoing = [common(me, rank) for rank in range(group.size)]
+    incoming = [common(rank, me) for rank in range(group.size)]
+    # The places take the first elements; those behind the last one stay.
+    sent = source.reshape(-1)[: sum(outgoing)]
+    return self.masked_scatter(mask, exchange_rows(sent, outgoing, incoming, group))
 
 
 def travelling_rows(rows: int, group: AxisGroup, kind: str, **arguments: Any) -> Tensor:

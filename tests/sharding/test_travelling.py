@@ -45,6 +45,16 @@ LOOK_UPS = [
     sample("aten.index.Tensor", str(places), self=n(12, 4), indices=[torch.tensor(places)])
     for places in (tuple(range(11, -1, -1)), (7,) * 12, (0, 3, 3, -1, 11, 5, -12, 6, 1, 0, 2, 10))
 ]
+FILLS = [
+    sample("aten.masked_scatter.default", name, self=n(12, 2, 3), mask=mask, source=source)
+    for name, mask, source in (
+        ("an image each", torch.arange(2).view(1, 2, 1).expand(12, 2, 3) == 1, n(12, 3)),
+        ("all on one rank", torch.arange(12).view(12, 1, 1).expand(12, 2, 3) < 3, n(12, 2)),
+        ("more than places", torch.arange(12).view(12, 1, 1).expand(12, 2, 3) % 5 == 4, n(24, 1)),
+        ("elements", torch.arange(72).view(12, 2, 3) % 7 == 3, n(12)),
+        ("a mask of two dims", torch.arange(24).view(12, 2, 1) % 3 == 0, n(12, 4)),
+    )
+]
 
 
 def _grouped(*ends: int) -> Sample:
@@ -142,6 +152,13 @@ def test_losses_with_split_classes(case: Sample) -> None:
 def test_rows_are_looked_up_on_other_ranks(case: Sample, mesh: tuple[int, ...]) -> None:
     assert "dispatch" in {option.communication for option in strategies(case, mesh).options}
     assert prove(case, mesh) > 3
+
+
+@pytest.mark.parametrize("case", FILLS, ids=str)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_elements_travel_to_the_places_of_a_mask(case: Sample, mesh: tuple[int, ...]) -> None:
+    assert "dispatch" in {option.communication for option in strategies(case, mesh).options}
+    assert prove(case, mesh) > 1
 
 
 @pytest.mark.parametrize(

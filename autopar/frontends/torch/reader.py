@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._functorch import predispatch
 from torch.export.graph_signature import InputKind, OutputKind
 
 from autopar.errors import ModelError
@@ -66,7 +67,8 @@ class Reader(Collected):
         self.inputs: list[str] = []
         # The place of an assertion, and the number that has to be true.
         self.asserted: list[tuple[str, Number]] = []
-        self.hazards = False  # whether a write into a view prevents reading the graph unchanged
+        # Whether the graph can be read without writes into views and transforms of functions only.
+        self.hazards = False
         if module is not None:
             parameters = dict(module.named_parameters(remove_duplicate=False))
         else:
@@ -196,6 +198,8 @@ class Reader(Collected):
             self.asserted += [(place_of(node), asserted)] if isinstance(asserted, Number) else []
         elif not isinstance(target, torch._ops.OpOverload):
             self.problems.append(f"{node.name!r} calls {target}, which is no tensor operator")
+            # `torch.vmap` is written down as calls around its operators.
+            self.hazards |= getattr(target, "__module__", "") == predispatch.__name__
             self.values[node] = self.results(node, node.name)
         elif str(target) not in _DROPPED:
             self._operator(node, target)

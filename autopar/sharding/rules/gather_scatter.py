@@ -47,6 +47,8 @@ def _read(call: Call, name: str) -> str:
     """The factor of a dim that is read at places: whole where zeros cannot be added up."""
     return name if call.outputs[0].is_float else f"!{name}"
 
+FILL_IN = "aten.masked_scatter.default"
+
 
 def _spell(*tensors: Sequence[str]) -> str:
     return ", ".join(" ".join(dims) for dims in tensors)
@@ -144,6 +146,22 @@ def _index(call: Call) -> str:
         len(places) == 1 and places[0][0] == 0 and len(tensors[0]) == 1 and call.outputs[0].is_float
     )
     return text + "; d0 + i0: dispatch" * rows
+
+
+def _masked_fill_in(call: Call) -> str:
+    """The elements of `source` in their order take the places that the mask names.
+
+    Shards of the first dim hold consecutive places. The elements that belong there travel to them,
+    as only the mask says how many places lie before.
+    """
+    into, mask, source = (tensor.shape for tensor in call.inputs)
+    if not into or not source or mask[: 1 - len(into) or None] != into[:1]:
+        return all_whole(call)
+    rest = [f"!d{i}" for i in range(1, len(into))]
+    inner = [f"!m{i}" for i in range(1, len(mask))]
+    taken = ["!n", *(f"!s{i}" for i in range(1, len(source)))]
+    held = _spell(["d0", *rest])
+    return f"{held}, {_spell(['d0', *inner], taken)} -> {held} | d0 + n: dispatch"
 
 
 def _index_put(call: Call) -> str:
@@ -315,6 +333,7 @@ register(
     linear=((0, 2),),
     saves="",
 )
+register(FILL_IN, _masked_fill_in, saves="")
 register("aten.scatter.src aten.scatter_add.default", _scatter, linear=((0, 2),), saves="")
 register(
     "aten.scatter.value aten.scatter.reduce aten.scatter.value_reduce aten.scatter_reduce.two",

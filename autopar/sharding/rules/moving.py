@@ -268,8 +268,8 @@ register(
 )
 register(
     """aten.block_diag.default aten.cartesian_prod.default aten.combinations.default
-    aten.as_strided_scatter.default aten.masked_scatter.default aten.masked_select.default
-    aten.take.default aten.put.default""",
+    aten.as_strided_scatter.default aten.masked_select.default aten.take.default
+    aten.put.default""",
     all_whole,
 )
 # The size of the result is in the data: equal shards of the input have results of unequal size.
