@@ -96,7 +96,8 @@ class Communication:
     (0: any number, 1: no split). `beside`: whether the factors split alongside may be split on
     other axes too. `stacks`: whether the option can be taken on several axes, one after the other;
     `joins`: on several axes as one group. `visits`: whether every rank meets all shards of the
-    factor in turn and does its local work once for each.
+    factor in turn and does its local work once for each. `own`: whether parts of a batch that come
+    one after the other may each do without, as the local form refuses data that would travel.
     """
 
     moves: Callable[[Split], Sequence[Move]]
@@ -105,6 +106,7 @@ class Communication:
     joins: bool = True
     visits: bool = False
     beside: Callable[[Call], bool] = lambda call: False
+    own: Callable[[Call], bool] = lambda call: False
 
 
 def _statistics_itemsize(split: Split) -> int:
@@ -310,7 +312,11 @@ def _statistics(split: Split) -> list[Move]:
 
 
 COMMUNICATIONS: Mapping[str, Communication] = {
-    "dispatch": Communication(moves=_dispatch, beside=lambda call: call.operator.kind == EXPERTS),
+    "dispatch": Communication(
+        moves=_dispatch,
+        beside=lambda call: call.operator.kind == EXPERTS,
+        own=lambda call: call.operator.kind == FILL_IN,
+    ),
     # Neighbours are those of one axis, so a halo does not join axes.
     "halo": Communication(moves=_halo, limit=_halo_limit, joins=False),
     "normalize": Communication(moves=_normalize),

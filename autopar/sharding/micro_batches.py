@@ -166,7 +166,7 @@ class _Split:
         call = offer.call
         if time.factor >= 0:
             sizes = (
-                replace(f, size=f.size // m) if i == time.factor else f
+                replace(f, size=f.size // m) if i in (time.factor, *time.partners) else f
                 for i, f in enumerate(rule.factors)
             )
             rule = replace(rule, factors=tuple(sizes))

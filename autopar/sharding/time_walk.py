@@ -6,13 +6,15 @@ decides how its results come to later operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from autopar.errors import RuleError
 from autopar.ir import Graph, Operator, Role, Tensor
 
 from .analysis import Analysis, Offer
 from .candidates import options_of
+from .communication import COMMUNICATIONS
 from .layout import B, Kind, Placement, R, S
 from .notation import Dims, Rule
 from .rules import RULES, Call, rule_of
@@ -156,11 +158,7 @@ class TimeWalk:
             ):
                 factor, parts = carried
                 variants[factor] = (parts,)
-        return [
-            o
-            for o in options_of(call, rule, self.analysis.gradients, variants)
-            if o.communication is None
-        ]
+        return list(_silent(call, options_of(call, rule, self.analysis.gradients, variants)))
 
     def _warm(self, operator: Operator) -> bool:
         """Give an operator its option; whether there is one."""
@@ -197,7 +195,7 @@ class TimeWalk:
         """The option that takes the inputs as they come; an input that nothing splits is whole."""
         # Options that the search does without (other parts, dims that it keeps whole) may still be
         # right over time.
-        option = self._best(operator, (o for o in offer.options if o.communication is None))
+        option = self._best(operator, _silent(offer.call, offer.options))
         return option or self._best(operator, self._all_options(operator))
 
     def _best(self, operator: Operator, options: Iterable[Option]) -> Option | None:
@@ -249,6 +247,15 @@ class TimeWalk:
             elif name not in self.natural:
                 seen[name] = tensor.role in (Role.CONSTANT, Role.ACTIVATION)
         return [name for name, splits in seen.items() if splits]
+
+
+def _silent(call: Call, options: Iterable[Option]) -> Iterator[Option]:
+    """The options with which parts of the batch need nothing of each other."""
+    for option in options:
+        if option.communication is None:
+            yield option
+        elif COMMUNICATIONS[option.communication].own(call):
+            yield replace(option, communication=None)
 
 
 def factor_of(split: tuple[int, int], dims: Dims, rule: Rule) -> tuple[int, int] | None:

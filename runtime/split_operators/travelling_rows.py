@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.errors import RunError
 from autopar.ir import Ref, Value
 from autopar.runtime.local_forms.experts import travelling_layer
 from autopar.runtime.operators.functions import function_of
@@ -90,7 +91,7 @@ def dispatch(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Map
     if call.operator.kind in LOOK_UPS:
         return travelling_look_up, {"group": group}
     if call.operator.kind == FILL_IN:
-        return travelling_fill, {"group": group}
+        return travelling_fill, {"group": group, "own": fills_its_own(call) is not None}
     if call.operator.kind == EXPERTS:
         return travelling_layer(call, group)
     attributes = call.operator.attributes.values()
@@ -118,17 +119,44 @@ def travelling_look_up(self: Tensor, indices: Sequence[Tensor | None], group: Ax
     return received[torch.argsort(torch.argsort(holder[group.coordinate], stable=True))]
 
 
-def travelling_fill(self: Tensor, mask: Tensor, source: Tensor, group: AxisGroup) -> Tensor:
-    """As `torch.masked_scatter`, where each rank has a part of the places and of the elements."""
+def fills_its_own(call: LocalCall) -> Mapping[str, Value] | None:
+    """Whether the places are those of a micro-batch, to which nothing travels (else None)."""
+    split = any(o.partners and o.communication is None for o in call.decision.options)
+    return {} if split else None
+
+
+def own_fill(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """As `torch.masked_scatter`, of a micro-batch that has as many places as elements."""
+    _require_as_many(int(mask.expand_as(self).sum()), source.numel())
+    return self.masked_scatter(mask, source)
+
+
+def _require_as_many(places: int, elements: int) -> None:
+    if places != elements:
+        raise RunError(
+            f"a micro-batch has {places} places to fill and {elements} elements for them: every "
+            "sample needs as many of its own (such as image tokens and features)"
+        )
+
+
+def travelling_fill(
+    self: Tensor, mask: Tensor, source: Tensor, group: AxisGroup, own: bool
+) -> Tensor:
+    """As `torch.masked_scatter`, where each rank has a part of the places and of the elements.
+
+    own: places and elements are those of a micro-batch.
+    """
     places = mask.expand_as(self).sum().view(1)
     # Every rank knows how many places all ranks have, and so which elements belong to which.
     ends: list[int] = [0, *all_gather(places, 0, 1, group).cumsum(0).tolist()]
-    own = source.numel()
+    held = source.numel()
+    if own:
+        _require_as_many(ends[-1], held * group.size)
 
     def common(holder: int, taker: int) -> int:
         """How many elements of one rank belong to the places of another."""
-        low = max(holder * own, ends[taker])
-        high = min((holder + 1) * own, ends[taker + 1])
+        low = max(holder * held, ends[taker])
+        high = min((holder + 1) * held, ends[taker + 1])
         return max(high - low, 0)
 
     me = group.coordinate
@@ -174,6 +202,7 @@ def travelling_rows(rows: int, group: AxisGroup, kind: str, **arguments: Any) ->
 
 
 register("dispatch", talks=dispatch)
+register(FILL_IN, knows=fills_its_own, local=own_fill)
 register(
     "transformers.grouped_mm_fallback.default aten._grouped_mm.default",
     knows=shard_experts,
