@@ -95,7 +95,7 @@ def _onnx_slice(call: LocalCall) -> Mapping[str, Value]:
     return {"starts": tuple(low), "ends": tuple(high)}
 
 
-def _count(name: str, index: int, dim: int) -> Changes:
+def count(name: str, index: int, dim: int) -> Changes:
     """A count (of groups, heads) that shrinks with the split of dim `dim` of input `index`."""
 
     def rewrite(call: LocalCall) -> Mapping[str, Value]:
@@ -180,24 +180,24 @@ for _kinds, _sizes_of in (
     ("aten.slice.Tensor", _slice),
     ("aten.narrow.default", _narrow),
     ("onnx.Slice", _onnx_slice),
-    ("aten.group_norm.default onnx.GroupNormalization", _count("num_groups", 0, 1)),
-    ("aten.conv1d.default aten.conv2d.default aten.conv3d.default", _count("groups", 1, 0)),
-    ("aten.conv1d.padding aten.conv2d.padding", _count("groups", 1, 0)),
+    ("aten.group_norm.default onnx.GroupNormalization", count("num_groups", 0, 1)),
+    ("aten.conv1d.default aten.conv2d.default aten.conv3d.default", count("groups", 1, 0)),
+    ("aten.conv1d.padding aten.conv2d.padding", count("groups", 1, 0)),
     (
         "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input",
-        _count("groups", 1, 0),
+        count("groups", 1, 0),
     ),
-    ("aten.convolution.default aten._convolution.default", _count("groups", 1, 0)),
-    ("onnx.Conv onnx.ConvTranspose", _count("group", 1, 0)),
-    ("onnx.ConvInteger", _count("group", 1, 0)),
-    ("onnx.QLinearConv", _count("group", 3, 0)),
+    ("aten.convolution.default aten._convolution.default", count("groups", 1, 0)),
+    ("onnx.Conv onnx.ConvTranspose", count("group", 1, 0)),
+    ("onnx.ConvInteger", count("group", 1, 0)),
+    ("onnx.QLinearConv", count("group", 3, 0)),
     ("onnx.AffineGrid", _grid),
     ("onnx.CenterCropPad", _cropped),
-    ("onnx.RotaryEmbedding", _three_dims(_count("num_heads", 0, -1))),
-    ("onnx.LinearAttention", _all(_count("q_num_heads", 0, -1), _count("kv_num_heads", 1, -1))),
+    ("onnx.RotaryEmbedding", _three_dims(count("num_heads", 0, -1))),
+    ("onnx.LinearAttention", _all(count("q_num_heads", 0, -1), count("kv_num_heads", 1, -1))),
     (
         "onnx.Attention",
-        _three_dims(_all(_count("q_num_heads", 0, -1), _count("kv_num_heads", 1, -1))),
+        _three_dims(_all(count("q_num_heads", 0, -1), count("kv_num_heads", 1, -1))),
     ),
 ):
     register(_kinds, sizes=_sizes_of)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.operators.registry import register
+from autopar.sharding.rules.windows import CAUSAL
 
-from .shard_sizes import shape_as
+from .shard_sizes import count, shape_as
 
 
 def mean_square(x: Tensor, count: int) -> Tensor:
@@ -41,7 +42,23 @@ def contiguous(self: Tensor) -> Tensor:
     return self.contiguous()
 
 
+def causal_conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Tensor:
+    """A convolution of each row and the rows before it; zeros lie before the first."""
+    reach = (weight.shape[-1] - 1) * dilation[0]
+    # Padding both ends takes no copy of the input; the rows behind its own are cut off.
+    made = torch.conv1d(input, weight, bias, tuple(stride), (reach,), tuple(dilation), groups)
+    return made[..., : input.shape[-1]]
+
+
 register("autopar.add", function=add)
+register(CAUSAL, function=causal_conv1d, sizes=count("groups", 1, 0))
 register("autopar.mean_square", function=mean_square)
 register("aten.view.default aten._unsafe_view.default", function=view, sizes=shape_as("size"))
 register("aten.contiguous.default", function=contiguous)

@@ -24,7 +24,7 @@ from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import shift
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.sharding.rules import Call
-from autopar.sharding.rules.windows import Window, window_index, windows_of
+from autopar.sharding.rules.windows import CAUSAL, Window, window_index, windows_of
 
 
 class Border(NamedTuple):
@@ -125,6 +125,9 @@ def split_space(
         counts = _counts(kind, attributes, windows, split)
         return pool, fixed | _padding(kind, pads) | {"counts": counts}
     widened: tuple[int, ...] = ()
+    if kind == CAUSAL:
+        # The rows before are those of the exchange.
+        fixed["kind"] = "aten.conv1d.default"
     if kind.endswith(".padding"):
         # "same" pads as the window says, which the operator would work out from the shard's size.
         widened = tuple(amount for pair in reversed(pads) for amount in pair)

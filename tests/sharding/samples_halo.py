@@ -104,6 +104,16 @@ def convolutions() -> Iterator[Sample]:
             bias=n(2),
             padding="same",
         )
+    for k, d, groups in ((4, 1, 4), (3, 2, 4), (2, 1, 1), (4, 1, 2)):
+        yield sample(
+            "autopar.causal_conv1d",
+            f"kernel {k} dilation {d} groups {groups}",
+            input=n(2, 4, 24),
+            weight=n(4, 4 // groups, k),
+            bias=n(4),
+            dilation=[d],
+            groups=groups,
+        )
     uneven = {
         "strides": (1, 1),
         "pads": (1, 2, 2, 1),

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import ModelError
@@ -18,6 +21,9 @@ from autopar.forking import keep_forkable
 
 from .folding import Folding, Kind, folded_calls
 from .scans import scans_as_operators
+
+KNOWN_NUMBERS = 2**16
+"""The most elements of a tensor whose values are followed through an export."""
 
 keep_forkable()  # before the first fake tensor
 
@@ -96,8 +102,26 @@ def _faked(
     fakes_of_inputs = [fake(leaf) for leaf in _apart(leaves)]
     inputs, keyword_inputs = pytree.tree_unflatten(fakes_of_inputs, spec)
     fakes = {path: replaced[value] for path, value in state.items()}
-    with torch.nn.utils.stateless._reparametrize_module(module, fakes), scans_as_operators(module):
+    with (
+        torch.nn.utils.stateless._reparametrize_module(module, fakes),
+        scans_as_operators(module),
+        _small_constants_known(),
+    ):
         yield inputs, keyword_inputs, mode
+
+
+@contextmanager
+def _small_constants_known() -> Iterator[None]:
+    """While this lasts, code may read numbers from small tensors that it makes of numbers.
+
+    Torch follows the values of such tensors through an export where they have one element. Sizes of
+    images are a few numbers for each, which set the shapes of what follows.
+    """
+    with (
+        patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_NUMBERS),
+        patch.object(proxy_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_NUMBERS),
+    ):
+        yield
 
 
 def _exported(

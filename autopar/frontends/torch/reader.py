@@ -18,6 +18,7 @@ from autopar.ir import Graph, Operator, Ref, Role, Value, needed_operators
 from autopar.model import Check, TorchModel
 
 from .assertions import ASSERTS, Number, checks_of, number_of, place_of
+from .causal import read_as_causal
 from .collected import Collected
 from .experts import join_experts
 from .forms import explicit, plain_form
@@ -46,7 +47,7 @@ _IN_PLACE = (
 
 def simplified(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with what the exported code writes at length in shorter forms, of equal values."""
-    graph = without_known_masks(read_as_views(graph), constants)
+    graph = without_known_masks(read_as_views(read_as_causal(graph)), constants)
     return join_experts(split_means(graph))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from .registry import Call, register
 from .spelling import by_name, whole
-from .windows import Spots, spell, windows_of
+from .windows import CAUSAL, Spots, spell, windows_of
 
 
 def convolution_dims(
@@ -151,7 +151,7 @@ def _adaptive(call: Call, lead: str, space: int) -> str:
 # transposed one meets each place of the input.
 _CONVOLUTIONS = (
     "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv2d.padding "
-    "aten.conv1d.padding onnx.Conv"
+    f"aten.conv1d.padding onnx.Conv {CAUSAL}"
 )
 register(_CONVOLUTIONS, _convolution, products=("x",))
 _TRANSPOSED = (

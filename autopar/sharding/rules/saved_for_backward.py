@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from autopar.ir import DTYPE_BYTES
 
 from .registry import RULES, Call
+from .windows import CAUSAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("aten.scaled_dot_product_attention.default", "query key value result"),
     (
         "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding "
-        "aten.conv2d.padding",
+        f"aten.conv2d.padding {CAUSAL}",
         "input weight",
     ),
     ("aten.convolution.default aten._convolution.default", "input weight"),

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from .registry import Call
 
+CAUSAL = "autopar.causal_conv1d"
+"""A convolution along one dim, of which each row reads its own row and those before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
@@ -161,9 +164,11 @@ def _padding(
             else None
         )
     padding = call.get("padding")
+    total = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
+    if call.operator.kind == CAUSAL:
+        return tuple(total), (0,) * space
     if padding == "same":
         # An odd row of padding goes behind, as in torch.
-        total = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
         return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
     sizes = _sizes(None if isinstance(padding, str) else padding, space, 0)
     return sizes, sizes
