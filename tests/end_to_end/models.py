@@ -4,6 +4,7 @@ and from ONNX.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from torch import nn
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from tests.end_to_end.encoder_decoder import DROPPED, EncoderDecoder
+from tests.end_to_end.recurrent_models import RECURRENT, recurrent_model
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 8
@@ -147,6 +149,13 @@ def mixtral() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Called(model, "input_ids", use_cache=False), (tokens(BATCH, SEQUENCE),)
 
 
+def _recurrent(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A model of linear recurrences, whose sequences hold several chunks on each of four ranks."""
+    return Called(recurrent_model(name, vocab_size=VOCABULARY), "input_ids", use_cache=False), (
+        tokens(2, 32),
+    )
+
+
 def _padding() -> torch.Tensor:
     """A mask of padded sequences."""
     mask = torch.ones(BATCH, SEQUENCE, dtype=torch.int64)
@@ -256,6 +265,7 @@ TORCH_MODELS: Mapping[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...
     "llama_mask": llama_mask,
     "mixtral_mask": mixtral_mask,
     "encoder_decoder": encoder_decoder,
+    **{name: functools.partial(_recurrent, name) for name in RECURRENT},
 }
 
 
@@ -420,5 +430,5 @@ batch.
 """
 MODELS = ("gpt2", "bert", "llama", "llama_exact", "vit", "residual_onnx", "gpt2_onnx")
 """The models of the tests of random plans."""
-FLOAT32_INSIDE = frozenset({"llama", "gpt2_labels"})
+FLOAT32_INSIDE = frozenset({"llama", "gpt2_labels", *RECURRENT})
 """Models that compute in float32 on the way, whatever the dtype of their weights."""
