@@ -74,6 +74,10 @@ class Rule:
     outputs: tuple[Dims, ...]
     addends: frozenset[int]
 
+    def size_of(self, names: Sequence[str]) -> int:
+        """The product of the sizes of the factors `names`."""
+        return math.prod(factor.size for factor in self.factors if factor.name in names)
+
     def splittable(self) -> frozenset[int]:
         """Factors that some option splits, alone or as a partner."""
         alone = [i for i, factor in enumerate(self.factors) if not factor.whole]

@@ -42,6 +42,10 @@ class Option:
         # Partners without `beside` belong to the option's own group, which `_in_one_group` checks.
         return (*own, *((partner, self.inner_parts) for partner in self.partners if self.beside))
 
+    def passes(self, rule: Rule, names: Sequence[str]) -> bool:
+        """Whether it splits one of the factors `names` with communication inside the operator."""
+        return self.communication is not None and rule.factors[self.factor].name in names
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Strategies:
@@ -80,6 +84,15 @@ class Strategies:
         plain = np.array([splits_plainly(option, self.rule, names) for option in self.options])
         return np.asarray(
             np.where(plain[self.choices], np.array(mesh, dtype=np.int64), 1).prod(axis=1)
+        )
+
+    def passing_degree(self, mesh: Sequence[int], names: Sequence[str]) -> NDArray[np.float64]:
+        """Shards into which each strategy splits the factors `names` with communication: array
+        [strategies].
+        """
+        passing = np.array([option.passes(self.rule, names) for option in self.options])
+        return np.asarray(
+            np.where(passing[self.choices], np.array(mesh, dtype=np.float64), 1.0).prod(axis=1)
         )
 
     def travel_degree(self, mesh: Sequence[int]) -> NDArray[np.int64]:

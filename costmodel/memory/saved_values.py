@@ -38,7 +38,7 @@ class Facts:
     view: bool
     keeps: Keeps
     flows: tuple[tuple[int, bool], ...]
-    scratch: Made | None
+    scratch: tuple[Made, ...]
     backward: bool
 
 
@@ -46,14 +46,15 @@ class Facts:
 class Share:
     """An operator's share of a saved value.
 
-    `nbytes`: for each element of its input (or output) at `position`. `factors`: as in `Made`.
+    `nbytes`: for each element of its input (or output) at `position`. `made`: the buffer that it
+    is, if it is no tensor of the graph.
     """
 
     output: bool
     position: int
     nbytes: float
     weight: bool = False
-    factors: tuple[str, ...] = ()
+    made: Made | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def facts_of(
                     for i, flows in enumerate(flows)
                     if flows and backward
                 ),
-                scratch=backward_scratch(call) if backward else None,
+                scratch=backward_scratch(call) if backward else (),
                 backward=backward,
             )
         facts[operator.name] = known[key]
@@ -204,7 +205,7 @@ def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> 
     for op in analysis.warm:
         made = () if op.name in segment_of else facts[op.name].keeps.made
         own = [
-            Share(output=one.output, position=one.position, nbytes=one.nbytes, factors=one.factors)
+            Share(output=one.output, position=one.position, nbytes=one.nbytes, made=one)
             for one in made
         ]
         for output, position, name in places[op.name]:

@@ -115,6 +115,16 @@ class Steps(LiveBytes):
                 for option, size in zip(decision.options, self.mesh, strict=True)
                 if splits_plainly(option, decision.rule, made.factors)
             )
+        if made.passed and decision.rule is not None:
+            size = decision.rule.size_of(made.passed)
+            shards = math.prod(
+                ranks
+                for option, ranks in zip(decision.options, self.mesh, strict=True)
+                if option.passes(decision.rule, made.passed)
+            )
+            each *= float(made.times(shards, size))
+        elif made.passed:
+            return 0.0
         tensor = self.tensors[name]
         share = self.bytes_of(name, layouts[made.position]) / max(tensor.bytes, 1)
         return share * tensor.size * each
@@ -182,8 +192,9 @@ class Steps(LiveBytes):
         # Nothing behind this operator leads to the loss.
         if not arrived:
             return
-        if facts.scratch is not None:
-            self.scratch.append((self.now, self.made_bytes(step, facts.scratch)))
+        if facts.scratch:
+            held = sum(self.made_bytes(step, one) for one in facts.scratch)
+            self.scratch.append((self.now, held))
         for position, same in facts.flows:
             self.flow(
                 (operator.inputs[position], decision.inputs[position]), arrived[0] if same else None

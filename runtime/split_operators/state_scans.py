@@ -5,9 +5,15 @@
 with A, B, y_0 and Y of the rank's own rows. Columns of values are independent, so a delta rule has
 A and Y as further columns, which begin with the state I and have values of zero; in a state space A
 is a number for each head, and Y = q exp(G). (A, B) is gathered; its gradients are reduce-scattered.
+
+For the backward pass a rank keeps its inputs and what it has gathered, and of a delta rule Y; all
+else is computed again.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,26 +37,38 @@ def split_delta_rule(
     group: AxisGroup,
 ) -> Tensor:
     """As the operator `gated_delta_rule`."""
-    given = delta_rule_recurrence(query, key, value, decay, beta, normalize)
-    width = given.keys.shape[-1]
-    columns = given.values.shape[-1]
-    wider = Recurrence(
-        queries=given.queries,
-        keys=given.keys,
-        values=functional.pad(given.values, (0, width)),
-        decay=given.decay,
-        beta=given.beta,
-    )
-    eye = torch.eye(width, dtype=value.dtype, device=value.device).to(given.values.dtype)
-    # The identity passes through the rows as a state would: what it becomes is A, what is read Y.
-    first = functional.pad(eye, (columns, 0)).expand(*given.keys.shape[:-2], -1, -1)
-    made, last = _recomputed(wider, chunk_size, first)
-    nothing, before = _before(last, group)
-    # From the first rank on: each rank computes the state before its rows by itself.
-    state = nothing[..., :columns]
-    for passed in before:
-        state = passed[..., columns:] @ state + passed[..., :columns]
-    result = made[..., :columns] + made[..., columns:] @ state
+    width = key.shape[-1]
+    columns = value.shape[-1]
+
+    def own(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Results of the rank's own rows, what they read of a state before, and (B, A)."""
+        given = delta_rule_recurrence(q, k, v, g, b, normalize)
+        wider = Recurrence(
+            queries=given.queries,
+            keys=given.keys,
+            values=functional.pad(given.values, (0, width)),
+            decay=given.decay,
+            beta=given.beta,
+        )
+        eye = torch.eye(width, dtype=value.dtype, device=value.device).to(given.values.dtype)
+        # The identity passes through the rows as a state would: what it becomes is A, what is
+        # read Y.
+        first = functional.pad(eye, (columns, 0)).expand(*given.keys.shape[:-2], -1, -1)
+        made, last = chunked_recurrence(wider, chunk_size, first)
+        # Copies, as a view of a part would keep the whole.
+        return made[..., :columns].contiguous(), made[..., columns:].contiguous(), last
+
+    def read(rows: Tensor, gathered: Tensor) -> Tensor:
+        """What the rows read of the state that the ranks before leave."""
+        nothing, before = _before(gathered, group)
+        state = nothing[..., :columns]
+        # From the first rank on: each rank computes the state before its rows by itself.
+        for passed in before:
+            state = passed[..., columns:] @ state + passed[..., :columns]
+        return rows @ state
+
+    made, rows, last = _recomputed(own, query, key, value, decay, beta)
+    result: Tensor = made + _recomputed(read, rows, _gathered(last, group))
     return result.transpose(1, 2).to(query.dtype).contiguous()
 
 
@@ -69,32 +87,53 @@ def split_state_space(
     bias: Tensor | None = None,
 ) -> Tensor:
     """As the operator `state_space_scan`."""
+
+    limits = (low, high)
+
     # A step is a number for each head and row: a rank's own need nothing of its neighbours.
-    given = state_space_recurrence(x, step, decay, key, query, bias, softplus, (low, high))
-    made, last = _recomputed(given, chunk_size, None)
-    # What a state of the ranks before has lost at each row, and behind the last one.
-    total = given.decay.cumsum(-2)
-    remaining = total[..., -1:, :].exp().expand(*last.shape[:-1], 1)
-    nothing, before = _before(torch.cat((last, remaining), dim=-1), group)
-    state = nothing[..., :-1]
-    for passed in before:
-        state = passed[..., -1:] * state + passed[..., :-1]
-    made = made + (given.queries * total.exp()) @ state
-    return with_skip(made.transpose(1, 2), x, skip)
+    def recurrence(v: Tensor, t: Tensor, g: Tensor, *keys: Any) -> Recurrence:
+        k, q, b = keys
+        return state_space_recurrence(v, t, g, k, q, b, softplus, limits)
+
+    def own(skip: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """Results of the rank's own rows, and (B, A)."""
+        given = recurrence(*inputs)
+        made, last = chunked_recurrence(given, chunk_size)
+        remaining = given.decay.sum(-2, keepdim=True).exp().expand(*last.shape[:-1], 1)
+        return with_skip(made.transpose(1, 2), inputs[0], skip), torch.cat(
+            (last, remaining), dim=-1
+        )
+
+    def read(gathered: Tensor, *inputs: Any) -> Tensor:
+        """What the rows read of the state that the ranks before leave."""
+        given = recurrence(*inputs)
+        nothing, before = _before(gathered, group)
+        state = nothing[..., :-1]
+        for passed in before:
+            state = passed[..., -1:] * state + passed[..., :-1]
+        # What that state has lost at each row.
+        rows = given.queries * given.decay.cumsum(-2).exp()
+        return (rows @ state).transpose(1, 2)
+
+    inputs = (x, step, decay, key, query, bias)
+    made, last = _recomputed(own, skip, *inputs)
+    result: Tensor = made + _recomputed(read, _gathered(last, group), *inputs)
+    return result.contiguous()
 
 
-def _recomputed(given: Recurrence, rows: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As `chunked_recurrence`, of which the backward pass computes what is inside again."""
-    made: tuple[Tensor, Tensor] = checkpoint(
-        chunked_recurrence, given, rows, state, use_reentrant=False, preserve_rng_state=False
-    )
-    return made
+def _recomputed(function: Callable[..., Any], *inputs: Tensor | None) -> Any:
+    """The function's results, of which the backward pass computes what is inside again."""
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
-def _before(own: Tensor, group: AxisGroup) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Zeros, and what the ranks before put in, in their order.
+def _gathered(own: Tensor, group: AxisGroup) -> Tensor:
+    """What every rank puts in, by rank."""
+    return step(own[None].contiguous(), Move("all_gather", 0), Move("reduce_scatter", 0), group)
+
+
+def _before(gathered: Tensor, group: AxisGroup) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Zeros, and what the ranks before have put in, in their order.
 
     The zeros are made of the gathered tensor, so that the first rank has a backward pass, too.
     """
-    there = step(own[None].contiguous(), Move("all_gather", 0), Move("reduce_scatter", 0), group)
-    return there[:0].sum(0), there[: group.coordinate].unbind(0)
+    return gathered[:0].sum(0), gathered[: group.coordinate].unbind(0)

@@ -52,7 +52,6 @@ RECURRENT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Classes of recurrent models, and the keys of each."""
 
 
-
 def recurrent_model(name: str, vocab_size: int) -> nn.Module:
     """A language model of the table."""
     family, keys = RECURRENT[name]

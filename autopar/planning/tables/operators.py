@@ -184,8 +184,12 @@ def share_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Sh
     for share in shares:
         dims = strategies.rule.outputs if share.output else strategies.rule.inputs
         elements = local_elements(dims[share.position], local)
+        made = share.made
         # Such a value is split by these factors without communication.
-        if share.factors:
-            elements = elements / strategies.plain_degree(tuple(mesh), share.factors)
+        if made is not None and made.factors:
+            elements = elements / strategies.plain_degree(tuple(mesh), made.factors)
+        if made is not None and made.passed:
+            shards = strategies.passing_degree(tuple(mesh), made.passed)
+            elements = elements * made.times(shards, strategies.rule.size_of(made.passed))
         total += elements * share.nbytes
     return total

@@ -47,6 +47,7 @@ def _read(call: Call, name: str) -> str:
     """The factor of a dim that is read at places: whole where zeros cannot be added up."""
     return name if call.outputs[0].is_float else f"!{name}"
 
+
 FILL_IN = "aten.masked_scatter.default"
 
 

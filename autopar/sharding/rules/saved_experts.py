@@ -108,7 +108,7 @@ def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
     return Keeps(inputs=weights, made=(*made, places))
 
 
-def _scratch(call: Call) -> Made:
+def _scratch(call: Call) -> tuple[Made, ...]:
     """The largest excess of live gradients over the saved tensors that are no longer needed.
 
     scratch = max over the calls, from last to first, of (gradients alive + saved by it and the
@@ -127,7 +127,7 @@ def _scratch(call: Call) -> Made:
         gradients = sum(_row_bytes(values[name]) for name in alive)
         most = max(most, gradients - sum(_row_bytes(values[name]) for name in set(saved) - needed))
         alive.difference_update(step.makes)
-    return _made(call, most, inner=any(result.inner for result in values.values()))
+    return (_made(call, most, inner=any(result.inner for result in values.values())),)
 
 
 OWN[EXPERTS] = Own(keeps=_keeps, scratch=_scratch)

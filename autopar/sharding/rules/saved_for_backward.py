@@ -14,10 +14,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.ir import DTYPE_BYTES
 
 from .registry import RULES, Call
-from .windows import CAUSAL
+from .windows import CAUSAL, windows_of
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +31,23 @@ class Made:
     an input or output.
 
     `factors`: names of factors that the tensor lacks; splitting one of them without communication
-    divides the bytes too.
+    divides the bytes too. `passed`: factors whose shards pass something on; the buffer is there
+    where a split of one communicates, and with `gathered` holds one element for each shard of it,
+    in place of the rank's own.
     """
 
     output: bool
     position: int
     nbytes: float
     factors: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+    gathered: bool = False
+
+    def times(self, shards: Floats | float, size: int) -> Floats | float:
+        """The multiple of `nbytes`, for so many communicating shards of `passed` (of `size`)."""
+        if not self.passed:
+            return 1.0
+        return (np.square(shards) / size if self.gathered else 1.0) * np.greater(shards, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +66,15 @@ class Own:
     """
 
     keeps: Callable[[Call, Sequence[bool], bool], Keeps]
-    scratch: Callable[[Call], Made]
+    scratch: Callable[[Call], tuple[Made, ...]]
 
 
 OWN: dict[str, Own] = {}
 
+CONVOLUTIONS = (
+    "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding "
+    f"aten.conv2d.padding {CAUSAL}"
+)
 
 _ROWS: tuple[tuple[str, str], ...] = (
     ("aten.linear.default", "input*weight"),
@@ -133,11 +152,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("onnx.GroupNormalization onnx.InstanceNormalization", "X scale"),
     ("onnx.BatchNormalization", "X"),
     ("aten.scaled_dot_product_attention.default", "query key value result"),
-    (
-        "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv1d.padding "
-        f"aten.conv2d.padding {CAUSAL}",
-        "input weight",
-    ),
+    (CONVOLUTIONS, "input weight"),
     ("aten.convolution.default aten._convolution.default", "input weight"),
     (
         "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input",
@@ -242,6 +257,16 @@ def _attention(call: Call, composite: bool) -> tuple[Made, ...]:
     return tuple(made)
 
 
+def _with_borders(call: Call, composite: bool) -> tuple[Made, ...]:
+    """The input with the rows of the neighbours around it, where a split of the space brings any
+    (the border itself is not counted).
+    """
+    windows = windows_of(call)
+    bring = tuple(f"y{i}" for i, window in enumerate(windows) if max(window.low, window.high) > 0)
+    itemsize = float(DTYPE_BYTES[call.inputs[0].dtype])
+    return (Made(output=False, position=0, nbytes=itemsize, passed=bring),) if bring else ()
+
+
 _MADE: Mapping[str, Callable[[Call, bool], tuple[Made, ...]]] = {
     "aten.layer_norm.default": _row_statistics(2),
     "onnx.LayerNormalization": _row_statistics(2),
@@ -258,6 +283,7 @@ _MADE: Mapping[str, Callable[[Call, bool], tuple[Made, ...]]] = {
     "aten.max_pool3d.default": _indices,
     "onnx.MaxPool": _indices,
     "aten.scaled_dot_product_attention.default": _attention,
+    **dict.fromkeys(CONVOLUTIONS.split(), _with_borders),
 }
 
 
@@ -323,16 +349,15 @@ _SCRATCH: Mapping[str, float] = {
 """Temporaries of the backward formula besides the gradients, as multiples of the first input."""
 
 
-def backward_scratch(call: Call) -> Made | None:
+def backward_scratch(call: Call) -> tuple[Made, ...]:
     """Temporaries of a call's backward formula."""
     if call.operator.kind in OWN:
         return OWN[call.operator.kind].scratch(call)
     times = _SCRATCH.get(call.operator.kind)
-    return (
-        Made(output=False, position=0, nbytes=float(times * DTYPE_BYTES[call.inputs[0].dtype]))
-        if times
-        else None
-    )
+    if not times:
+        return ()
+    nbytes = float(times * DTYPE_BYTES[call.inputs[0].dtype])
+    return (Made(output=False, position=0, nbytes=nbytes),)
 
 
 def _kinds(text: str) -> frozenset[str]:

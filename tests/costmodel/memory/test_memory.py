@@ -272,7 +272,10 @@ def _kept_bytes(call: Call, gradients: Sequence[bool]) -> float:
         call.outputs[i].bytes for i in kept.outputs
     )
     made = [
-        (call.outputs if one.output else call.inputs)[one.position].size * one.nbytes
+        (call.outputs if one.output else call.inputs)[one.position].size
+        * one.nbytes
+        # On one device nothing is passed on between shards.
+        * float(one.times(1.0, 1))
         for one in kept.made
     ]
     return total + sum(made)
