@@ -33,15 +33,19 @@ _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 _DENSE = """
     llama mistral qwen2 qwen3 gemma3_text olmo2 olmo3 cohere2 phi3 smollm3 granite bert vit gpt2 opt
-    starcoder2
+    starcoder2 qwen3_5_text
     """
 _OF_EXPERTS = """
     mixtral qwen2_moe qwen3_moe qwen3_next gpt_oss glm4_moe nemotron_h minimax_m2 ernie4_5_moe
+    qwen3_5_moe_text mimo_v2_flash minimax_m3_vl_text llama4_text
     """
 TYPES: Mapping[str, Mapping[str, Any]] = {
     **{kind: {} for kind in (_DENSE + _OF_EXPERTS).split()},
     "bamba": {"attn_layer_indices": [1]},
     "deepseek_v3": {"num_key_value_heads": 4},
+    # Sparse attention by an indexer; in MiniMax-M3 above, too.
+    "deepseek_v32": {"num_key_value_heads": 4},
+    "glm_moe_dsa": {"num_key_value_heads": 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"]},
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8},
     "t5": {"decoder_start_token_id": 0},
@@ -49,10 +53,28 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
 """Types, and the keys in which they differ from the sizes above."""
 
 
-WITH_EXPERTS = frozenset({*_OF_EXPERTS.split(), "deepseek_v3", "granitemoehybrid"})
+WITH_EXPERTS = frozenset(
+    {
+        *_OF_EXPERTS.split(),
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm_moe_dsa",
+        "granitemoehybrid",
+    }
+)
 """Types whose experts are grouped products, which torch has in no type wider than float32."""
-REFUSED = frozenset({("minimax_m2", "megatron"), ("olmo3", "megatron"), ("olmo2", "megatron")})
-"""Types and plans that cannot be: their norms of queries and keys are over all heads."""
+REFUSED = frozenset(
+    {
+        ("minimax_m2", "megatron"),
+        ("olmo3", "megatron"),
+        ("olmo2", "megatron"),
+        ("llama4_text", "zero3"),
+        ("llama4_text", "pipeline"),
+    }
+)
+"""Types and plans that cannot be: norms of queries and keys that are over all heads, and experts
+that each compute all tokens in one batch of products.
+"""
 
 
 def small_configuration(kind: str) -> dict[str, Any]:

@@ -26,6 +26,10 @@ def no_candidate(search: BestFirst) -> UsageError:
         reason = reason or "the stages, or their schedule, cannot run them"
         return UsageError(f"{request.micro_batches} micro-batches: {reason}")
     if request.stages is not None:
+        # The passes of a pipeline are those of micro-batches.
+        whole = search.folded.why_not(2) if devices % request.stages == 0 else ""
+        if whole:
+            return UsageError(f"{request.stages} stages: {whole}")
         layers = "or are more than the layers of the model"
         return UsageError(f"{request.stages} stages do not divide {devices} devices, {layers}")
     return UsageError(f"the mesh {request.mesh} does not have {devices} devices")

@@ -43,6 +43,17 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "some of the dims": lambda x: x[_rows()[:, None], torch.arange(0, COLUMNS).view(1, COLUMNS)],
     "one dim": lambda x: x[torch.arange(ROWS)],
 }
+JOINED: dict[str, Callable[[Tensor], Tensor]] = {
+    "unbound": lambda x: torch.cat(x.unbind()),
+    "unbound inside": lambda x: torch.cat(x.unbind(1), dim=-1),
+    "split": lambda x: torch.cat(x.split(3, dim=1), dim=-2),
+}
+MOVED: dict[str, Callable[[Tensor], Tensor]] = {
+    "in another order": lambda x: torch.cat(x.unbind()[::-1]),
+    "not all": lambda x: torch.cat(x.split(1, dim=1)[1:], dim=1),
+    "along another dim": lambda x: torch.cat(x.split(1), dim=1),
+    "twice": lambda x: torch.cat(2 * x.unbind()),
+}
 READS: dict[str, Callable[[Tensor], Tensor]] = {
     "in another order": lambda x: x[_rows()[None, :], _columns()[:, None]],
     "not all": lambda x: x[_rows()[:, None], _columns(1)[None]],
@@ -68,3 +79,14 @@ def test_counts_are_a_view(name: str) -> None:
 @pytest.mark.parametrize("name", READS)
 def test_other_places_are_read(name: str) -> None:
     assert "aten.index.Tensor" in _kinds(READS[name])
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_parts_that_are_joined_again_are_a_view(name: str) -> None:
+    kinds = _kinds(JOINED[name])
+    assert "aten.cat.default" not in kinds and "aten.reshape.default" in kinds
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_parts_that_are_joined_otherwise_are_moved(name: str) -> None:
+    assert "aten.cat.default" in _kinds(MOVED[name])
