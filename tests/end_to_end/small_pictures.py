@@ -123,9 +123,9 @@ def pictured(kind: str) -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def misplaced(inputs: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
-    """The inputs with the image tokens of the second prompt moved to the first one."""
+    """The inputs with the image tokens of the last prompt moved to the first one."""
     ids = inputs["input_ids"].clone()
-    ids[1, 2 : 2 + tokens] = 3
+    ids[-1, 2 : 2 + tokens] = 3
     ids[0, 2 : 2 + 2 * tokens] = IMAGE
     return {**inputs, "input_ids": ids}
 

@@ -49,8 +49,8 @@ def test_one_device_is_equalled(kind: str, name: str) -> None:
 
 @pytest.mark.slow
 def test_features_travel_to_image_tokens_of_other_samples() -> None:
-    """On two ranks the second image's features go to the first prompt; micro-batches of one prompt
-    would not have them.
+    """On two ranks the features of an image go to the prompt before; micro-batches would not have
+    them.
     """
     model = _loaded("internvl", moved=True)
     plan = plan_loaded(model, devices=2, cluster="local-cpu", scheme="zero3").plan
