@@ -127,11 +127,17 @@ def _recording() -> Iterator[None]:
         yield
 
 
-def _define(name: str, schema: str, function: Callable[..., Tensor], dtype: Any) -> None:
-    """An operator and the operator of its gradients, of all of its tensors that are numbers."""
+def _define(
+    name: str, schema: str, function: Callable[..., Tensor], values: int, dtype: Any
+) -> None:
+    """An operator and the operator of its gradients, of all of its tensors that are numbers.
+
+    `values`: the place of the argument that has the results' shape. `dtype`: theirs, from that of
+    the first argument.
+    """
 
     def fake(*arguments: Any) -> Tensor:
-        like = arguments[2] if name == "gated_delta_rule" else arguments[0]
+        like = arguments[values]
         made: Tensor = like.new_empty(like.shape, dtype=dtype(arguments[0].dtype))
         return made
 
@@ -169,6 +175,7 @@ _define(
     "Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, int chunk_size, "
     "bool normalize",
     gated_delta_rule,
+    2,
     lambda dtype: dtype,
 )
 _define(
@@ -176,5 +183,6 @@ _define(
     "Tensor x, Tensor step, Tensor decay, Tensor key, Tensor query, Tensor? skip, Tensor? bias, "
     "int chunk_size, bool softplus, float low, float high",
     state_space_scan,
+    0,
     precise,
 )

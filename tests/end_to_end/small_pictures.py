@@ -128,5 +128,3 @@ def misplaced(inputs: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
     ids[-1, 2 : 2 + tokens] = 3
     ids[0, 2 : 2 + 2 * tokens] = IMAGE
     return {**inputs, "input_ids": ids}
-
-

@@ -54,13 +54,7 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 WITH_EXPERTS = frozenset(
-    {
-        *_OF_EXPERTS.split(),
-        "deepseek_v3",
-        "deepseek_v32",
-        "glm_moe_dsa",
-        "granitemoehybrid",
-    }
+    {*_OF_EXPERTS.split(), "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "granitemoehybrid"}
 )
 """Types whose experts are grouped products, which torch has in no type wider than float32."""
 REFUSED = frozenset(
