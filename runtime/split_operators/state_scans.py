@@ -59,7 +59,7 @@ def split_delta_rule(
         return made[..., :columns].contiguous(), made[..., columns:].contiguous(), last
 
     def read(rows: Tensor, gathered: Tensor) -> Tensor:
-        """What the rows read of the state that the ranks before leave."""
+        """The rows' part of the state that the ranks before leave."""
         nothing, before = _before(gathered, group)
         state = nothing[..., :columns]
         # From the first rank on: each rank computes the state before its rows by itself.
@@ -105,7 +105,7 @@ def split_state_space(
         )
 
     def read(gathered: Tensor, *inputs: Any) -> Tensor:
-        """What the rows read of the state that the ranks before leave."""
+        """The rows' part of the state that the ranks before leave."""
         given = recurrence(*inputs)
         nothing, before = _before(gathered, group)
         state = nothing[..., :-1]
@@ -127,7 +127,7 @@ def _recomputed(function: Callable[..., Any], *inputs: Tensor | None) -> Any:
 
 
 def _gathered(own: Tensor, group: AxisGroup) -> Tensor:
-    """What every rank puts in, by rank."""
+    """The tensors of all ranks, by rank."""
     return step(own[None].contiguous(), Move("all_gather", 0), Move("reduce_scatter", 0), group)
 
 

@@ -33,7 +33,7 @@ _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 _DENSE = """
     llama mistral qwen2 qwen3 gemma3_text olmo2 olmo3 cohere2 phi3 smollm3 granite bert vit gpt2 opt
-    starcoder2 qwen3_5_text
+    starcoder2
     """
 _OF_EXPERTS = """
     mixtral qwen2_moe qwen3_moe qwen3_next gpt_oss glm4_moe nemotron_h minimax_m2 ernie4_5_moe

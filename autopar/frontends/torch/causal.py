@@ -20,7 +20,7 @@ def read_as_causal(graph: Graph) -> Graph:
     for operator in graph.operators:
         for name in operator.inputs:
             readers.setdefault(name, []).append(operator)
-    kept = {*graph.outputs, *graph.updates.values()}
+    results = {*graph.outputs, *graph.updates.values()}
     causal: dict[str, Operator] = {}
     instead: dict[str, str] = {}
     tensors = dict(graph.tensors)
@@ -31,7 +31,7 @@ def read_as_causal(graph: Graph) -> Graph:
         rows = tensors[operator.inputs[0]].shape[-1]
         taken = readers.get(made, [])
         cut = all(_takes_first(reader, graph.tensors, rows) for reader in taken)
-        if taken and cut and made not in kept:
+        if taken and cut and made not in results:
             tensors[made] = replace(graph.tensors[taken[0].outputs[0]], name=made)
             attributes = {n: v for n, v in operator.attributes.items() if n != "padding"}
             causal[operator.name] = replace(operator, kind=KIND, attributes=attributes)

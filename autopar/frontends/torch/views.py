@@ -31,7 +31,7 @@ def read_as_views(graph: Graph) -> Graph:
     for operator in graph.operators:
         if _counts(operator, counts, graph.tensors):
             counts.update(operator.outputs)
-        source = _joined_again(operator, producers, graph.tensors)
+        source = _rejoined(operator, producers, graph.tensors)
         if _in_place(operator, counts, graph.tensors):
             source = operator.inputs[0]
         operators.append(_as_view(operator, source, graph.tensors) if source else operator)
@@ -82,7 +82,7 @@ def _in_place(operator: Operator, counts: set[str], tensors: Mapping[str, Tensor
     return True
 
 
-def _joined_again(
+def _rejoined(
     operator: Operator, producers: Mapping[str, Operator], tensors: Mapping[str, Tensor]
 ) -> str | None:
     """The tensor whose parts an operator joins, all of them in their order and along their dim."""

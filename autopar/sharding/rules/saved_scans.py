@@ -87,7 +87,7 @@ def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
 
 
 def _scratch(call: Call) -> tuple[Made, ...]:
-    """What is held while the rest is computed again."""
+    """Buffers that are held while the rest is computed again."""
     size = _Sizes.of(call)
     width = size.width
     rows = size.rows
