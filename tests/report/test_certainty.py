@@ -22,7 +22,7 @@ def test_the_interval_is_around_the_figure() -> None:
     low, high = actual["step_interval"]
     assert low < 2.0 < high and low == pytest.approx(2.0 * step_interval(cluster).low)
     assert actual["memory_interval"][1] == pytest.approx(2.0**34 * memory_interval().high)
-    assert "device.dispatch" in actual["assumed_constants"]
+    assert "device.launch" in actual["assumed_constants"]
     first, second = certainty_lines(PLAN, cluster)
     assert first.startswith("interval nine runs in ten take 1.") and "published runs" in first
     assert second.startswith("assumed device.") and "autopar cluster show dgx-h100" in second
