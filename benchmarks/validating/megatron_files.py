@@ -17,7 +17,7 @@ from .missing import Missing
 from .prepared import Prepared
 from .scores import Sample
 from .sizes import Row, number
-from .steps import NARROW
+from .steps import DISPATCHERS, NARROW
 
 CORE = framework_named("megatron-core")
 LATENT = Latent(q_rank=1536, kv_rank=512, nope=128, rope=64, value=128)
@@ -30,8 +30,10 @@ def _flag(row: Row, name: str) -> bool:
     return row[name] in ("1", "1.0", "True", "true")
 
 
-SENT_ONCE = ("deepep", "hybridep", "flex/deepep", "flex/hybridep")
-"""Dispatchers that send a token's row once to every rank of its experts."""
+def _dispatcher(word: str) -> str:
+    """The dispatcher of a row: `flex/deepep` and `deepep` are one."""
+    return DISPATCHERS.get(word.rpartition("/")[2], "alltoall")
+
 
 # --- Megatron-LM's own tests ---
 
@@ -68,6 +70,8 @@ def golden(row: Row) -> Prepared:
         data=devices // (tensor * pipeline * context),
         context=context,
         expert=number(row, "ep"),
+        expert_tensor=number(row, "etp", 0),
+        dispatcher=_dispatcher(row["moe_dispatcher"]),
         interleave=number(row, "vp"),
         zero=int(_flag(row, "dist_optimizer")),
         sequence_parallel=_flag(row, "seq_parallel"),
@@ -127,7 +131,6 @@ def _golden_framework(row: Row) -> Framework:
         overlap_gradients=_flag(row, "overlap_grad_reduce"),
         overlap_gather=_flag(row, "overlap_param_gather"),
         pipelined_tensor=_flag(row, "tp_comm_overlap"),
-        sent_once=row["moe_dispatcher"] in SENT_ONCE,
     )
     if _flag(row, "deterministic"):
         # New tensors are filled before they are written, sums of gradients are passes of their own,
@@ -248,10 +251,14 @@ def experts_layer(row: Row) -> list[tuple[str, Sample]]:
         narrow = "float8_block"
     micro = number(row, "micro_batch")
     c = Configuration(
-        global_batch=micro * ranks, micro_batch=micro, data=ranks, expert=ranks, zero=1
+        global_batch=micro * ranks,
+        micro_batch=micro,
+        data=ranks,
+        expert=ranks,
+        dispatcher=_dispatcher(row["dispatcher"]),
+        zero=1,
     )
-    habits = replace(CORE.habits, sent_once=row["dispatcher"] in SENT_ONCE)
-    work = replace(CORE, habits=habits, kernels=replace(CORE.kernels, products=narrow))
+    work = replace(CORE, kernels=replace(CORE.kernels, products=narrow))
     cluster = cluster_of(row["gpu"])
     with_experts, without = (
         price(s, work.run(c), cluster)

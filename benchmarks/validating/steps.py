@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from autopar.costmodel.known.configuration import RECOMPUTE, Configuration, Habits
+from autopar.costmodel.collectives.dispatch import SMS
+from autopar.costmodel.known.configuration import RECOMPUTE, Configuration
 from autopar.costmodel.known.frameworks import Framework
+from autopar.costmodel.known.habits import Habits
 from autopar.costmodel.known.priced_step import Priced, price
 from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.stage_memory import ACTIVATION
 from autopar.errors import AutoparError
 
 from .frameworks import ATTENTION, framework_of, recipe_of
@@ -33,15 +34,8 @@ NARROW = (
     ("nvfp4", "float4"),
 )
 """The types to which products cast their operands, by the prefix of a row's precision."""
-REPEATED: Mapping[str, tuple[str, ...]] = {
-    "core_attn": (".core",),
-    "layernorm": (".norm1", ".norm2"),
-    "mla_up_proj": (".attention.query", ".kv_up"),
-    "mlp": (".mlp.",),
-    "moe": (".experts",),
-    "moe_act": (ACTIVATION,),
-}
-"""Operators of a module of Megatron-Core that recompute names."""
+DISPATCHERS: Mapping[str, str] = {"deepep": "node", "hybridep": "node"}
+"""Dispatchers of Megatron-Core, by their name there."""
 SEQUENCE = ("megatron-core", "NeMo", "Megatron-Bridge", "Megatron-Core")
 """Frameworks that run tensor parallelism with sequence parallelism wherever there is any."""
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -123,16 +117,12 @@ def _chosen(habits: Habits, row: Row) -> Habits:
         return replace(
             habits,
             partition="items" if "405B" in row["model"] else "even",
-            compiled=bool(choices.get("graphs")),
+            compiled=choices.get("graphs") == "step",
+            graphed=choices.get("graphs") == "layers",
             pipelined_tensor=dense and row["precision"] != "NVFP4",
             offloaded=choices.get("offloaded_layers", 0) / number(row, "layers", 80),
-            overlap_experts=bool(choices.get("overlap_experts")),
-            sent_once=choices.get("dispatcher") in ("hybridep", "deepep"),
             state_bytes=8 if row["model"].startswith("DeepSeek") else 12,
             overlap_gradients="DeepSeek" not in row["model"] or not row["gpu"].startswith("H100"),
-            selective=tuple(
-                word for module in choices.get("recompute", ()) for word in REPEATED[module]
-            ),
         )
     return habits
 
@@ -163,7 +153,7 @@ def _recompute(row: Row, work: Framework) -> str:
         raise Missing(f"recompute not described: {row['recompute']}")
     if row["framework"].startswith("PyTorch FSDP") and word == "selective":
         return "full"  # of a share of the layers
-    if word == "none" and row["framework"].startswith("Megatron-Bridge") and work.habits.selective:
+    if word == "none" and recipe(row).get("recompute"):
         return "selective"
     return word
 
@@ -177,6 +167,7 @@ def configuration_of(row: Row, work: Framework) -> Configuration:
     micro = number(row, "micro_batch")
     batch = max(round(number(row, "global_batch") / (micro * data)), 1) * micro * data
     tensor = number(row, "tp")
+    choices = recipe(row)
     c = Configuration(
         global_batch=batch,
         micro_batch=micro,
@@ -185,9 +176,15 @@ def configuration_of(row: Row, work: Framework) -> Configuration:
         data=data,
         context=number(row, "cp"),
         expert=number(row, "ep"),
+        expert_tensor=1 if row["framework"].startswith("Megatron-Bridge") else 0,
+        dispatcher=DISPATCHERS.get(choices.get("dispatcher", ""), "alltoall"),
+        # The recipes of this project's performance tests give HybridEP more (perf_recipes).
+        dispatcher_sms=32 if choices.get("dispatcher") == "hybridep" else SMS,
+        overlap_experts=bool(choices.get("overlap_experts")),
         zero=_zero(row),
         interleave=number(row, "interleave"),
         recompute=_recompute(row, work),
+        recompute_modules=tuple(choices.get("recompute", ())),
         sequence_parallel=row["seq_parallel"] == "1"
         or (tensor > 1 and row["framework"].startswith(SEQUENCE)),
         dtype=next(

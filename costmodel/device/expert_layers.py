@@ -28,6 +28,12 @@ from .products import Product
 Floats = NDArray[np.float64]
 
 
+def _number(call: Call, name: str, default: float) -> float:
+    """An attribute of a layer that a known configuration gives it."""
+    value = call.get(name, default=default)
+    return float(value) if isinstance(value, int | float) else default
+
+
 class Layer:
     """The local work of a layer of experts: arrays [strategies]."""
 
@@ -52,11 +58,14 @@ class Layer:
         own = {name: local[:, i] for i, name in enumerate(names)}
         come = strategies.travel_degree(tuple(mesh))
         self.experts = own["e"]
-        self.rows = own["t"] * per_token(call) * come * self.experts / sizes["e"]
-        self.tokens = own["t"]
+        self.tokens = own["t"] if "t" in own else own["b"] * own["s"]
+        self.rows = self.tokens * per_token(call) * come * self.experts / sizes["e"]
+        # Experts of a fixed capacity are padded to it.
+        self.rows = self.rows * (_number(call, "capacity", 0.0) or 1.0)
         self.inner = own["f"] / sizes["f"] if "f" in own else np.ones(len(local))
         # Rows are sorted before they leave and again where they arrive.
-        self.passes = np.where(come > 1, 2.0, 1.0)
+        sorts = _number(call, "sorts", 1.0)
+        self.passes = np.where(come > 1, 2.0, sorts)
         self.trained = any(t.name in gradients for t in call.outputs)
         self.wanted = [t.name in gradients for t in call.inputs]
         self.stored = [t.role is Role.PARAMETER for t in call.inputs]

@@ -1,8 +1,9 @@
 """Known configurations: a transformer's price from sizes, parallel degrees and framework alone."""
 
-from .configuration import Configuration, Habits
+from .configuration import Configuration
 from .frameworks import FRAMEWORKS, Framework, framework_named
 from .graph_builder import Kernels
+from .habits import Habits
 from .priced_step import Priced, price
 from .shape import Latent, Shape
 from .uneven_pipelines import Stage, price_stages

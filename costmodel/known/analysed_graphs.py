@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from autopar.costmodel.device.fused_chains import inside_chains
 from autopar.costmodel.step.pass_player import Seconds
+from autopar.errors import UsageError
 from autopar.sharding.analysis import Analysis, analyse
 
 from .configuration import Configuration
-from .graph_builder import LIBRARY, SCORES, Kernels
+from .graph_builder import LIBRARY, SCORES, Kernels, Routed
 from .shape import Shape
 from .transformer import Transformer, transformer
 
@@ -30,10 +31,12 @@ class Analysed:
 
 @functools.lru_cache(maxsize=256)
 def analysed(
-    shape: Shape, batch: int, dtype: str, kernels: Kernels, kinds: tuple[str, ...]
+    shape: Shape, batch: int, dtype: str, kernels: Kernels, kinds: tuple[str, ...], routed: Routed
 ) -> Analysed:
     """Build and analyse a transformer once."""
-    model = transformer(shape, batch=batch, dtype=dtype, kernels=kernels, kinds=kinds)
+    model = transformer(
+        shape, batch=batch, dtype=dtype, kernels=kernels, kinds=kinds, routed=routed
+    )
     analysis = analyse(model.graph, train=True)
     return Analysed(model=model, analysis=analysis, inside=inside_chains(analysis), seconds={})
 
@@ -47,3 +50,13 @@ def own_kernels(shape: Shape, c: Configuration) -> Kernels:
         and (c.micro_batch * shape.heads // c.tensor) % SCORES
     )
     return replace(c.kernels, attention="unfused") if lacking else c.kernels
+
+
+def routed(shape: Shape, c: Configuration) -> Routed:
+    """The experts of a rank. Only rows that leave one by one are sorted before they do."""
+    if shape.experts % c.expert:
+        raise UsageError(
+            f"{shape.experts} experts do not lie evenly on {c.expert} expert-parallel ranks"
+        )
+    sorts = 2 if c.dispatcher == "alltoall" and c.expert > 1 else 1
+    return Routed(ranks=c.expert, sorts=sorts, capacity=c.capacity)

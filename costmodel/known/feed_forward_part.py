@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.ir import Ref, Value
 
 from .graph_builder import GraphBuilder
-from .placements import EXPERT_ROWS, INNER, ROUTED, ROWS, SUM, SUMMED, TOKENS
+from .placements import INNER, ROUTED, ROWS, SUM, SUMMED, expert_rows, tokens
 
 GROUPED = "aten._grouped_mm.default"
 
@@ -56,7 +56,7 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
     """
     s = b.shape
     batch, length, whole = b.size(x)
-    tokens = batch * length
+    count = batch * length
     width = s.expert_ffn or s.ffn
     hidden = s.expert_hidden or whole
     share = _router(b, name, x)
@@ -65,11 +65,11 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
         f"{name}.tokens",
         "aten.view.default",
         small,
-        (tokens, hidden),
-        TOKENS,
-        size=(tokens, hidden),
+        (count, hidden),
+        tokens(batch),
+        size=(count, hidden),
     )
-    chosen = b.given(f"{name}.chosen", (tokens * s.top_k,))
+    chosen = b.given(f"{name}.chosen", (count * s.top_k,))
     rows = _layer(b, name, flat, chosen, width)
     each = (batch, length, s.top_k, hidden)
     results = b.view(f"{name}.results", "aten.view.default", rows, each, ROUTED, size=each)
@@ -130,13 +130,14 @@ def _router(b: GraphBuilder, name: str, x: str) -> str:
 
 
 def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, width: int) -> str:
-    """Add all experts as one operator, whose network is the computation of each."""
+    """Add all experts, or those of a rank, as one operator; its network is what each computes."""
     s = b.shape
     columns = 2 * width if s.gated else width
     hidden = b.size(flat)[1]
+    own = s.experts // b.routed.ranks if b.routed else s.experts
     operands = (
-        b.weight(f"{name}.up.weight", s.experts, hidden, columns),
-        b.weight(f"{name}.down.weight", s.experts, width, hidden),
+        b.weight(f"{name}.up.weight", own, hidden, columns),
+        b.weight(f"{name}.down.weight", own, width, hidden),
     )
     first = (
         GROUPED,
@@ -169,7 +170,9 @@ def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, width: int) -> st
         "network": (first, *middle, final),
         **b.of_products(name),
     }
+    if b.routed:
+        attributes |= {"sequences": b.batch, "sorts": b.routed.sorts, "capacity": b.routed.capacity}
     rows = b.result(name, (b.size(flat)[0] * s.top_k, hidden))
     return b.append(
-        name, "autopar.experts", (flat, chosen, *operands), rows, EXPERT_ROWS, attributes
+        name, "autopar.experts", (flat, chosen, *operands), rows, expert_rows(b.batch), attributes
     )[0]

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 
 from autopar.errors import UsageError, unknown
 
-from .configuration import Configuration, Habits
+from .configuration import Configuration
 from .graph_builder import Kernels
+from .habits import Habits
 from .shape import Shape
 
 

@@ -10,12 +10,12 @@ from autopar.sharding.layout import Layout
 from autopar.sharding.program import Compute
 
 
-def exposed(communication: float, cover: float) -> float:
+def exposed(communication: float, cover: float, slowdown: float = SLOWDOWN["nccl"]) -> float:
     """Return the seconds that a collective adds to the compute that covers it.
 
     They are its excess over the compute, and the compute's slowdown.
     """
-    return max(0.0, communication - cover) + (SLOWDOWN["nccl"] - 1) * min(communication, cover)
+    return max(0.0, communication - cover) + (slowdown - 1) * min(communication, cover)
 
 
 def in_pieces(communication: float, cover: float, pieces: int) -> float:

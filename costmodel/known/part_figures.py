@@ -6,6 +6,7 @@ stages, replicas or the number of layers of a kind: `of_kinds` and `alone` leave
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from autopar.costmodel.cluster.axis_binding import bind_axes
@@ -19,13 +20,17 @@ from .shape import Shape
 class PartSeconds:
     """Seconds of one micro-batch through a part of the model, and its bytes on a device.
 
-    `forward`, `backward`: compute. `weight`: the part of `backward` for weights. `recomputed`:
-    forward compute and communication that selective recompute repeats. `moved_forward`,
-    `moved_backward`: exposed collectives. `parameters`: elements that a device uses; `experts`:
-    those of them that differ between expert-parallel ranks. `gathered`: bytes of parameters
-    gathered (ZeRO-3). `issued_forward`, `issued_backward`: kernels and collectives that the host
-    issues, which bound a part of short kernels. `arithmetic`: the share of products and attention
-    in `forward` and `backward`.
+    - `forward`, `backward`: compute; `weight`: the part of `backward` for weights; `arithmetic`:
+      the share of products and attention in both.
+    - `recomputed`: forward compute and communication that selective recompute repeats.
+    - `moved_forward`, `moved_backward`: exposed collectives, but for `travel_forward`,
+      `travel_backward`: of rows to experts and back.
+    - `shared_forward`, `shared_backward`: compute of the expert of every token.
+    - `parameters`: elements that a device uses; `experts`: those of them that differ between
+      expert-parallel ranks.
+    - `gathered`: bytes of parameters gathered (ZeRO-3); `gathered_experts`: those of experts.
+    - `issued_forward`, `issued_backward`: kernels and collectives that the host issues, which bound
+      a part of short kernels.
     """
 
     forward: float = 0.0
@@ -34,9 +39,14 @@ class PartSeconds:
     recomputed: float = 0.0
     moved_forward: float = 0.0
     moved_backward: float = 0.0
+    travel_forward: float = 0.0
+    travel_backward: float = 0.0
+    shared_forward: float = 0.0
+    shared_backward: float = 0.0
     parameters: float = 0.0
     experts: float = 0.0
     gathered: float = 0.0
+    gathered_experts: float = 0.0
     issued_forward: float = 0.0
     issued_backward: float = 0.0
     arithmetic: float = 0.0
@@ -44,30 +54,46 @@ class PartSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Levels that the axes of a configuration span.
+    """Levels that the groups of a configuration span.
 
-    `axes`: of data, expert, context and tensor parallelism. `replicas`: of the first three
-    together.
+    `axes`: of `Configuration.axes`, by name. `replicas`: of data and context parallelism together.
+    `tensor`: of tensor parallelism. `experts`: of ranks that split the experts;
+    `expert_replicas`: of those with the same ones.
     """
 
     stages: str
-    axes: tuple[str, ...]
+    axes: tuple[tuple[str, str], ...]
     replicas: str
+    tensor: str
+    experts: str
+    expert_replicas: str
 
 
-def places_of(c: Configuration, cluster: Cluster) -> Places:
-    """Bind the axes of a configuration to levels of the cluster.
+def places_of(c: Configuration, cluster: Cluster, *, stages: int = 0, pipelines: int = 1) -> Places:
+    """Bind the groups of a configuration to levels of the cluster.
 
-    Pipeline stages are outermost, then data, expert and context parallelism; tensor parallelism is
-    over neighbours.
+    Pipeline stages are outermost, then the axes of a stage. `stages`: those that the cluster holds
+    (0: all). `pipelines`: those that share out the replicas; the cluster holds one.
     """
-    # The last axis lies on the nearest devices: tensor parallelism communicates most.
-    levels = bind_axes(
-        cluster, (c.pipeline, c.data // c.expert_data, c.expert_data, c.context, c.tensor)
+    count = stages or c.pipeline
+    # Of several pipelines the cluster holds one, and so a share of the outermost axis.
+    sizes = tuple(axis.size for axis in c.axes)
+    if pipelines > 1:
+        sizes = (sizes[0] // pipelines, *sizes[1:])
+    levels = bind_axes(cluster, (count, *sizes))
+    together = bind_axes(cluster, (count, c.replicas // pipelines, c.tensor))
+    apart = bind_axes(cluster, (count, c.expert_replicas // pipelines, c.expert, c.inner))
+    assert levels is not None and together is not None and apart is not None, (
+        "a cluster has as many devices as it was asked for"
     )
-    together = bind_axes(cluster, (c.pipeline, c.replicas, c.tensor))
-    assert levels is not None and together is not None
-    return Places(stages=levels[0], axes=levels[1:], replicas=together[1])
+    return Places(
+        stages=levels[0],
+        axes=tuple(zip((axis.name for axis in c.axes), levels[1:], strict=True)),
+        replicas=together[1],
+        tensor=together[2],
+        experts=apart[2],
+        expert_replicas=apart[1],
+    )
 
 
 def of_kinds(shape: Shape) -> Shape:
@@ -81,13 +107,18 @@ def alone(c: Configuration) -> Configuration:
     """Return the configuration of one micro-batch, without stages, replicas and later shards."""
     # ZeRO 1 and 2 communicate once a step; only ZeRO 3 does so in the passes of a micro-batch.
     zero = 3 if c.zero == 3 else 0
-    data = c.expert_data
+    data = math.prod(
+        axis.size for axis in c.axes if axis.outside == "data" and axis.inside != "replica"
+    )
     return replace(
         c,
         pipeline=1,
         interleave=1,
+        layout=(),
         schedule="1f1b",
         data=data,
         zero=zero,
+        overlap_experts=False,
+        overlap_shared=False,
         global_batch=c.micro_batch * data,
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.collectives.dispatch import Group
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
@@ -32,14 +33,18 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
 
-from .analysed_graphs import analysed, own_kernels
-from .configuration import LOSSES, Configuration
-from .expert_calls import calls_of_experts
+from .analysed_graphs import analysed, own_kernels, routed
+from .configuration import Configuration
+from .experts.issued_calls import calls_of_experts, in_a_graph
+from .experts.travel import Rows, ways_of_rows
+from .habits import LOSSES
 from .hidden_communication import Covers, exposed, in_pieces
 from .part_figures import PartSeconds, Places, alone, of_kinds, places_of
-from .placements import WHOLE_EXPERTS
 from .shape import Shape
 from .state_part import SCAN
+
+EXPERT_WEIGHTS = (".experts.up.weight", ".experts.down.weight")
+"""Endings of the names of weights of experts."""
 
 
 def parts_of(
@@ -80,56 +85,47 @@ class Parts:
         self.shape = shape
         self.c = c
         self.cluster = cluster
-        sizes = (c.data // c.expert_data, c.expert_data, c.context, c.tensor)
-        named = zip(("data", "expert", "context", "tensor"), sizes, places.axes, strict=True)
+        self.group = Group(size=c.expert, level=places.experts, cluster=cluster)
+        levels = dict(places.axes)
+        self.axes = c.axes
         self.mesh = Mesh(
-            axes=tuple(Axis(name=n, size=s, level=level) for n, s, level in named if s > 1)
+            axes=tuple(Axis(name=a.name, size=a.size, level=levels[a.name]) for a in c.axes)
         )
         self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
         self.loss = LOSSES[c.habits.loss]
         summed = c.habits.gradient_bytes if c.habits.fused_accumulation and c.zero < 3 else 0
         kernels = replace(own_kernels(shape, c), wide_loss=self.loss.wide, accumulates=summed)
-        analysed_model = analysed(shape, c.micro_batch * c.data, c.dtype, kernels, tuple(kinds))
+        analysed_model = analysed(
+            shape, c.micro_batch * c.data, c.dtype, kernels, tuple(kinds), routed(shape, c)
+        )
         self.model = analysed_model.model
         self.analysis = analysed_model.analysis
         self.seconds = analysed_model.seconds
         self.inside = analysed_model.inside if c.habits.fused else frozenset()
-        # Over a network a row goes once to every node with experts of it, and on from there.
-        outer = places.axes[1].rpartition("+")[2].partition(":")[2]
-        self.domains = int(outer) if outer and "+" in places.axes[1] else c.expert_data
-        self.axis = {axis.name: index for index, axis in enumerate(self.mesh.axes)}
 
     def program(self) -> Program:
         """The program of one micro-batch through the layers, with embedding and head."""
         c = self.c
-        kinds = {
-            "data": "data",
-            "expert": "expert",
-            "context": "context",
-            "tensor": "sequence" if c.sequence_parallel else "tensor",
+        tensor = "sequence" if c.sequence_parallel else "tensor"
+        kinds = [tensor if a.outside == "tensor" else a.outside for a in self.axes]
+        uses = [(kind, a.inside) for kind, a in zip(kinds, self.axes, strict=True)]
+        wanted = {
+            name: [w.on(kind, inside) for kind, inside in uses]
+            for name, w in self.model.wanted.items()
         }
-        names = [kinds[axis.name] for axis in self.mesh.axes]
-        wanted = {name: [w.on(kind) for kind in names] for name, w in self.model.wanted.items()}
-        if c.whole_experts:
-            layers = (name for name in wanted if name.endswith(".experts"))
-            wanted.update((name, [WHOLE_EXPERTS.on(kind) for kind in names]) for name in layers)
-        if c.context_by == "heads" and "context" in self.axis:
+        if c.context_by == "heads" and c.context > 1:
             cores = (name for name in wanted if name.endswith(".core") and "layers." in name)
             wanted.update(
                 (
                     name,
                     [
-                        S(1) if kind == "context" else self.model.wanted[name].on(kind)
-                        for kind in names
+                        S(1) if kind == "context" else pin
+                        for kind, pin in zip(kinds, wanted[name], strict=True)
                     ],
                 )
                 for name in cores
             )
-        split = (
-            [self.axis[name] for name in ("data", "expert") if name in self.axis]
-            if c.zero == 3
-            else []
-        )
+        split = [i for i, a in enumerate(self.axes) if a.outside == "data"] if c.zero == 3 else []
         return build_program(
             self.model.graph,
             pinned_assignment(self.analysis, self.mesh, wanted, split_storage=split),
@@ -205,10 +201,23 @@ class Parts:
         part.recomputed += seconds.forward if recomputed else 0.0
         # The graph has one operator for a layer of experts; frameworks run many.
         launches = calls_of_experts(self.shape, self.c) if step.operator.kind == EXPERTS else 1
+        if self.c.habits.graphed and in_a_graph(name):
+            launches = 0
         part.issued_forward += launches
         part.issued_backward += launches * ((seconds.backward > 0) + (seconds.weight > 0))
         covers.add(step, seconds)
-        if not any(option.communication for option in step.decision.options):
+        if ".experts.shared." in name:
+            part.shared_forward += seconds.forward
+            part.shared_backward += seconds.backward
+        if step.operator.kind == EXPERTS:
+            tokens, width = self.model.graph.tensors[step.operator.inputs[0]].shape
+            rows = local_bytes(step.decision.inputs[0], tokens, self.mesh.shape)
+            ahead, back = ways_of_rows(
+                self.shape, self.c, Rows(tokens=rows, width=width), self.group
+            )
+            part.travel_forward += ahead
+            part.travel_backward += back
+            part.recomputed += ahead if recomputed else 0.0
             return
         moved = {"forward": 0.0, "backward": 0.0}
         for collective in operator_collectives(
@@ -222,12 +231,6 @@ class Parts:
                 "forward": exposed(moved["forward"], seconds.forward),
                 "backward": exposed(moved["backward"], seconds.backward),
             }
-        if self.c.habits.sent_once and step.operator.kind == EXPERTS:
-            share = self.shape.ranks_of_a_token(self.domains) / self.shape.top_k
-            moved = {phase: min(share, 1.0) * value for phase, value in moved.items()}
-        if self.c.habits.overlap_experts and name.endswith(".experts"):
-            # The other micro-batch's work covers all of it, and is slowed down meanwhile.
-            moved = {phase: exposed(value, value) for phase, value in moved.items()}
         part.moved_forward += moved["forward"]
         part.moved_backward += moved["backward"]
         part.recomputed += moved["forward"] if recomputed else 0.0
@@ -241,7 +244,9 @@ class Parts:
         habits = self.c.habits
         forward, backward = chain_collectives(graph, step, self.mesh.shape)
         if graph.tensors[step.tensor].role is Role.PARAMETER:
-            part.gathered += sum(c.nbytes for c in forward)
+            # Experts are shared out among fewer ranks, and counted by themselves.
+            if not step.tensor.endswith(EXPERT_WEIGHTS):
+                part.gathered += sum(c.nbytes for c in forward)
             return
         ahead = sum(self.prices.seconds(c.kind, c.axes, c.nbytes) for c in forward)
         back = sum(self.prices.seconds(c.kind, c.axes, c.nbytes) for c in backward)
@@ -325,22 +330,26 @@ class Parts:
 
     def stored(self, program: Program, parts: dict[str, PartSeconds]) -> None:
         """Add the elements of parameters that a device uses (ZeRO-3 stores a share of them)."""
-        expert = self.axis.get("expert", -1)
         for tensor in program.graph.parameters:
+            own = tensor.name.endswith(EXPERT_WEIGHTS)
             layout = program.assignment.storage[tensor.name]
-            own = tensor.name.endswith((".experts.up.weight", ".experts.down.weight"))
             apart = [
-                a
-                for name, a in self.axis.items()
-                if name == "data" or (name == "expert" and not own)
+                i
+                for i, a in enumerate(self.axes)
+                if a.outside == "data" or (own and a.inside != "inner")
             ]
             used = tuple(p for a, p in enumerate(layout) if a not in apart)
             sizes = [s for a, s in enumerate(self.mesh.shape) if a not in apart]
             elements = local_bytes(used, tensor.bytes, sizes) / DTYPE_BYTES[tensor.dtype]
             part = parts[self.model.part(tensor.name)]
             part.parameters += elements
-            part.experts += elements if own and (expert >= 0 or self.c.whole_experts) else 0.0
-            if self.c.zero == 3 and not any(layout[a].kind is Kind.SPLIT for a in apart):
+            differ = own and (self.c.expert > 1 or self.c.inner != self.c.tensor)
+            part.experts += elements if differ else 0.0
+            nbytes = elements * DTYPE_BYTES[tensor.dtype]
+            if self.c.zero == 3 and own:
+                part.gathered += nbytes
+                part.gathered_experts += nbytes if differ else 0.0
+            elif self.c.zero == 3 and not any(layout[a].kind is Kind.SPLIT for a in apart):
                 # No dim divides, so the program gathers nothing; the framework cuts the shards from
                 # the flat parameter.
-                part.gathered += elements * DTYPE_BYTES[tensor.dtype]
+                part.gathered += nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autopar.sharding.direct_assignment import Pin
 from autopar.sharding.layout import P, Placement, R, S
@@ -15,22 +15,19 @@ class Wanted:
 
     A scalar's are those of its first input. `data`, `context`: on an axis of that kind. `tensor`:
     on a tensor-parallel axis, as Megatron splits it; `sequence`: the same with sequence
-    parallelism. `expert`: on an axis that splits the experts, and elsewhere the batch (None: as
-    `data`). `weight`: placements of the operator's last weights on such an axis and on a
-    tensor-parallel one, where the outputs leave them open.
+    parallelism. `inside`: pins that differ by the axis's use in a layer of experts, under both.
     """
 
     data: Placement
     context: Placement
     tensor: Placement
     sequence: Placement
-    expert: Placement | None = None
-    weight: Mapping[str, Placement] | None = None
+    inside: Mapping[tuple[str, str], Pin] = field(default_factory=dict)
 
-    def on(self, kind: str) -> Pin:
-        """The pin on an axis of a kind: data, context, tensor, sequence or expert."""
-        placement = getattr(self, kind) or self.data
-        return (placement, self.weight[kind]) if self.weight and kind in self.weight else placement
+    def on(self, kind: str, inside: str) -> Pin:
+        """The pin on an axis of a kind (data, context, tensor or sequence) by its use `inside`."""
+        pin: Pin = self.inside.get((kind, inside), getattr(self, kind))
+        return pin
 
 
 ROWS = Wanted(data=S(0), context=S(1), tensor=R, sequence=S(1))
@@ -45,17 +42,50 @@ CHUNKS = Wanted(data=S(0), context=S(1), tensor=S(3), sequence=S(3))
 CHUNKED = Wanted(data=S(0), context=S(1), tensor=S(2), sequence=S(2))
 """Groups of state-space heads behind the sequence, behind the rows of its chunks, and before these.
 """
-TOKENS = Wanted(data=S(0), context=S(0), tensor=R, sequence=R)
-"""Rows of tokens on their way to experts, whose inner dim is split over tensor-parallel ranks."""
-EXPERT_ROWS = Wanted(
-    data=S(0),
-    context=S(0),
-    tensor=P,
-    sequence=P,
-    weight={"tensor": S(1), "sequence": S(1), "expert": S(0)},
+
+
+def tokens(sequences: int) -> Wanted:
+    """Rows of the tokens of `sequences` on their way to experts.
+
+    All ranks that split the inner dim of experts need all rows. Other tensor-parallel ranks keep
+    their share of each sequence.
+    """
+    share = S(0, sequences)
+    return Wanted(
+        data=S(0),
+        context=share,
+        tensor=R,
+        sequence=R,
+        inside={("sequence", "expert"): share, ("sequence", "replica"): share},
+    )
+
+
+def expert_rows(sequences: int) -> Wanted:
+    """Rows of a rank's own experts: the outputs, and the last weights [experts, inner, hidden].
+
+    Their number is that of the rank's own tokens, since as many come from other ranks as leave.
+    """
+    share = S(0, sequences)
+    return Wanted(
+        data=S(0),
+        context=share,
+        tensor=P,
+        sequence=P,
+        inside={
+            ("tensor", "inner"): (P, S(1)),
+            ("sequence", "inner"): (P, S(1)),
+            ("sequence", "expert"): share,
+            ("sequence", "replica"): share,
+        },
+    )
+
+
+_OWN_SHARE: Mapping[tuple[str, str], Pin] = {
+    ("sequence", "expert"): S(1),
+    ("sequence", "replica"): S(1),
+}
+ROUTED = Wanted(data=S(0), context=S(1), tensor=P, sequence=P, inside=_OWN_SHARE)
+SUMMED = replace(
+    ROUTED, inside={("tensor", "inner"): (P, P), ("sequence", "inner"): (P, P), **_OWN_SHARE}
 )
-WHOLE_EXPERTS = replace(EXPERT_ROWS, weight={"tensor": S(0), "sequence": S(0), "expert": S(0)})
-"""Rows of experts, if tensor-parallel ranks split the experts among them instead of each expert."""
-ROUTED = Wanted(data=S(0), context=S(1), tensor=P, sequence=P)
-SUMMED = replace(ROUTED, weight={"tensor": P, "sequence": P})
-"""The sum of a token's results, which are partial before and after it."""
+"""The sum of a token's results: partial before and after it, or of a rank's share of the rows."""

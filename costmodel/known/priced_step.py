@@ -9,18 +9,16 @@ Pipeline, reduction of gradients and optimizer make up the step:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.memory.stage_occupancy import occupied
-from autopar.errors import UsageError
-from autopar.order.schedules import step_seconds
+from autopar.order.schedules import in_flight, step_seconds
 from autopar.order.times import Times
 
 from .configuration import Configuration
-from .layer_distribution import dealt
+from .layer_distribution import staged
 from .shape import Shape
 from .stage_memory import peak_bytes
 from .stage_passes import Passes, Site
@@ -54,30 +52,11 @@ def price(shape: Shape, configuration: Configuration, cluster: Cluster) -> Price
     Raises `UsageError` if degrees do not divide the shape (it names the operator), or if there are
     more stages than layers.
     """
-    chunks = configuration.pipeline * configuration.interleave
-    layers = len(shape.kinds())
-    if chunks > layers + 2 * (configuration.habits.partition == "items"):
-        raise UsageError(
-            f"{chunks} pipeline stages, with their chunks, are more than the {layers} layers of "
-            "the model"
-        )
     passes = Passes(
         shape, configuration, Site.of(configuration, cluster.sized(configuration.devices))
     )
-    return _priced(passes, [_members(passes, i, layers) for i, layers in enumerate(_dealt(passes))])
-
-
-def _dealt(passes: Passes) -> list[Counter[str]]:
-    return dealt(
-        passes.shape, passes.c, {name: part.parameters for name, part in passes.parts.items()}
-    )
-
-
-def _members(passes: Passes, stage: int, layers: Mapping[str, float]) -> dict[str, float]:
-    """The number of each part on a stage, in the order of the model."""
-    last = stage == passes.c.pipeline - 1
-    members = {"embed": float(stage == 0), **layers, "mtp": float(last), "head": float(last)}
-    return {name: float(count) for name, count in members.items() if name in passes.parts}
+    parameters = {name: part.parameters for name, part in passes.parts.items()}
+    return _priced(passes, staged(shape, configuration, parameters))
 
 
 def _priced(passes: Passes, stages: Sequence[Mapping[str, float]]) -> Priced:
@@ -87,6 +66,7 @@ def _priced(passes: Passes, stages: Sequence[Mapping[str, float]]) -> Priced:
     forward, backward, weight = zip(*map(passes.seconds, stages), strict=True)
     times = Times.of(forward, backward, weight, passes.send(), overlap=c.habits.overlap_sends)
     pipeline = step_seconds(c.pipeline_schedule, times, c.micro_batches, c.interleave)
+    pipeline += _uncovered(passes, stages)
     stored = [passes.stored(members) for members in stages]
     fullest = max(range(len(stored)), key=lambda i: stored[i][0])
     reduction = passes.reduction(*stored[fullest], forward[fullest], backward[-1])
@@ -107,4 +87,23 @@ def _priced(passes: Passes, stages: Sequence[Mapping[str, float]]) -> Priced:
         allocated=tuple(m.total + c.habits.workspace for m in allocated),
         memory=memory,
         fits=memory <= device.memory_capacity,
+    )
+
+
+def _uncovered(passes: Passes, stages: Sequence[Mapping[str, float]]) -> float:
+    """Seconds of rows on their way to experts that no pass of another micro-batch covers.
+
+    Passes forward before the first pass backward, and as many backward at the end, run alone.
+    """
+    c = passes.c
+    if not c.overlap_experts:
+        return 0.0
+    return max(
+        passes.uncovered(members)
+        * (
+            in_flight(c.pipeline_schedule, stage, c.pipeline, c.micro_batches, c.interleave)
+            if c.pipeline > 1
+            else 1.0
+        )
+        for stage, members in enumerate(stages)
     )

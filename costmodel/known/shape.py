@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from autopar.costmodel.collectives.routing import domains_of_a_token
 from autopar.errors import ModelError, UsageError, unknown
 
 PATTERN = {"M": "state", "*": "attention alone", "E": "experts alone", "-": "dense alone"}
@@ -243,23 +243,15 @@ class Shape:
         whole = not self.window or (self.full_every > 0 and (index + 1) % self.full_every == 0)
         return ("experts" if with_experts else "dense") + ("" if whole else " windowed")
 
-    def ranks_of_a_token(self, ranks: int) -> float:
-        """Return the mean number of expert-parallel ranks on which a token's experts lie.
-
-        All experts are as likely. With k of e experts on r ranks it is
-
-            r (1 - C(e - e/r, k) / C(e, k))
-
-        and open groups lie on ranks of their own.
-        """
-        open_ranks = (
-            min(ranks, self.top_groups * max(ranks // self.groups, 1)) if self.groups else ranks
+    def domains_of_a_token(self, domains: int) -> float:
+        """Return the mean number of equal domains (ranks, nodes) that have experts of a token."""
+        return domains_of_a_token(
+            self.experts,
+            self.top_k,
+            domains,
+            groups=self.groups or 1,
+            open_groups=self.top_groups or 1,
         )
-        experts = self.experts * open_ranks // ranks
-        missed = math.comb(experts - experts // open_ranks, self.top_k) / math.comb(
-            experts, self.top_k
-        )
-        return open_ranks * (1.0 - missed)
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of all layers, those of the encoder first."""

@@ -23,9 +23,11 @@ from autopar.sharding.program import Compute, Program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.experts import EXPERTS
 
-from .configuration import LOSSES, Configuration, Habits
+from .configuration import Configuration
+from .habits import LOSSES, Habits
 from .part_figures import PartSeconds, alone, of_kinds, places_of
 from .part_seconds import Parts
+from .recompute_modules import LAYER
 from .shape import Shape
 from .state_part import SCAN
 
@@ -79,7 +81,10 @@ def _working(
         place,
         Training(optimizer="none"),  # stored bytes are counted apart
         Autograd(
-            recompute=Recompute(segments=_repeated(parts, c, len(kinds))),
+            recompute=Recompute(
+                segments=_repeated(parts, c),
+                discarded=frozenset(filter(c.discards, (op.name for op in parts.analysis.warm))),
+            ),
             regather=c.habits.regather,
         ),
     )
@@ -127,19 +132,22 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
     )
     spared: dict[str, float] = {}
     seen: set[str] = set()
+    discarded: set[str] = set()
     for step in program.steps:
         if not isinstance(step, Compute) or not step.operator.name.startswith("layers."):
             continue
         name = step.operator.inputs[0]
         operator = step.operator
         less = 0.0
+        if c.discards(operator.name):
+            discarded.update(operator.outputs)
+        if c.repeats(operator.name) or name in discarded:
+            continue  # nothing of it is kept
         if operator.kind == EXPERTS:
-            inner = (parts.shape.expert_ffn or parts.shape.ffn) / (
-                1 if c.whole_experts else c.tensor
-            )
+            inner = (parts.shape.expert_ffn or parts.shape.ffn) / c.inner
             rows = local_bytes(step.decision.outputs[0], tensors[operator.outputs[0]].bytes, mesh)
             activation = rows * inner / (parts.shape.expert_hidden or parts.shape.hidden)
-            recomputed = c.recompute == "selective" and ACTIVATION in c.habits.selective
+            recomputed = c.recompute == "selective" and "moe_act" in c.recompute_modules
             less = (1 - size) * rows + (activation if recomputed else (1 - size) * activation)
             less += activation if c.habits.fused and parts.shape.gated else 0.0
         elif "compute" in operator.attributes and c.kernels.products != TF32 and name not in seen:
@@ -151,8 +159,6 @@ def _spared(parts: Parts, program: Program) -> dict[str, float]:
     return spared
 
 
-ACTIVATION = ".experts.activation"
-"""The word of selective recompute for the calls between the products of experts."""
 LOSS = ("head.float", "head.view", "head.loss")
 """Operators of the loss; their memory follows its kernels (`LOSSES`), not autograd."""
 
@@ -168,29 +174,26 @@ def _logits(program: Program) -> float:
     return local_bytes(step.decision.inputs[0], size, program.assignment.mesh.shape)
 
 
-def _repeated(parts: Parts, c: Configuration, kinds: int) -> tuple[tuple[str, ...], ...]:
+def _repeated(parts: Parts, c: Configuration) -> tuple[tuple[str, ...], ...]:
     """Return the recomputed segments, layer by layer.
 
     They are operators of the recompute, and those that fused backward kernels repeat.
     """
-    layers = tuple(f"layers.{index}." for index in range(2 * kinds))
-    recomputed = [
-        op.name
-        for op in parts.analysis.warm
-        if op.name.startswith("layers.") and (c.habits.saved_outputs or c.repeats(op.name))
-    ]
-    segments = (
-        [tuple(name for name in recomputed if name.startswith(layer)) for layer in layers]
-        if c.recompute != "none"
-        else []
-    )
-    named = {name for segment in segments for name in segment}
-    scans = [
+    layers: dict[str, list[str]] = {}
+    for op in parts.analysis.warm:
+        if own := LAYER.match(op.name):
+            layers.setdefault(own.group(), []).append(op.name)
+    segments = [
         tuple(
-            op.name for op in parts.analysis.warm if op.name.startswith(layer) and SCAN in op.name
+            name
+            for name in names
+            if (c.habits.saved_outputs or c.repeats(name)) and not c.discards(name)
         )
-        for layer in layers
+        for names in layers.values()
+        if c.recompute != "none"
     ]
+    named = {name for segment in segments for name in segment}
+    scans = [tuple(name for name in names if SCAN in name) for names in layers.values()]
     segments += [scan for scan in scans if scan and named.isdisjoint(scan)]
     named |= {name for scan in scans for name in scan}
     return (*segments, *(chain for chain in _chains(parts) if named.isdisjoint(chain)))
@@ -242,7 +245,7 @@ def stored_bytes(part: PartSeconds, c: Configuration) -> float:
     total = 0.0
     for elements, shards in (
         (part.parameters - part.experts, c.replicas),
-        (part.experts, max(c.replicas // c.expert_data, 1)),
+        (part.experts, c.expert_replicas),
     ):
         each = weights / (shards if c.zero == 3 else 1) + gradients / (shards if c.zero >= 2 else 1)
         total += elements * (each + states / (shards if c.zero >= 1 else 1))

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.collectives import collective_time
 from autopar.costmodel.device.elementwise import memory_seconds
+from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.ir import DTYPE_BYTES
 
 from .configuration import Configuration
+from .experts.issued_calls import calls_of_overlap
 from .hidden_communication import exposed
 from .part_figures import PartSeconds, Places, places_of
 from .part_seconds import parts_of
@@ -63,7 +65,7 @@ class Passes:
         parts = self.parts
         return (
             sum(n * self.ahead(parts[name]) for name, n in members.items()),
-            sum(n * (self.back(parts[name]) + self.recompute(name)) for name, n in members.items()),
+            sum(n * self.back(name) for name, n in members.items()),
             sum(n * parts[name].weight for name, n in members.items()),
         )
 
@@ -78,19 +80,30 @@ class Passes:
             n * parts[name].experts for name, n in members.items()
         )
 
+    def shared_out(self, kind: str, part: PartSeconds, size: float) -> float:
+        """Seconds of a collective of a part's parameters among those that share them (ZeRO-3).
+
+        `size`: bytes of an element. Experts have replicas of their own.
+        """
+        seconds = 0.0
+        for gathered, group, level in (
+            (part.gathered - part.gathered_experts, self.c.replicas, self.places.replicas),
+            (part.gathered_experts, self.c.expert_replicas, self.places.expert_replicas),
+        ):
+            # Even an empty message would have a latency.
+            if not gathered:
+                continue
+            nbytes = gathered * size / DTYPE_BYTES[self.c.dtype]
+            sent = self.collective(kind, nbytes, group, level, self.site.reduces)
+            seconds += max(sent, nbytes / self.c.habits.gather_rate)
+        return seconds
+
     def gather(self, part: PartSeconds) -> float:
         """Seconds of gathering a part's parameters at once (ZeRO-3)."""
         if not part.gathered:
             return 0.0
-        nbytes = (
-            part.gathered
-            * (self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype])
-            / DTYPE_BYTES[self.c.dtype]
-        )
-        seconds = self.collective(
-            "all_gather", nbytes, self.c.replicas, self.places.replicas, self.site.reduces
-        )
-        return max(seconds, nbytes / self.c.habits.gather_rate)
+        size = self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype]
+        return self.shared_out("all_gather", part, size)
 
     def collective(
         self, kind: str, nbytes: float, group: int, level: str, cluster: Cluster | None = None
@@ -100,28 +113,73 @@ class Passes:
         )
 
     def ahead(self, part: PartSeconds) -> float:
-        busy = self.run(part.forward + part.moved_forward, part.issued_forward)
+        busy = self.run(
+            part.forward + part.moved_forward + self.travel(part)[0], self.issued(part)[0]
+        )
         return busy + (
             exposed(self.gather(part), busy) if self.c.habits.prefetch else self.gather(part)
         )
 
-    def back(self, part: PartSeconds) -> float:
-        """Return the seconds of a part's backward pass.
+    def back(self, name: str) -> float:
+        """Return the seconds of a part's backward pass, with what it recomputes.
 
         Under ZeRO-3 the parameters are gathered again and their gradients scattered, under the
         compute.
         """
+        part = self.parts[name]
         busy = self.run(
-            part.backward + part.moved_backward + self.accumulate(part), part.issued_backward
-        )
+            part.backward + part.moved_backward + self.travel(part)[1] + self.accumulate(part),
+            self.issued(part)[1],
+        ) + self.recompute(name)
         if not part.gathered:
             return busy
-        size = part.gathered * self.c.habits.reduced_bytes / DTYPE_BYTES[self.c.dtype]
-        scattered = self.collective(
-            "reduce_scatter", size, self.c.replicas, self.places.replicas, self.site.reduces
+        moved = self.gather(part) + self.shared_out(
+            "reduce_scatter", part, self.c.habits.reduced_bytes
         )
-        moved = self.gather(part) + max(scattered, size / self.c.habits.gather_rate)
         return busy + (exposed(moved, busy) if self.c.habits.prefetch else moved)
+
+    @property
+    def crowding(self) -> float:
+        """The slowdown of compute while rows travel.
+
+        A dispatcher with kernels of its own takes multiprocessors away.
+        """
+        device = self.cluster.device
+        units = device.units or (device.kernels.units if device.kernels else 0)
+        if self.c.dispatcher != "node" or units <= self.c.dispatcher_sms:
+            return SLOWDOWN["nccl"]
+        return units / (units - self.c.dispatcher_sms)
+
+    def travel(self, part: PartSeconds, *, hidden: bool = True) -> tuple[float, float]:
+        """Return the exposed seconds in which rows travel to experts and back, in both passes.
+
+        `hidden`: whether a pass of another micro-batch is there to cover them.
+        """
+        both = part.travel_forward + part.travel_backward
+        if self.c.overlap_experts and hidden and both:
+            # Of two micro-batches the pass forward of one and the pass backward of the other run
+            # together, and cover for each other.
+            share = exposed(both, part.forward + part.backward, self.crowding) / both
+            return part.travel_forward * share, part.travel_backward * share
+        if self.c.overlap_shared:
+            return (
+                exposed(part.travel_forward, part.shared_forward, self.crowding),
+                exposed(part.travel_backward, part.shared_backward, self.crowding),
+            )
+        return part.travel_forward, part.travel_backward
+
+    def uncovered(self, members: Mapping[str, float]) -> float:
+        """Seconds that a micro-batch takes longer where no other one covers its rows' ways."""
+        return sum(
+            n * (sum(self.travel(part, hidden=False)) - sum(self.travel(part)))
+            for part, n in ((self.parts[name], n) for name, n in members.items())
+        )
+
+    def issued(self, part: PartSeconds) -> tuple[float, float]:
+        """Calls that the host issues in both passes of a part."""
+        # Layers without experts have nothing to overlap, and keep their usual passes.
+        ahead, back = calls_of_overlap(self.c) if part.travel_forward else (0, 0)
+        return part.issued_forward + ahead, part.issued_backward + back
 
     def run(self, seconds: float, issued: float) -> float:
         """Return the seconds of kernels that a host issues.
@@ -160,7 +218,7 @@ class Passes:
         if c.recompute == "selective":
             return part.recomputed
         return c.habits.recomputed * self.run(
-            part.forward + part.moved_forward, part.issued_forward
+            part.forward + part.moved_forward + part.travel_forward, part.issued_forward
         )
 
     def send(self) -> float:
@@ -185,7 +243,7 @@ class Passes:
         # With sequence parallelism a rank works on its share of the rows, and gathers nothing.
         if share > 1 and not c.sequence_parallel:
             seconds += c.habits.send_gathers * self.collective(
-                "all_gather", nbytes, c.tensor, self.places.axes[-1]
+                "all_gather", nbytes, c.tensor, self.places.tensor
             )
         return seconds
 
@@ -201,10 +259,8 @@ class Passes:
         if c.replicas == 1 or c.zero == 3:
             return 0.0
         groups = [(parameters - experts, c.replicas, self.places.replicas)]
-        # The same experts are on ranks that differ in data or context parallelism alone.
         if experts:
-            apart, _, context, _ = self.places.axes
-            groups += [(experts, c.data // c.expert_data, apart), (experts, c.context, context)]
+            groups.append((experts, c.expert_replicas, self.places.expert_replicas))
         reduce = sum(self.reduced(*group) for group in groups)
         gather = sum(self.regathered(*group) for group in groups)
         return (exposed(reduce, backward) if c.habits.overlap_gradients else reduce) + (
@@ -236,6 +292,6 @@ class Passes:
         owned = (
             parameters
             if not c.zero
-            else (parameters - experts) / c.replicas + experts / max(c.replicas // c.expert_data, 1)
+            else (parameters - experts) / c.replicas + experts / c.expert_replicas
         )
         return float(memory_seconds(owned * c.habits.update_traffic, self.cluster.device))

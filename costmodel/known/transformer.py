@@ -15,7 +15,7 @@ from autopar.ir import Graph
 from .attention_part import attend
 from .ends_part import embed, head
 from .feed_forward_part import experts, feed_forward
-from .graph_builder import GraphBuilder, Kernels
+from .graph_builder import GraphBuilder, Kernels, Routed
 from .placements import INNER, ROWS, SCALAR, SUM, Wanted
 from .shape import PATTERN, Shape
 from .state_part import state_space
@@ -54,14 +54,15 @@ def transformer(
     dtype: str = "bfloat16",
     kernels: Kernels = DEFAULT_KERNELS,
     kinds: Sequence[str] | None = None,
-    layers: int | None = None,
+    routed: Routed | None = None,
 ) -> Transformer:
     """Return the training graph of `batch` sequences.
 
-    Its layers are of the given `kinds`, else the first `layers`, else all.
+    Its layers are of the given `kinds`, else all. `routed`: experts are those of a rank, and rows
+    come to it by themselves.
     """
-    b = GraphBuilder(shape, batch, dtype, kernels)
-    layer_kinds = tuple(shape.kinds()[:layers] if kinds is None else kinds)
+    b = GraphBuilder(shape, batch, dtype, kernels, routed)
+    layer_kinds = tuple(shape.kinds() if kinds is None else kinds)
     x = embed(b, "embed", shape.sequence)
     memory = ""
     if "encoder" in layer_kinds:

@@ -10,9 +10,8 @@ replicas of the pipeline run at the same time, and the reduction of gradients wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autopar.costmodel.cluster.axis_binding import bind_axes
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.cluster.level import ALONE
 from autopar.costmodel.cluster.stage_messages import crossing
@@ -22,7 +21,7 @@ from autopar.order.schedules import in_flight, step_seconds
 from autopar.order.times import Times
 
 from .configuration import Configuration
-from .part_figures import Places
+from .part_figures import places_of
 from .priced_step import Priced
 from .shape import Shape
 from .stage_memory import Members, loads_of, stage_peak
@@ -120,19 +119,13 @@ def _sites(
         sends, level = (
             crossing(cluster, min(ends), max(ends)) if following is not stage else (own, ALONE)
         )
-        axes = bind_axes(
-            own, (c.data // c.expert_data // len(pipelines), c.expert_data, c.context, c.tensor)
-        )
-        together = bind_axes(own, (count // c.tensor, c.tensor))
-        assert axes is not None and together is not None, (
-            "a part has as many devices as it was asked for"
-        )
+        places = places_of(c, own, stages=1, pipelines=len(pipelines))
         reduces = own
-        replicas = together[0]
         if len(pipelines) > 1:
             starts = [chain[place].start for chain in pipelines]
             reduces, replicas = crossing(cluster, min(starts), max(starts) + count)
-        places = Places(stages=level, axes=axes, replicas=replicas)
+            places = replace(places, replicas=replicas)
+        places = replace(places, stages=level)
         # A message between two stages has two ends, whatever the number of stages.
         sites.append(Site(cluster=own, places=places, sends=sends, reduces=reduces, senders=2))
     return sites

@@ -28,10 +28,12 @@ from .step_memories import Place, Steps
 class Recompute:
     """Groups of operators, by name, whose values are recomputed in the backward pass.
 
-    They are recomputed group by group, and not saved.
+    They are recomputed group by group, and not saved. `discarded`: further operators, whose results
+    are given up after use and made again from their first input where the backward pass reads them.
     """
 
     segments: tuple[tuple[str, ...], ...] = ()
+    discarded: frozenset[str] = frozenset()
 
 
 NO_RECOMPUTE = Recompute()
@@ -75,7 +77,9 @@ class _Walk(Steps):
         self.accumulating = passes.accumulating
         self.regather = passes.regather
         self.units = passes.units
-        self.shard: dict[int, int] = {}  # gathered value → its shard
+        # A value that is gathered or made again when it is read → what it comes from.
+        self.shard: dict[int, int] = {}
+        self.discarded = passes.recompute.discarded
         self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
         self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
         self.segment_of = self._segments(passes.recompute)
@@ -128,6 +132,17 @@ class _Walk(Steps):
             for memory in [m for m in memories if m != STORED and self.birth[m] < began]:
                 self.boundary.setdefault(segment, set()).add(memory)
                 self.keeper.setdefault(memory, self.moments[self.now])
+
+    def compute(self, index: int, step: Compute, values: dict[Place, int], *, keep: bool) -> None:
+        super().compute(index, step, values, keep=keep)
+        operator = step.operator
+        if operator.name in self.discarded:
+            source = self.value((operator.inputs[0], step.decision.inputs[0]), values)
+            for place in zip(operator.outputs, step.decision.outputs, strict=True):
+                made = self.value(place, values)
+                # A view is the memory of its source.
+                if made != source:
+                    self.shard[made] = source
 
     def gathered(self, name: str, made: int, memory: int, ahead: Action) -> None:
         if ahead.gathers and (
@@ -187,7 +202,7 @@ class _Walk(Steps):
 
     def read_saved(self, index: int) -> None:
         for memory in self.saved.get(index, ()):
-            # Only the shard was saved: the value is gathered anew for this moment.
+            # Only what it comes from was saved: the value is made anew for this moment.
             while memory in self.shard:
                 self.scratch.append((self.now, self.size[memory]))
                 memory = self.shard[memory]
@@ -200,7 +215,8 @@ class _Walk(Steps):
         """
         self.tick("")
         moment = 0
-        for bucket in scheduled(self.program).buckets:
+        # Permanent buffers are summed in place.
+        for bucket in () if self.accumulating else scheduled(self.program).buckets:
             moment = max([moment, *(self.ready.get(name, 0) for name in bucket.parameters)])
             flat = self.new(float(bucket.nbytes), BUFFER)
             # The copy was made as soon as the last of its gradients was complete.

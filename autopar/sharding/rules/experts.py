@@ -102,11 +102,17 @@ def _experts(call: Call) -> str:
     """Tokens [t, h], the expert of each of their k rows, weights; the results [t k, o].
 
     Tokens split: each rank takes its tokens through all experts. Inner dim f split: the products
-    with the last weights leave partial sums. Experts split: as a grouped product.
+    with the last weights leave partial sums. Experts split: as a grouped product. With the
+    attribute `sequences` the tokens are those of as many sequences (b s), split in either; the
+    experts are then those of a rank, and its rows come from elsewhere.
     """
     # The k rows of a token stay together, so a split of rows is one of tokens.
     k = per_token(call)
-    rows = "t" if k == 1 else f"(t !k={k})"
+    sequences = call.get("sequences", default=0)
+    spelled = f"b={sequences} s" if sequences else "t"
+    tokens = f"({spelled})" if sequences else "t"
+    rows = tokens if k == 1 else f"({spelled} !k={k})"
+    travels = "" if sequences else "; e + t: dispatch"
     operands: dict[int, str] = {}
     dims = {"%rows": "!h"}
     count = 0
@@ -125,11 +131,11 @@ def _experts(call: Call) -> str:
             dims[f"%{count}"] = result.dims
             count += 1
     second = rows if call.position("chosen") is not None else "!n"
-    sides = ", ".join(["t !h", second, *(operands[i] for i in sorted(operands))])
+    sides = ", ".join([f"{tokens} !h", second, *(operands[i] for i in sorted(operands))])
     inside = "; f: sum" * any(
         result.inner for inner in network_of(call) for result in inner.results
     )
-    return f"{sides} -> {rows} !o | e: masked; e: sum; e + t: dispatch{inside}"
+    return f"{sides} -> {rows} !o | e: masked; e: sum{travels}{inside}"
 
 
 # "/e": a row meets the weights of one expert, so an expert's share of the work is that of its rows.

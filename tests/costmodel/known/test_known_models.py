@@ -23,7 +23,7 @@ from autopar.costmodel.known import (
     framework_named,
     price,
 )
-from autopar.costmodel.known.configuration import LOSSES
+from autopar.costmodel.known.habits import LOSSES
 from autopar.costmodel.known.layer_distribution import dealt
 from autopar.costmodel.known.part_figures import alone, of_kinds, places_of
 from autopar.costmodel.known.part_seconds import Parts
@@ -264,37 +264,25 @@ def test_windows_make_attention_cheaper() -> None:
     assert price(replace(long, window=512), c, CLUSTER).step < 0.8 * price(long, c, CLUSTER).step
 
 
-@pytest.mark.parametrize(
-    ("ranks", "groups", "top", "expected"),
-    [(1, 0, 0, 1.0), (8, 0, 0, 8 * (1 - 28 * 27 / (32 * 31))), (8, 8, 4, None), (32, 0, 0, 2.0)],
-)
-def test_a_token_goes_to_as_many_ranks_as_have_experts_of_it(
-    ranks: int, groups: int, top: int, expected: float | None
-) -> None:
-    shape = replace(MIXTURE, experts=32, top_k=2, groups=groups, top_groups=top)
-    actual = shape.ranks_of_a_token(ranks)
-    assert (
-        actual == pytest.approx(expected)
-        if expected is not None
-        else 1.0 < actual < shape.ranks_of_a_token(ranks) + 1 <= 5
-    )
-
-
 def test_rows_that_are_sent_once_move_less() -> None:
     shape = replace(MIXTURE, experts=32, top_k=8)
     c = Configuration(global_batch=8, data=8, expert=8)
     every, once = (
-        parts(shape, replace(c, habits=Habits(sent_once=flag))).parts()["experts"].moved_forward
-        for flag in (False, True)
+        parts(shape, replace(c, dispatcher=name)).parts()["experts"].travel_backward
+        for name in ("alltoall", "rank")
     )
-    assert once == pytest.approx(every * shape.ranks_of_a_token(8) / 8, rel=1e-6)
+    assert once == pytest.approx(every * shape.domains_of_a_token(8) / 8, rel=0.2)
 
 
 def test_experts_over_tensor_parallel_ranks_are_whole() -> None:
-    c = Configuration(global_batch=8, data=2, tensor=4, expert=8, sequence_parallel=True)
-    assert c.whole_experts and parts(MIXTURE, c).parts()["experts"].experts == 3 * 1024 * 512
-    with pytest.raises(UsageError, match="no divisor of 2"):
-        replace(c, expert=4)
+    c = Configuration(
+        global_batch=8, data=2, tensor=4, expert=8, expert_tensor=1, sequence_parallel=True
+    )
+    assert parts(MIXTURE, c).parts()["experts"].experts == 3 * 1024 * 512
+    split = replace(c, expert=2, expert_tensor=0)
+    assert parts(MIXTURE, split).parts()["experts"].experts == 4 * 3 * 1024 * 512 / 4, "four of 8"
+    with pytest.raises(UsageError, match="sequence_parallel is needed"):
+        replace(c, sequence_parallel=False)
 
 
 def test_heads_are_shared_out_by_all_to_alls() -> None:

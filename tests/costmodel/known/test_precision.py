@@ -41,9 +41,7 @@ def found_of(scheme: str, types: Types, zero: int = 1) -> PricedProgram:
     """A scheme's program for a 16-bit transformer on two devices."""
     levels = bind_axes(CLUSTER, (2,))
     assert levels is not None
-    analysis = analyse(
-        transformer(SHAPE, batch=8, dtype="bfloat16", layers=SHAPE.layers).graph, train=True
-    )
+    analysis = analyse(transformer(SHAPE, batch=8, dtype="bfloat16").graph, train=True)
     mesh = name_axes(CLUSTER, (2,), levels)
     return best_on_mesh(
         analysis,

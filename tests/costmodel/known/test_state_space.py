@@ -130,7 +130,7 @@ def test_experts_may_work_in_fewer_dims_than_the_model() -> None:
     whole, small = (
         Parts(s, c, CLUSTER, places_of(c, CLUSTER), kinds=("experts alone",))
         .parts()["experts alone"]
-        .moved_forward
+        .travel_forward
         for s in (SHAPE, narrow)
     )
     assert small < 0.5 * whole, "rows travel narrow"
