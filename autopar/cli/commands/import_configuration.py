@@ -18,9 +18,11 @@ from autopar.cli.shared_options import (
     planning_options,
     planning_values,
 )
+from autopar.errors import ModelError
 from autopar.options.table import CLUSTER, MODEL
 
 if TYPE_CHECKING:
+    from autopar.costmodel.known import Shape
     from autopar.integrations.importing import Configuration
     from autopar.model import LoadedModel
 
@@ -65,6 +67,7 @@ def run(args: argparse.Namespace) -> None:
             configuration,
             _sized_model(args, configuration),
             Hardware(**planning_values(args, ("devices", "cluster", "memory"))),
+            shape=_shape(args.model, args.seq),
             compare=args.compare,
             progress=bar,
         )
@@ -91,6 +94,19 @@ def _sized_model(args: argparse.Namespace, configuration: Configuration) -> Load
     if args.dtype is None:
         args.dtype = configuration.dtype
     return load_asked(args)
+
+
+def _shape(model: str, sequence: int | None) -> Shape | None:
+    """The sizes of a model that a configuration names, if they are those of a known transformer."""
+    from autopar.configured import PREFIX
+    from autopar.costmodel.known import Shape
+
+    if not model.startswith(PREFIX):
+        return None
+    try:
+        return Shape.of(model.removeprefix(PREFIX), sequence=sequence)
+    except ModelError:
+        return None
 
 
 COMMAND = Command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from autopar.printable import printable
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """Degrees and choices of a configuration; None: it does not say.
+
+    `arguments`: those of Megatron-LM, by name.
 
     `data`: devices that split the batch; `shards`: those of them over which parameters are stored
     split (None: all of them if `zero`). `zero`: the ZeRO stage, 0 to 3. `tensor`: devices that
@@ -47,6 +50,7 @@ class Configuration:
     optimizer: str | None = None
     offload: str | None = None
     styles: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -56,9 +60,9 @@ class Configuration:
             if value is not None and not _is_degree(value):
                 what = f"{self.source}: {name.replace('_', ' ')} is {value!r}"
                 raise UsageError(printable(f"{what}; it must be a whole number from 1 on"))
-        if self.expert > 1 and self.data is not None and self.data % self.expert:
+        if self.data is not None and (self.data * self.inner) % self.expert:
             raise UsageError(
-                f"{self.source}: {self.data} devices that split the batch do not make groups of "
+                f"{self.source}: {self.data * self.inner} devices of a stage do not make groups of "
                 f"{self.expert} for experts"
             )
 
@@ -82,6 +86,13 @@ class Configuration:
                 "x context)"
             )
         return devices // whole
+
+    def experts_on(self, data: int) -> int:
+        """The devices that split experts in a plan: of those that split the batch, as many as fit.
+
+        No plan has experts split over devices that split tensors or the sequence, too.
+        """
+        return math.gcd(self.expert, data)
 
     def batch_on(self, data: int) -> int | None:
         """The global batch on so many devices that split it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from autopar.api import Planned, plan_loaded
 from autopar.costmodel import Cluster
+from autopar.costmodel.known import Priced, Shape
 from autopar.errors import NoPlanFits, UsageError
 from autopar.model import LoadedModel
 from autopar.options.plan_options import choose_cluster
@@ -18,6 +19,7 @@ from autopar.schemes.pinning import stage_mesh
 
 from .configuration import Configuration
 from .huggingface import Styles
+from .megatron_run import price_run
 
 WITHOUT_LIMIT = 1e18
 """Bytes of a device that no plan exceeds; a search without a limit takes the cluster's."""
@@ -39,8 +41,9 @@ class Hardware:
 class Imported:
     """A configuration with its plan, and whether that plan `fits` the memory.
 
-    `free`: the plan of a search without the configuration; None if it was not searched, or fits no
-    device.
+    `run`: the price of the run itself; None where the sizes of the model or the kernels of the
+    framework are not known. `free`: the plan of a search without the configuration; None if it was
+    not searched, or fits no device.
     """
 
     configuration: Configuration
@@ -48,6 +51,7 @@ class Imported:
     fits: bool
     scheme: str
     free: Planned | None
+    run: Priced | None = None
 
 
 EVERYTHING = Hardware()
@@ -71,17 +75,18 @@ def _factors(configuration: Configuration, data: int) -> list[tuple[str, int, st
     factors = []
     if configuration.stages > 1:
         factors.append((f"pipeline-{configuration.schedule or '1f1b'}", configuration.stages, ""))
-    replicas = data // configuration.expert
+    expert = configuration.experts_on(data)
+    replicas = data // expert
     shards = replicas
     if configuration.shards is not None:
-        shards = min(configuration.shards // configuration.expert or 1, replicas)
+        shards = min(configuration.shards // expert or 1, replicas)
     stored = f"zero{configuration.zero}" if configuration.zero else ""
     if stored and 1 < shards < replicas:
         factors += [("data", replicas // shards, ""), ("data", shards, stored)]
     elif replicas > 1:
         factors.append(("data", replicas, stored if shards > 1 else ""))
-    if configuration.expert > 1:
-        factors.append(("expert", configuration.expert, ""))
+    if expert > 1:
+        factors.append(("expert", expert, ""))
     if configuration.context > 1:
         factors.append(("context", configuration.context, ""))
     if configuration.tensor > 1 and not configuration.styles:
@@ -95,10 +100,11 @@ def import_configuration(
     model: LoadedModel,
     hardware: Hardware = EVERYTHING,
     *,
+    shape: Shape | None = None,
     compare: bool = True,
     progress: Progress | None = None,
 ) -> Imported:
-    """Plan the model as the configuration says.
+    """Plan the model as the configuration says, and price the run itself if `shape` is given.
 
     A plan that exceeds the memory is searched without a limit, to show the excess.
     """
@@ -124,6 +130,9 @@ def import_configuration(
         fits=fits,
         scheme=scheme,
         free=_planned(model, free) if compare else None,
+        run=price_run(configuration, shape, cluster)
+        if shape is not None and configuration.arguments
+        else None,
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 
+from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.errors import UsageError
 from autopar.order.schedules import SCHEDULES
 
 from .configuration import Configuration, degree, left_out, number
+from .megatron_run import READ
 
 SOURCE = "megatron"
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd"}
@@ -43,6 +45,8 @@ _KNOWN = {
     "no-gradient-accumulation-fusion",
     "ckpt-format",
 }
+LISTS = ("recompute-modules", "cuda-graph-scope")
+"""Arguments with several words."""
 _TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 # The values of --data-parallel-sharding-strategy, as stages of ZeRO.
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -51,7 +55,9 @@ _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 
 def read_megatron(text: str) -> Configuration:
     """The configuration in a text of arguments; text before the first argument is ignored."""
     options = arguments(text)
-    lost: list[str] = left_out({f"--{name}" for name in options if name not in _KNOWN})
+    lost: list[str] = left_out(
+        {f"--{name}" for name in options if name not in _KNOWN and name not in READ}
+    )
     tensor, stages, context, expert = (
         degree(SOURCE, options, f"{name}-parallel-size")
         for name in ("tensor-model", "pipeline-model", "context", "expert-model")
@@ -78,6 +84,7 @@ def read_megatron(text: str) -> Configuration:
         optimizer=OPTIMIZERS.get(optimizer),
         offload="optimizer" if "optimizer-cpu-offload" in options else None,
         micro_batch=degree(SOURCE, options, "micro-batch-size"),
+        arguments=options,
         lost=tuple(lost),
     )
 
@@ -109,10 +116,11 @@ def arguments(text: str) -> dict[str, str]:
         if match:
             last = match[1]
             options[last] = match[2] or ""
-        # Only the first word behind a name is its value; further ones are lists, which no argument
-        # that is read here has.
-        elif last and not options[last]:
-            options[last] = word
+        # Only the first word behind a name is its value, unless it takes a list.
+        elif last and (not options[last] or last in LISTS):
+            options[last] = f"{options[last]} {word}".strip()
+        elif "expandable_segments:True" in word:
+            options["expandable-segments"] = ""
     return options
 
 
@@ -132,6 +140,13 @@ def _zero(options: dict[str, str]) -> int:
 
 def _chunks(options: dict[str, str], stages: int, lost: list[str]) -> int:
     """Chunks of the model that a stage holds."""
+    if "pipeline-model-parallel-layout" in options:
+        chunks = len(chunks_of(options["pipeline-model-parallel-layout"]))
+        if chunks % stages:
+            raise UsageError(
+                f"{SOURCE}: a layout of {chunks} chunks does not go over {stages} stages"
+            )
+        return chunks // stages
     virtual = number(SOURCE, options, "num-virtual-stages-per-pipeline-rank")
     if virtual is not None or "num-layers-per-virtual-pipeline-stage" not in options or stages == 1:
         return virtual or 1
@@ -143,6 +158,10 @@ def _chunks(options: dict[str, str], stages: int, lost: list[str]) -> int:
             "are searched"
         )
         return 1
+    # Both ends may count as layers.
+    layers += sum(
+        f"account-for-{end}-in-pipeline-split" in options for end in ("embedding", "loss")
+    )
     if each < 1 or layers % (stages * each):
         raise UsageError(
             f"{SOURCE}: {layers} layers do not make {stages} stages of chunks of {each}"
