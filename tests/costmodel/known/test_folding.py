@@ -178,3 +178,30 @@ def test_discarded_results_are_made_again_from_what_went_in() -> None:
     kept, less = (working(shape, one, CLUSTER.sized(1))["dense"].saved for one in (c, again))
     rows = 4 * 2048 * 1024 * 2
     assert kept - less == pytest.approx(2 * rows, rel=0.05)
+
+
+def test_the_expert_of_every_token_covers_what_travels() -> None:
+    shape = replace(MIXTURE, shared_ffn=8192, sequence=8192)
+    c = replace(RUN, dispatcher="node")
+    covered = replace(c, overlap_shared=True)
+    site = Site.of(c, CLUSTER.sized(c.devices))
+    alone, under = (Passes(shape, one, site) for one in (c, covered))
+    part = alone.parts["experts"]
+    assert part.shared_forward > part.travel_forward > 0
+    assert sum(under.travel(part)) < 0.3 * sum(alone.travel(part))
+    # Without such an expert nothing is covered.
+    bare = Passes(MIXTURE, covered, site)
+    assert sum(bare.travel(bare.parts["experts"])) == pytest.approx(
+        sum(bare.travel(bare.parts["experts"], hidden=False))
+    )
+
+
+def test_a_capacity_pads_rows_that_travel_and_are_computed() -> None:
+    long = replace(MIXTURE, sequence=8192)
+    c = replace(RUN, dispatcher="rank")
+    site = Site.of(c, CLUSTER.sized(c.devices))
+    usual, padded = (
+        Passes(long, one, site).parts["experts"] for one in (c, replace(c, capacity=2.0))
+    )
+    assert padded.travel_backward > 1.5 * usual.travel_backward
+    assert padded.arithmetic > 1.2 * usual.arithmetic, "attention is the same"
