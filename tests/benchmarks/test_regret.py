@@ -23,7 +23,7 @@ def test_a_sweep_is_told_by_its_choice() -> None:
 
 
 def test_the_published_layouts_of_experts_are_priced_from_their_arguments() -> None:
-    """No constant was fitted to these figures.
+    """No constant was fitted to these figures, but readings of sources were chosen in their sight.
 
     Off by a third are the pipeline of 96 chunks of a layer each, and GPT-OSS, whose attention may
     have run in kernels of its own.
