@@ -98,8 +98,8 @@ def _sized_model(args: argparse.Namespace, configuration: Configuration) -> Load
 
 def _shape(model: str, sequence: int | None) -> Shape | None:
     """The sizes of a model that a configuration names, if they are those of a known transformer."""
-    from autopar.configured import PREFIX
     from autopar.costmodel.known import Shape
+    from autopar.frontends.huggingface import PREFIX
 
     if not model.startswith(PREFIX):
         return None
