@@ -9,14 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 from .errors import UsageError
-from .frontends.huggingface import OPTIONS, PREFIX, Configured, configured, example_inputs, placed
+from .frontends.huggingface import (
+    DTYPE,
+    OPTIONS,
+    PREFIX,
+    Configured,
+    configured,
+    example_inputs,
+    placed,
+)
 from .frontends.load import ModelOptions, load_model
 from .ir import Graph
 from .model import LoadedModel
 from .units import count_text
-
-DTYPE = "bfloat16"
-"""The type of a configured model where none is asked for."""
 
 
 def load_any(model: Any, options: ModelOptions, given: Any = None) -> LoadedModel:

@@ -7,11 +7,10 @@ import json
 
 from pydantic import TypeAdapter, ValidationError
 
-from autopar.frontends.huggingface import content_of
+from autopar.frontends.huggingface import DTYPE, content_of
 from autopar.frontends.huggingface.types import Described, described
 from autopar.remembered import key_of, recalled, remember
 
-DTYPE = "bfloat16"
 _PACKAGES = ("autopar", "torch", "transformers", "diffusers")
 
 

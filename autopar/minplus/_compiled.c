@@ -31,10 +31,10 @@ VECTORS static void fixed_and_row(double *restrict out, const double *restrict a
                                   const double *restrict b, Py_ssize_t b_k, Py_ssize_t size,
                                   Py_ssize_t n)
 {
-    Py_ssize_t k = 0;
     for (Py_ssize_t j = 0; j < n; j++)
         out[j] = a[0] + b[j];
-    for (k = 1; k + 3 < size; k += 4) {
+    Py_ssize_t k = 1;
+    for (; k + 3 < size; k += 4) {
         const double a0 = a[k * a_k], a1 = a[(k + 1) * a_k];
         const double a2 = a[(k + 2) * a_k], a3 = a[(k + 3) * a_k];
         const double *b0 = b + k * b_k, *b1 = b0 + b_k, *b2 = b1 + b_k, *b3 = b2 + b_k;
@@ -169,18 +169,18 @@ static int open_buffer(PyObject *array, Py_buffer *view, int flags)
 static int lay(Plan *plan, const Py_buffer *out, const Py_buffer *terms)
 {
     plan->axes = 0;
-    plan->size = terms[0].shape[0];
     for (int t = 0; t < plan->terms; t++) {
-        if (terms[t].ndim != out->ndim + 1 || terms[t].shape[0] != plan->size || !plan->size)
+        if (terms[t].ndim != out->ndim + 1 || terms[t].shape[0] != terms[0].shape[0])
             goto unfit;
         plan->by_k[t] = terms[t].strides[0] / (Py_ssize_t)sizeof(double);
     }
+    plan->size = terms[0].shape[0];
+    if (plan->size < 1)
+        goto unfit;
     for (int axis = 0; axis < out->ndim; axis++) {
         const Py_ssize_t size = out->shape[axis];
         if (size < 1)
             goto unfit;
-        if (size == 1)
-            continue;
         for (int t = 0; t < plan->terms; t++) {
             const Py_ssize_t own = terms[t].shape[axis + 1];
             if (own != 1 && own != size)
@@ -188,7 +188,9 @@ static int lay(Plan *plan, const Py_buffer *out, const Py_buffer *terms)
             const Py_ssize_t stride = terms[t].strides[axis + 1] / (Py_ssize_t)sizeof(double);
             plan->by_axis[plan->axes][t] = own == 1 ? 0 : stride;
         }
-        plan->shape[plan->axes++] = size;
+        /* An axis of one entry is passed by the others. */
+        if (size > 1)
+            plan->shape[plan->axes++] = size;
     }
     if (!plan->axes) {
         memset(plan->by_axis[0], 0, plan->terms * sizeof(Py_ssize_t));
@@ -196,7 +198,7 @@ static int lay(Plan *plan, const Py_buffer *out, const Py_buffer *terms)
     }
     join_axes(plan);
     for (int t = 0; t < plan->terms; t++)
-        if (plan->by_axis[plan->axes - 1][t] > 1)
+        if (plan->by_axis[plan->axes - 1][t] & ~(Py_ssize_t)1)
             goto unfit;
     return 0;
 unfit:

@@ -152,19 +152,26 @@ def travelling_fill(
     held = source.numel()
     if own:
         _require_as_many(ends[-1], held * group.size)
-
-    def common(holder: int, taker: int) -> int:
-        """How many elements of one rank belong to the places of another."""
-        low = max(holder * held, ends[taker])
-        high = min((holder + 1) * held, ends[taker + 1])
-        return max(high - low, 0)
-
-    me = group.coordinate
-    outgoing = [common(me, rank) for rank in range(group.size)]
-    incoming = [common(rank, me) for rank in range(group.size)]
+    outgoing, incoming = _counts(held, ends, group)
     # The places take the first elements; those behind the last one stay.
     sent = source.reshape(-1)[: sum(outgoing)]
     return self.masked_scatter(mask, exchange_rows(sent, outgoing, incoming, group))
+
+
+def _counts(held: int, bounds: Sequence[int], group: AxisGroup) -> tuple[list[int], list[int]]:
+    """How many rows this rank sends to every rank, and how many it gets from each.
+
+    Ranks hold `held` rows each, in order; rank r takes those from `bounds[r]` to `bounds[r + 1]`.
+    """
+
+    def common(holder: int, taker: int) -> int:
+        low = max(holder * held, bounds[taker])
+        high = min((holder + 1) * held, bounds[taker + 1])
+        return max(high - low, 0)
+
+    me = group.coordinate
+    ranks = range(group.size)
+    return [common(me, rank) for rank in ranks], [common(rank, me) for rank in ranks]
 
 
 def travelling_rows(rows: int, group: AxisGroup, kind: str, **arguments: Any) -> Tensor:
@@ -180,19 +187,11 @@ def travelling_rows(rows: int, group: AxisGroup, kind: str, **arguments: Any) ->
     experts = int(weights.shape[0])
     own = int(value.shape[0])
     bounds = [ends[rank * experts] for rank in range(group.size + 1)]
-
-    def common(holder: int, expert_rank: int) -> int:
-        """How many rows of one rank belong to the experts of another."""
-        low = max(holder * own, bounds[expert_rank])
-        high = min((holder + 1) * own, bounds[expert_rank + 1])
-        return max(high - low, 0)
-
-    me = group.coordinate
-    outgoing = [common(me, rank) for rank in range(group.size)]
-    incoming = [common(rank, me) for rank in range(group.size)]
+    outgoing, incoming = _counts(own, bounds, group)
     placed = sum(outgoing)
     received = exchange_rows(value[:placed], outgoing, incoming, group)
-    sizes = [ends[me * experts + e + 1] - bounds[me] for e in range(experts)]
+    first = group.coordinate * experts
+    sizes = [ends[first + e + 1] - ends[first] for e in range(experts)]
     products = grouped_product(received, weights, sizes, kind)
     back = exchange_rows(products, incoming, outgoing, group)
     if placed == own:

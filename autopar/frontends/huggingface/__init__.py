@@ -3,7 +3,7 @@
 No code of a model's repository is executed, nothing is downloaded, and planning needs no weights.
 """
 
-from .file import PREFIX, content_of
+from .file import DTYPE, PREFIX, content_of
 from .image_tokens import placed
 from .inputs import example_inputs
 from .made import Configured
@@ -11,6 +11,7 @@ from .modules import configured
 from .sizes import OPTIONS, SEQUENCE
 
 __all__ = [
+    "DTYPE",
     "OPTIONS",
     "PREFIX",
     "SEQUENCE",

@@ -13,6 +13,8 @@ from autopar.reading import read_bytes, read_json_object
 
 PREFIX = "hf:"
 """The beginning of a MODEL that is a configuration."""
+DTYPE = "bfloat16"
+"""The type of a configured model where none is asked for."""
 _NAME = "config.json"
 MOST = 2**40
 """The largest whole number that a configuration may give."""

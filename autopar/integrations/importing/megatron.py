@@ -10,7 +10,7 @@ from autopar.errors import UsageError
 from autopar.order.schedules import SCHEDULES
 
 from .configuration import Configuration, degree, left_out, number
-from .megatron_run import READ
+from .megatron_run import READ, priced_otherwise
 
 SOURCE = "megatron"
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd"}
@@ -62,6 +62,8 @@ def read_megatron(text: str) -> Configuration:
         degree(SOURCE, options, f"{name}-parallel-size")
         for name in ("tensor-model", "pipeline-model", "context", "expert-model")
     )
+    if expert > 1:
+        lost += priced_otherwise(options)
     optimizer = str(options.get("optimizer", "adam"))
     if optimizer not in OPTIMIZERS:
         lost += left_out([f"--optimizer {optimizer}"])

@@ -25,6 +25,8 @@ DISPATCHERS: Mapping[str, tuple[str, str, int]] = {
     "hybridep": ("node", "moe-hybridep-num-sms", 16),
 }
 """Dispatchers: ours, and the argument of their multiprocessors with its default."""
+GATHERS = "allgather"
+"""The dispatcher that gathers the rows of all ranks on each, without a price."""
 LOSSES = {"te": "in-place", "native": "megatron-fused"}
 PRODUCTS = {
     "delayed": "float8_e4m3fn",
@@ -114,12 +116,25 @@ def known_run(configuration: Configuration, shape: Shape, devices: int) -> Known
     )
 
 
+def priced_otherwise(given: Arguments) -> list[str]:
+    """Sentences on arguments in whose place the price of the run takes others."""
+    if _kind(given) != GATHERS:
+        return []
+    return [
+        f"--moe-token-dispatcher-type {GATHERS} (the default): its gathers of all rows have no "
+        "price, and the run itself is priced with rows that travel one by one (alltoall)"
+    ]
+
+
+def _kind(given: Arguments) -> str:
+    kind = given.get("moe-token-dispatcher-type", GATHERS)
+    return given.get("moe-flex-dispatcher-backend", "deepep") if kind == "flex" else kind
+
+
 def _dispatcher(given: Arguments) -> tuple[str, int]:
-    kind = given.get("moe-token-dispatcher-type", "allgather")
-    if kind == "flex":
-        kind = given.get("moe-flex-dispatcher-backend", "deepep")
-    if kind == "allgather":
-        # Of gathers of all rows there is no price; rows that travel one by one are the nearest.
+    kind = _kind(given)
+    if kind == GATHERS:
+        # The nearest that has a price (see `priced_otherwise`).
         kind = "alltoall"
     if kind not in DISPATCHERS:
         raise UsageError(unknown("dispatcher", kind, DISPATCHERS))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
@@ -114,6 +114,9 @@ class BestFirst:
         for place in self._all_places():
             self._enter(place)
         self._search()
+        if not self.incumbents:
+            self._solve_bounded()
+            self._search()
         self._refine()
 
     def _search(self) -> None:
@@ -256,13 +259,24 @@ class BestFirst:
             Misfit(candidate=case.candidate, mode=case.mode, needed=needed, bounded=bounded)
         )
 
-    def measure_misfits(self) -> None:
-        """Solve the misfits of which only a bound is known, as their bytes may be the answer."""
-        for number, misfit in enumerate(self.misfits):
-            if misfit.bounded:
-                case = self.solver.case(misfit.candidate, misfit.mode)
-                needed = self.evaluator.measure(case) / misfit.candidate.stages
-                self.misfits[number] = replace(misfit, needed=needed, bounded=False)
+    def _solve_bounded(self) -> None:
+        """Solve the cases of whose bytes only a bound is known, as theirs may be the answer."""
+        misfits = self.misfits
+        self.misfits = []
+        for misfit in misfits:
+            if not misfit.bounded:
+                self.misfits.append(misfit)
+                continue
+            case = self.solver.case(misfit.candidate, misfit.mode)
+            try:
+                solved = self.evaluator.solve(case)
+            except Infeasible as error:
+                self._misfit(case, error)
+            except NoAssignment:
+                self.forbidden += 1
+            else:
+                if solved is not None:
+                    self.queue.push(solved.promise, solved)
 
     # --- Programs. ---
 

@@ -139,12 +139,6 @@ class CandidateSolver:
         """Bytes that the tables of all stages may fill together."""
         return candidate.stages * max(self.memory_limit(candidate) - self.always, 0.0)
 
-    def least_bytes(self, tables: Tables) -> float:
-        """Bytes that no choice of tables undercuts on the devices of all stages together."""
-        # A host may take what is stored, but not what is saved for the backward pass.
-        stored = 0.0 if self.request.may_offload else tables.least_stored()
-        return tables.least_saved() + stored
-
     # --- Tables. ---
 
     def case(self, candidate: Candidate, mode: Mode) -> Case:

@@ -64,7 +64,6 @@ class Evaluator:
         self.interrupted: Solved | None = None
         self.free_bounds: dict[Case, float] = {}
         self.written_out = WrittenOut(solver)
-        self._bounded: set[Candidate] = set()
         # Pipelines are solved within tightening limits for their order alone.
         self.quickly = self.request
         if solver.is_exact:
@@ -89,22 +88,17 @@ class Evaluator:
     def _promise(self, case: Case, below: float) -> Solved | None:
         tables = self.solver.tables(case)
         room = self.solver.room(case.candidate)
-        # No choice takes fewer bytes, which is seen without a solution.
-        if (least := self.solver.least_bytes(tables)) > room:
-            if below == math.inf and case.candidate not in self._bounded:
+        # Every choice saves at least these bytes, which is seen without a solution.
+        if (least := tables.least_saved()) > room:
+            # Until there is an incumbent, the bound of the first mode orders the others.
+            if below == math.inf and case.mode == next(iter(self.solver.modes())):
                 self._free_solution(case, tables, below)
             raise Bounded(least, room)
         return self._solved(case, tables, below)
 
-    def measure(self, case: Case) -> float:
-        """The bytes that a case needs which does not fit, as a solution shows; inf if none does."""
-        try:
-            self._solved(case, self.solver.tables(case), math.inf)
-        except Infeasible as error:
-            return error.minimum_memory
-        except NoAssignment:
-            pass
-        return math.inf
+    def solve(self, case: Case) -> Solved | None:
+        """The best solution of a case, whatever a bound says; raises as `promise`."""
+        return self._solved(case, self.solver.tables(case), math.inf)
 
     def _solved(self, case: Case, tables: Tables, below: float) -> Solved | None:
         solver = self.solver
@@ -137,7 +131,6 @@ class Evaluator:
         """The optimum without a limit of memory; its bound tells of all modes of the candidate."""
         free = self.solver.free_solution(case.candidate, tables, below)
         self.free_bounds[case] = free.lower_bound
-        self._bounded.add(case.candidate)
         return free
 
     # --- Programs. ---

@@ -53,7 +53,6 @@ class PoolSearch:
         self.programs = search.incumbents.programs
         if self.programs:
             return
-        search.measure_misfits()
         failures = search.incumbents.failures
         last = thriftiest(search.misfits, search.whole, failures)
         if last is None:

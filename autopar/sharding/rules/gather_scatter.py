@@ -15,6 +15,8 @@ from .registry import Call, register
 from .selection import all_whole
 from .shape import letters
 
+FILL_IN = "aten.masked_scatter.default"
+
 
 def _dim(call: Call) -> int:
     return call.integer("dim") % max(len(call.inputs[0].shape), 1)
@@ -46,9 +48,6 @@ def _masked(call: Call, *factors: str) -> str:
 def _read(call: Call, name: str) -> str:
     """The factor of a dim that is read at places: whole where zeros cannot be added up."""
     return name if call.outputs[0].is_float else f"!{name}"
-
-
-FILL_IN = "aten.masked_scatter.default"
 
 
 def _spell(*tensors: Sequence[str]) -> str:

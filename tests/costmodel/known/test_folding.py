@@ -7,32 +7,15 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known import Configuration, Shape, price
+from autopar.costmodel.known import Configuration, price
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.costmodel.known.stage_memory import working
 from autopar.costmodel.known.stage_passes import Passes, Site
 from autopar.errors import UsageError
+from tests.costmodel.known.mixture import MIXTURE
 
 CLUSTER = load_cluster("dgx-h100")
-MIXTURE = Shape(
-    layers=6,
-    hidden=1024,
-    heads=16,
-    kv_heads=16,
-    ffn=4096,
-    vocab=32000,
-    sequence=2048,
-    gated=True,
-    experts=32,
-    top_k=4,
-    expert_ffn=512,
-    tied=False,
-    bias=False,
-    dropout=False,
-    norm="rms_norm",
-    position="rotary",
-)
 RUN = Configuration(
     global_batch=64,
     tensor=2,

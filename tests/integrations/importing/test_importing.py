@@ -14,7 +14,6 @@ import pytest
 from autopar.cli import run
 from autopar.cli import shared_options as options
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known import Shape
 from autopar.errors import UsageError
 from autopar.integrations.importing import FORMATS, Configuration, read_configuration
 from autopar.integrations.importing.configuration import left_out
@@ -22,6 +21,7 @@ from autopar.integrations.importing.configuration_plan import scheme_text
 from autopar.integrations.importing.megatron import read_megatron
 from autopar.integrations.importing.megatron_run import known_run, price_run
 from autopar.schemes import scheme_named
+from tests.costmodel.known.mixture import MIXTURE
 
 TITAN = """
 [training]
@@ -255,43 +255,33 @@ FOLDED = """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True pretrain_gpt.py
 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --cross-entropy-loss-fusion
 --cross-entropy-fusion-impl te
 """
-SMALL = Shape(
-    layers=6,
-    hidden=1024,
-    heads=16,
-    kv_heads=16,
-    ffn=4096,
-    vocab=32000,
-    sequence=2048,
-    gated=True,
-    experts=32,
-    top_k=4,
-    expert_ffn=512,
-    tied=False,
-    bias=False,
-    dropout=False,
-    norm="rms_norm",
-    position="rotary",
-)
 
 
 def test_the_run_of_a_megatron_configuration_has_what_its_arguments_say() -> None:
     configuration = read_megatron(FOLDED)
     assert configuration.interleave == 2 and configuration.lost == ()
-    run = known_run(configuration, SMALL, 16)
+    run = known_run(configuration, MIXTURE, 16)
     assert (run.data, run.expert, run.inner, run.expert_replicas) == (4, 8, 1, 1)
     assert (run.dispatcher, run.dispatcher_sms, run.overlap_experts) == ("node", 16, True)
     assert run.recompute_modules == ("moe_act", "layernorm")
     assert run.layout == ("Et", "tt", "tt", "tL")
     cluster = load_cluster("dgx-h100").sized(16)
-    whole = price_run(configuration, SMALL, cluster)
+    whole = price_run(configuration, MIXTURE, cluster)
     assert whole.fits
     # One by one rows are sorted twice, which is kernel time even where the host is behind.
     apart = read_megatron(FOLDED.replace("flex", "alltoall"))
-    assert whole.arithmetic < price_run(apart, SMALL, cluster).arithmetic
+    assert whole.arithmetic < price_run(apart, MIXTURE, cluster).arithmetic
     # Two bytes of each moment less.
     wide = FOLDED.replace("--use-precision-aware-optimizer", "")
-    assert whole.memory < price_run(read_megatron(wide), SMALL, cluster).memory
+    assert whole.memory < price_run(read_megatron(wide), MIXTURE, cluster).memory
+
+
+def test_a_dispatcher_without_a_price_is_told() -> None:
+    text = "--expert-model-parallel-size 8 --micro-batch-size 1"
+    (said,) = read_megatron(text).lost
+    assert "allgather (the default)" in said and "alltoall" in said
+    assert not read_megatron(f"{text} --moe-token-dispatcher-type alltoall").lost
+    assert not read_megatron("--micro-batch-size 1").lost
 
 
 @pytest.mark.parametrize(
@@ -308,7 +298,7 @@ def test_the_run_of_a_megatron_configuration_has_what_its_arguments_say() -> Non
 )
 def test_layouts_of_pipelines_are_read(more: str, layout: tuple[str, ...]) -> None:
     text = f"--pipeline-model-parallel-size 4 --micro-batch-size 1 {more}"
-    assert known_run(read_megatron(text), SMALL, 4).layout == layout
+    assert known_run(read_megatron(text), MIXTURE, 4).layout == layout
 
 
 @pytest.mark.parametrize(
@@ -325,7 +315,7 @@ def test_layouts_of_pipelines_are_read(more: str, layout: tuple[str, ...]) -> No
 def test_words_of_a_run_that_are_unknown_list_the_known_ones(more: str, message: str) -> None:
     text = f"--pipeline-model-parallel-size 2 --micro-batch-size 1 {more}"
     with pytest.raises(UsageError, match=message):
-        price_run(read_megatron(text), SMALL, load_cluster("dgx-h100").sized(2))
+        price_run(read_megatron(text), MIXTURE, load_cluster("dgx-h100").sized(2))
 
 
 def test_experts_over_tensor_parallel_ranks_are_planned_over_the_others() -> None:

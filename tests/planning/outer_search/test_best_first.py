@@ -24,6 +24,7 @@ from autopar.errors import AutoparError, NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.order.schedules import in_flight
 from autopar.plan import Plan
+from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import HEADROOM, Request
 from autopar.planning.outer_search.best_first import BestFirst
 from autopar.planning.outer_search.evaluator import Evaluator, Played
@@ -281,6 +282,32 @@ def test_recompute_is_chosen_when_nothing_else_fits() -> None:
     between = 0.5 * (full.predicted.memory + none.predicted.memory)
     plan = search_plan(graph, replace(request, memory=between))
     assert plan.schedule.recompute and plan.predicted.memory <= between
+
+
+@pytest.mark.parametrize(("sequence", "batch"), [(256, 2), (1024, 4)])
+def test_a_program_of_less_than_its_tables_add_up_to_is_found(sequence: int, batch: int) -> None:
+    """Tables add activations and gradients up, of which one micro-batch holds the larger alone."""
+    graph = graph_of(layers=4, vocab=64, sequence=sequence, batch=batch)
+    request = Request(cluster=cluster_of(1), offload="none", stages=1, micro_batches=1)
+    ample = search_plan(graph, request).predicted
+    tight = search_plan(graph, replace(request, memory=1.002 * ample.memory)).predicted
+    assert tight.step == ample.step
+
+
+def test_a_case_that_surely_does_not_fit_is_solved_where_nothing_else_fits() -> None:
+    """The error names bytes that would do, not only a bound of them."""
+    graph = graph_of(layers=8, batch=8, sequence=2048)
+    request = Request(
+        cluster=cluster_of(1), offload="none", stages=1, micro_batches=1, recompute="none"
+    )
+    needed = search_plan(graph, request).predicted.memory
+    search = BestFirst(FoldedModel(graph, train=True), replace(request, memory=0.3 * needed))
+    search.run()
+    assert search.misfits and not search.incumbents
+    assert not any(misfit.bounded for misfit in search.misfits)
+    with pytest.raises(NoPlanFits) as error:
+        search_plan(graph, replace(request, memory=0.3 * needed))
+    assert search_plan(graph, replace(request, memory=error.value.minimum)).predicted.memory
 
 
 @pytest.mark.parametrize(
