@@ -159,7 +159,7 @@ def _sent(at: LiveBytes, held: list[int], step: FlatStep, into: Rooms | None) ->
     gathers = step.kind == "all_gather"
     alone = len(held) == 1
     if not gathers and not alone:
-        at.scratch.append((at.now, math.fsum(itertools.compress(step.before, step.dealt))))
+        at.new(math.fsum(itertools.compress(step.before, step.dealt)), BUFFER)
     message = (
         held[0]
         if alone and not gathers and not step.dealt[0]

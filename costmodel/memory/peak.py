@@ -35,8 +35,9 @@ class Memory:
     `parameters`: with buffers, the needed parts of inputs, and gathered copies. `activations`:
     values saved by autograd, of all micro-batches in flight. `buffers`: flat messages under way.
     `transient`: everything else alive at the peak. Not in the total: `saved`: bytes that one
-    micro-batch leaves from its forward to its backward pass; `host`: bytes in the memory of the
-    device's host.
+    micro-batch leaves from its forward to its backward pass; `travelling`: bytes at the peak that
+    smaller units of parameters might not hold (gathered copies, flat messages, gradients); `host`:
+    bytes in the memory of the device's host.
     """
 
     parameters: float
@@ -47,6 +48,7 @@ class Memory:
     buffers: float
     transient: float
     saved: float
+    travelling: float = 0.0
     host: float = 0.0
 
     @property
@@ -154,6 +156,7 @@ def _at_peak(
     return Memory(
         **fixed,
         parameters=states.parameters + live.gathered[peak],
+        travelling=live.gathered[peak] + live.gradients[peak] + live.buffers[peak],
         gradients=states.gradients if main else live.gradients[peak],
         activations=live.activations[peak] + waiting,
         buffers=live.buffers[peak],

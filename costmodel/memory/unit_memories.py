@@ -117,7 +117,7 @@ class UnitMemories(Steps):
         )
         if start is None:
             start = (
-                self.new(self.bytes_of(step.tensor, step.chain[0]))
+                self.new(self.bytes_of(step.tensor, step.chain[0]), BUFFER)
                 if self.types.casts(self.tensors[step.tensor])
                 else STORED
             )

@@ -27,10 +27,6 @@ than their tables.
 """
 SMALLER = 4
 """The divisor of the units of parameters while the program needs too much memory."""
-HOPELESS = 1.5
-"""A program that needs this multiple of the limit with the smallest units is not tried with larger
-ones.
-"""
 THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
 """Limits to solve under, as multiples of the tables' least memory; the program of least memory is
 taken.
@@ -138,23 +134,16 @@ def evaluate(tables: Tables, solution: Solution, schedule: Schedule = PLAIN) -> 
 def thriftier(draft: DraftProgram, memory_limit: float) -> DraftProgram:
     """The same solution with smaller units of parameters, until it fits or they save nothing.
 
-    Smaller units keep fewer gathered bytes alive at once.
+    Smaller units keep fewer bytes on their way at once. They leave the values of the passes where
+    they are, so that a program which is too large without what is on its way stays as it is.
     """
-    unit = draft.plan.schedule.unit_bytes
-    if draft.memory.total > memory_limit and unit > LEAST_UNIT:
-        # If even the smallest units are hopeless, those between are not tried.
-        least = draft.under(replace(draft.plan.schedule, unit_bytes=LEAST_UNIT))
-        if least.memory.total > HOPELESS * memory_limit:
-            return least
     while (
-        draft.memory.total > memory_limit and (unit := draft.plan.schedule.unit_bytes) > LEAST_UNIT
+        draft.memory.total > memory_limit
+        and draft.memory.total - draft.memory.travelling <= memory_limit
+        and (unit := draft.plan.schedule.unit_bytes) > LEAST_UNIT
     ):
         smaller = max(unit // SMALLER, LEAST_UNIT)
-        other = (
-            least
-            if smaller == LEAST_UNIT
-            else draft.under(replace(draft.plan.schedule, unit_bytes=smaller))
-        )
+        other = draft.under(replace(draft.plan.schedule, unit_bytes=smaller))
         if other.memory.total >= draft.memory.total:
             break
         draft = other
@@ -169,7 +158,10 @@ def fit(
     memory_limit: float,
     schedule: Schedule = PLAIN,
 ) -> PricedProgram:
-    """Return the program of a solution, or of a thriftier one that fits `memory_limit`."""
+    """Return the program of a solution, or of a thriftier one that fits `memory_limit`.
+
+    Raises `Infeasible` if none of those tried does.
+    """
     allowed = memory_limit
     for number in range(MEMORY_TRIES):
         draft = thriftier(DraftProgram.of(tables, solution, schedule), memory_limit)
@@ -179,11 +171,8 @@ def fit(
         # The program's excess is taken off the tables' limit, as a thriftier solution is likely to
         # have the same.
         allowed = min(allowed, tables.graph.memory_of(solution.choices)) - over
-        try:
-            solution = solve_within(tables, method, allowed)
-        except Infeasible:
-            break
-    return smallest(tables, method=method, memory_limit=memory_limit, schedule=schedule)
+        solution = solve_within(tables, method, allowed)
+    raise Infeasible(draft.memory.total, memory_limit)
 
 
 def smallest(
