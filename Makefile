@@ -9,7 +9,7 @@ WORKERS ?= 2
 # One thread a process: the tests and the demo start several processes on few cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow ci-slow strict habits check docs versions version gpu prove operators bench clean
+.PHONY: help demo test slow long-tests ci-slow strict habits check docs versions version gpu prove operators bench clean
 
 help:
 	@echo "make demo    plan GPT-2 for 8 ranks, run it on this machine, compare with one device"
@@ -56,6 +56,13 @@ test: $(VENV)/.dev
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow -q
 
+# Writes down which of them, and of the fast tests, take long (CONTRIBUTING.md).
+long-tests: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow or long" -n $(WORKERS) -q --record-long
+
+# One change after the other is checked with another part of the long tests.
+PART ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+
 # The longer tables of plans, scripts and pipelines (`make slow`) take too long for every change.
 ci-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow and ci" -n $(WORKERS) -q tests/search tests/sharding tests/costmodel/collectives/test_schedules.py tests/end_to_end/test_scale.py \
@@ -64,6 +71,7 @@ ci-slow: $(VENV)/.dev
 	  tests/planning/outer_search/test_best_first.py tests/planning/tables/test_offload.py tests/planning/stages/test_pipeline_estimate.py \
 	  tests/runtime/training/test_leftovers.py tests/runtime/training/test_optimizers.py tests/cli/test_cli.py tests/test_documents.py \
 	  tests/test_document_commands.py tests/gpu/test_report.py tests/runtime/execution/test_overlap.py
+	$(BIN)/python -m pytest --long-part $(PART) -n $(WORKERS) -q
 
 # Ranks are told what would hang on NCCL, and their backward passes run on a thread of their own (CONTRIBUTING.md).
 STRICT_TESTS ?= tests/end_to_end tests/runtime tests/integrations tests/training tests/operators

@@ -9,6 +9,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+from tests import long_tests
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("repeatable")
@@ -34,9 +36,17 @@ def pytest_runtest_makereport(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the backend of forked ranks."""
+    """Add the backend of forked ranks, and what is done with long tests."""
     parser.addoption(
         "--strict-backend", action="store_true", help="fork ranks that are held to NCCL's rules"
+    )
+    parser.addoption(
+        "--long-part",
+        type=int,
+        help=f"run one of {long_tests.PARTS} parts of the long tests, and nothing else",
+    )
+    parser.addoption(
+        "--record-long", action="store_true", help=f"write {long_tests.PATH.name} anew"
     )
 
 
@@ -48,10 +58,26 @@ def pytest_configure(config: pytest.Config) -> None:
         from autopar.runtime.strict_backend import NAME
 
         os.environ[BACKEND] = NAME
+    # Only the process that hears of all tests writes; workers have an input from it.
+    if config.getoption("--record-long") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(long_tests.Recorder())
 
 
+# Before pytest itself looks at the marks.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of Gloo itself on the strict backend."""
+    """Mark long tests, or take a part of them; leave out tests of Gloo on the strict backend."""
+    long_tests.mark(items)
+    part = config.getoption("--long-part")
+    if part is not None:
+        wanted = part % long_tests.PARTS
+        chosen = [
+            item
+            for item in items
+            if long_tests.is_long(item) and long_tests.part_of(item.nodeid) == wanted
+        ]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
     if config.getoption("--strict-backend"):
         for item in items:
             if item.get_closest_marker("gloo"):
