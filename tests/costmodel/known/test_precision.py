@@ -126,9 +126,9 @@ def test_bytes_of_a_plan(scheme: str, zero: int, split: bool, types: Types) -> N
         for unit in (2**18, 2**30)
     )
     if scheme == "zero3":
-        # What is gathered is in a message first, which the values leave behind.
+        # A gathered copy is in a message first, whose shards are cast before it.
         gathered = (small.parameters + small.buffers, large.parameters + large.buffers)
-        assert gathered[0] < 3 * own < gathered[1], "of small units a part is gathered at once"
+        assert gathered[0] < 4 * own < gathered[1], "of small units a part is gathered at once"
         assert small.total < 0.9 * large.total
     elif types == WIDE:
         assert large.parameters == pytest.approx(2 * own, rel=0.01), (
