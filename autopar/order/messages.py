@@ -27,13 +27,14 @@ from .ranks import tied_parameters
 class Message:
     """One collective over mesh axes, or among `ranks` where `axes` is None.
 
-    The `ranks` of a send are its sender and its receiver.
+    The `ranks` of a send are its sender and its receiver. `most`: as of a collective.
     """
 
     kind: str
     axes: Axes | None
     nbytes: int
     ranks: tuple[int, ...] = ()
+    most: int = 0
 
 
 def issued_by(execution: Execution, action: Action, device: int) -> Iterator[Message]:
@@ -48,7 +49,7 @@ def issued_by(execution: Execution, action: Action, device: int) -> Iterator[Mes
             yield from _tied(execution, action.chunk, device)
         case _:  # a whole gradient is brought to the layout of its value without a collective
             for c in chunk.micro.issued(action):
-                yield Message(kind=c.kind, axes=c.axes, nbytes=c.nbytes)
+                yield Message(kind=c.kind, axes=c.axes, nbytes=c.nbytes, most=c.most)
 
 
 def _peer(action: Action) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.ir import Role
 from autopar.sharding.mesh import Axes, degree_of
@@ -239,7 +239,7 @@ def _round(issued: Sequence[Sequence[Collective]], action: Action) -> tuple[Coll
 
 
 def _back(c: Collective) -> Collective:
-    return Collective(phase="backward", kind=c.kind, axes=c.axes, nbytes=c.nbytes, tensor=c.tensor)
+    return replace(c, phase="backward")
 
 
 def _collectives(

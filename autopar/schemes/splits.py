@@ -11,6 +11,7 @@ from autopar.ir import Operator
 from autopar.sharding.analysis import Analysis, Offer
 from autopar.sharding.classes import FactorClass
 from autopar.sharding.layout import Kind
+from autopar.sharding.notation import TRAVELS
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS, multiply_adds
 from autopar.sharding.strategies import Option
@@ -49,7 +50,7 @@ class Part(StrEnum):
     OTHER = "other"
 
 
-EXPERT_WORDS = frozenset({"dispatch", "masked"})
+EXPERT_WORDS = TRAVELS | {"masked"}
 ROW_WORDS = frozenset({"batch", "sequence", "height", "width"})
 """Meanings of factors over rows.
 

@@ -5,6 +5,7 @@ On one axis an operator chooses one *option*:
     f      split factor f: tensors with f are S, inputs without it B, outputs that lost it P,
            addends P
     f/q    the same, within each of q equal parts of f
+    f:w    the same placements as f, by another way of communication: the word w
     R      none, computed redundantly: everything R
     B      none, gradients as shares: everything B
     P      a partial sum passes through an operator that is linear in the inputs that carry it
@@ -25,7 +26,7 @@ from autopar.ir import Tensor
 
 from .communication import COMMUNICATIONS
 from .layout import B, Kind, Layout, P, Placement, R, S
-from .notation import Dims, Rule
+from .notation import ONCE, Dims, Rule
 from .rules import RULES, Call
 from .strategies import Option, Strategies
 
@@ -60,7 +61,7 @@ def options_of(
             # A factor whose split communicates has the plain split too if `special` names its local
             # form.
             variants.get(index, (1,))
-            if alone or factor.communication is None or factor.special is not None
+            if alone or not factor.communications or factor.special is not None
             else ()
         ):
             option = _split(call, rule, index, parts, sizes)
@@ -115,18 +116,34 @@ def _communicating(
 ) -> Iterator[Option]:
     """Splits that communicate inside: outputs without the factor are complete on every rank."""
     factor = rule.factors[index]
-    if factor.communication is None:
-        return
-    limit = COMMUNICATIONS[factor.communication].limit(call, rule, index)
-    if limit == 1:
-        return
-    beside = COMMUNICATIONS[factor.communication].beside(call)
     # With `special` the plain split already has the factor's name.
     name = (
         "+".join(rule.factors[member].name for member in (index, *factor.partners))
         if factor.special
         else factor.name
     )
+    for place, word in enumerate(factor.communications):
+        # The first word of a factor is not told in the name.
+        how = f":{word}" if place else ""
+        for option in _of_word(call, rule, index, word, sizes, variants):
+            parts = f"/{option.inner_parts}" if option.inner_parts > 1 else ""
+            yield replace(option, name=f"{name}{parts}{how}")
+
+
+def _of_word(
+    call: Call,
+    rule: Rule,
+    index: int,
+    word: str,
+    sizes: Sequence[int],
+    variants: Mapping[int, Sequence[int]],
+) -> Iterator[Option]:
+    """The splits of a factor that communicate in the way of one word, without their names."""
+    factor = rule.factors[index]
+    limit = COMMUNICATIONS[word].limit(call, rule, index)
+    if limit == 1:
+        return
+    beside = COMMUNICATIONS[word].beside(call)
     for parts in variants.get(factor.partners[0], (1,)) if beside else (1,):
         # `parts` is a default argument because a closure would look up the loop's variable when
         # called.
@@ -138,13 +155,13 @@ def _communicating(
             return next((place for place in placements if place is not None), other)
 
         yield Option(
-            name=name if parts == 1 else f"{name}/{parts}",
+            name="",
             factor=index,
             parts=1,
             inputs=tuple(placement(dims, B) for dims in rule.inputs),
             outputs=tuple(placement(dims, R) for dims in rule.outputs),
             partners=factor.partners,
-            communication=factor.communication,
+            communication=word,
             limit=limit,
             beside=beside,
             inner_parts=parts,
@@ -190,12 +207,14 @@ def _normalised(
     def plain(placement: Placement, tensor: Tensor) -> Placement:
         return R if placement == B and tensor.name not in gradients else placement
 
-    distinct: dict[tuple[tuple[Placement, ...], tuple[Placement, ...]], Option] = {}
+    distinct: dict[tuple[object, ...], Option] = {}
     for option in options:
         inputs = tuple(map(plain, option.inputs, call.inputs))
         outputs = tuple(map(plain, option.outputs, call.outputs))
         fresh = replace(option, inputs=inputs, outputs=outputs)
-        distinct.setdefault((inputs, outputs), fresh)
+        # Two ways in which rows travel lead to the same placements.
+        way = option.communication == ONCE
+        distinct.setdefault((inputs, outputs, way), fresh)
     return tuple(distinct.values())
 
 

@@ -1,7 +1,8 @@
 """Communication inside operators: the words after `:` in a rule, as a table.
 
 An option with such a word is taken on one mesh axis, or on several that are one group (unless it
-stacks, or does not join), and no other axis splits its factors. Each word says which collectives
+stacks, or does not join), and no other axis splits its factors. The exchanges of a group are those
+of all its ranks at once, or go axis by axis, each in turn. Each word says which collectives
 every rank issues, in order, as a function of the local sizes. `runtime/split_operators` holds the
 local form under the same word.
 """
@@ -18,70 +19,15 @@ from numpy.typing import NDArray
 from autopar.ir import DTYPE_BYTES
 
 from .mesh import Axes, axis_sets, degree_of
-from .notation import Rule, local_elements
+from .moves import Floats, Move, Split
+from .notation import ONCE, Rule, local_elements
 from .rules import Call
 from .rules.experts import EXPERTS
 from .rules.gather_scatter import FILL_IN
 from .rules.recurrent import DELTA_RULE, STATE_SPACE
 from .rules.windows import window_index, windows_of
 from .strategies import Strategies
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """One collective of the group.
-
-    `phase`: forward or backward. `nbytes` [strategies]: by the collective's convention.
-    """
-
-    phase: str
-    kind: str
-    nbytes: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """An operator with `factor` split in a group of `size` ranks.
-
-    `local`: local factor sizes [strategies, factors].
-    """
-
-    call: Call
-    rule: Rule
-    factor: int
-    size: int
-    local: Floats
-    gradients: frozenset[str]
-
-    @property
-    def train(self) -> bool:
-        """Whether an output of the operator receives a gradient."""
-        return any(t.name in self.gradients for t in self.call.outputs)
-
-    def has_gradient(self, index: int) -> bool:
-        """Whether a gradient of an input is wanted."""
-        return self.train and self.call.inputs[index].name in self.gradients
-
-    def input_bytes(self, index: int) -> Floats:
-        """Bytes of the shard of an input."""
-        return (
-            local_elements(self.rule.inputs[index], self.local)
-            * DTYPE_BYTES[self.call.inputs[index].dtype]
-        )
-
-    def output_elements(self, index: int = 0) -> Floats:
-        """Elements of the shard of an output."""
-        return local_elements(self.rule.outputs[index], self.local)
-
-    def elements(self, *factors: int) -> Floats:
-        """The product of the local sizes of factors."""
-        return np.asarray(np.prod(self.local[:, list(factors)], axis=1))
-
-
-LOOK_UPS = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor"})
-"""Operators whose `dispatch` brings the rows that an index names."""
+from .travelling_rows import rows_travel, rows_travel_once
 
 
 def _unlimited(call: Call, rule: Rule, factor: int) -> int:
@@ -95,8 +41,9 @@ class Communication:
     `moves`: the collectives that every rank issues, in order. `limit`: the largest number of shards
     (0: any number, 1: no split). `beside`: whether the factors split alongside may be split on
     other axes too. `stacks`: whether the option can be taken on several axes, one after the other;
-    `joins`: on several axes as one group. `visits`: whether every rank meets all shards of the
-    factor in turn and does its local work once for each. `own`: whether parts of a batch that come
+    `joins`: on several axes as one group, which exchanges axis by axis if they come `in_turn`.
+    `visits`: whether every rank meets all shards of the factor in turn and does its local work once
+    for each. `own`: whether parts of a batch that come
     one after the other may each do without, as the local form refuses data that would travel.
     """
 
@@ -104,9 +51,15 @@ class Communication:
     limit: Callable[[Call, Rule, int], int] = _unlimited
     stacks: bool = False
     joins: bool = True
+    in_turn: bool = False
     visits: bool = False
     beside: Callable[[Call], bool] = lambda call: False
     own: Callable[[Call], bool] = lambda call: False
+
+    @property
+    def by_axis(self) -> bool:
+        """Whether every axis has exchanges of its own."""
+        return self.stacks or self.in_turn
 
 
 def _statistics_itemsize(split: Split) -> int:
@@ -139,69 +92,6 @@ def class_loss_sums(attributes: Mapping[str, Any], call: Call) -> int:
     # Of exponentials, and the target's score; its weight; with smoothing the scores, and their
     # weights if there are any.
     return 2 + weighted + smoothed * (1 + weighted)
-
-
-def _dispatch(split: Split) -> list[Move]:
-    """Exchanges of rows between ranks. Their number depends on data and is priced as if all ranks
-    need equally many.
-
-    - A look-up: the indices to all ranks, the rows to the ranks that asked, their gradients back.
-    - A fill by a mask: the counts of all masks, the elements to their places.
-    - A grouped product: the rows to the ranks of their experts, the results back.
-    - A layer of experts: the row counts of each expert on every rank, then as a grouped product.
-    """
-    if split.call.operator.kind == EXPERTS:
-        return _layer_of_experts(split)
-    if split.call.operator.kind in LOOK_UPS:
-        rows = split.output_elements() * DTYPE_BYTES[split.call.outputs[0].dtype]
-        asked = split.input_bytes(1) * split.size
-        forward = [
-            Move(phase="forward", kind="all_gather", nbytes=asked),
-            Move(phase="forward", kind="all_to_all", nbytes=rows),
-        ]
-        # Every rank still knows who asked for which rows, so indices do not travel again.
-        return forward + [Move(phase="backward", kind="all_to_all", nbytes=rows)] * split.train
-    if split.call.operator.kind == FILL_IN:
-        # Eight bytes for each rank's number of places.
-        counts = np.full(len(split.local), 8.0 * split.size)
-        placed = split.input_bytes(2)
-        return [
-            Move(phase="forward", kind="all_gather", nbytes=counts),
-            Move(phase="forward", kind="all_to_all", nbytes=placed),
-        ] + [Move(phase="backward", kind="all_to_all", nbytes=placed)] * split.has_gradient(2)
-    there = split.input_bytes(0)
-    back = split.output_elements() * DTYPE_BYTES[split.call.outputs[0].dtype]
-    phases = ("forward", "backward") if split.train else ("forward",)
-    # Gradients take the rows' way: those of the results to the experts, those of the rows home.
-    order = {"forward": (there, back), "backward": (back, there)}
-    return [
-        Move(phase=phase, kind="all_to_all", nbytes=nbytes)
-        for phase in phases
-        for nbytes in order[phase]
-    ]
-
-
-def _layer_of_experts(split: Split) -> list[Move]:
-    """Rows go to their experts, results come back once: tokens x k x width / p, if p ranks share
-    the experts.
-    """
-    call = split.call
-    # The width of the results is never split, so this gives the local rows.
-    rows = split.output_elements() / call.outputs[0].shape[1]
-    there = rows * call.inputs[0].shape[1] * DTYPE_BYTES[call.inputs[0].dtype]
-    back = rows * call.outputs[0].shape[1] * DTYPE_BYTES[call.outputs[0].dtype]
-    # Eight bytes for each rank's number of rows for each expert.
-    counts = np.full(len(split.local), 8.0 * split.size * split.rule.factors[split.factor].size)
-    forward = [Move(phase="forward", kind="all_gather", nbytes=counts)]
-    forward += [Move(phase="forward", kind="all_to_all", nbytes=nbytes) for nbytes in (there, back)]
-    backward = [Move(phase="backward", kind="all_to_all", nbytes=back)] * split.train
-    # Whenever the layer is trained, the results' gradients go to the experts; those of the rows go
-    # home only where they are wanted.
-    return (
-        forward
-        + backward
-        + [Move(phase="backward", kind="all_to_all", nbytes=there)] * split.has_gradient(0)
-    )
 
 
 def _ring(split: Split) -> list[Move]:
@@ -313,13 +203,14 @@ def _statistics(split: Split) -> list[Move]:
 
 COMMUNICATIONS: Mapping[str, Communication] = {
     "dispatch": Communication(
-        moves=_dispatch,
+        moves=rows_travel,
         beside=lambda call: call.operator.kind == EXPERTS,
         own=lambda call: call.operator.kind == FILL_IN,
     ),
     # Neighbours are those of one axis, so a halo does not join axes.
     "halo": Communication(moves=_halo, limit=_halo_limit, joins=False),
     "normalize": Communication(moves=_normalize),
+    ONCE: Communication(moves=rows_travel_once, in_turn=True, beside=lambda call: True),
     "prefix": Communication(moves=_prefix),
     "ring": Communication(moves=_ring, visits=True),
     "statistics": Communication(moves=_statistics, stacks=True),
@@ -356,16 +247,19 @@ def operator_traffic(
         taken = (strategies.choices == index) & (np.array(mesh) > 1)
         for axes in axis_sets(mesh):
             group = taken[:, axes].all(axis=1)
-            # An option that stacks is priced axis by axis. For any other the group is all the axes
-            # on which it is taken, and no part of them.
-            rows = np.nonzero(group if word.stacks else group & (taken.sum(axis=1) == len(axes)))[0]
-            if len(rows) and not (word.stacks and len(axes) > 1):
+            # Exchanges of several axes are priced axis by axis, or are those of all the axes on
+            # which the option is taken, and of no part of them.
+            whole = group if word.by_axis else group & (taken.sum(axis=1) == len(axes))
+            rows = np.nonzero(whole)[0]
+            if len(rows) and not (word.by_axis and len(axes) > 1):
                 size = degree_of(axes, mesh)
+                before = np.where(taken, np.array(mesh, dtype=np.float64), 1.0)[:, : axes[0]]
                 split = Split(
                     call=call,
                     rule=strategies.rule,
                     factor=option.factor,
                     size=size,
+                    outside=before.prod(axis=1)[rows],
                     local=local[rows],
                     gradients=gradients,
                 )

@@ -31,7 +31,15 @@ from .layout import REDUCTIONS
 
 REDUCERS = (*REDUCTIONS, "mean")
 SPECIALS = ("masked",)
-COMMUNICATION = ("halo", "ring", "vocabulary", "statistics", "prefix", "normalize", "dispatch")
+ONCE = "once"
+"""The word of rows that go once to every place that wants them, axis by axis."""
+TRAVELS = frozenset({"dispatch", ONCE})
+"""Words of splits in which rows travel between ranks."""
+COMMUNICATION = (
+    *("halo", "ring", "vocabulary", "statistics", "prefix", "normalize"),
+    *sorted(TRAVELS),
+)
+
 MEANINGS = (*REDUCERS, *SPECIALS, *COMMUNICATION)
 
 _TERM = re.compile(r"(!?)([A-Za-z_]\w*)(?:=(\d+))?|(\d+)")
@@ -42,10 +50,10 @@ class Factor:
     """A loop of an operator.
 
     `reduction`: the reduction that a split of the factor leaves behind (a partial sum, ...).
-    `special`: the local form that a rank runs for such a split. `communication`: the word of a
-    split that communicates inside the operator, with the `partners` (indices of factors) that are
-    split alongside. A factor with `communication` offers the plain split only if `special` names a
-    local form for it.
+    `special`: the local form that a rank runs for such a split. `communications`: the words of
+    splits that communicate inside the operator, a choice each, with the `partners` (indices of
+    factors) that are split alongside. A factor with one offers the plain split only if `special`
+    names a local form for it.
     """
 
     name: str
@@ -53,7 +61,7 @@ class Factor:
     whole: bool = False
     reduction: str | None = None
     special: str | None = None
-    communication: str | None = None
+    communications: tuple[str, ...] = ()
     partners: tuple[int, ...] = ()
 
 
@@ -236,7 +244,8 @@ def _factors(pattern: Pattern, sizes: Mapping[str, int]) -> list[Factor]:
             elif meaning in SPECIALS:
                 factors[position[name]] = replace(old, special=meaning)
             else:
-                factors[position[name]] = replace(old, communication=meaning, partners=partners)
+                words = (*old.communications, meaning)
+                factors[position[name]] = replace(old, communications=words, partners=partners)
     return factors
 
 

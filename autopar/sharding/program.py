@@ -30,7 +30,8 @@ from .strategies import Option, Strategies
 class Collective:
     """One collective of a step over a group of mesh axes.
 
-    `phase` is forward, backward or update; `nbytes` by the collective's convention.
+    `phase` is forward, backward or update; `nbytes` by the collective's convention. `most`: more
+    bytes than data can ask for, where `nbytes` are the mean over data, else 0.
     """
 
     phase: str
@@ -38,6 +39,7 @@ class Collective:
     axes: Axes
     nbytes: int
     tensor: str
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,15 +162,14 @@ def operator_collectives(
     strategies = Strategies(rule=decision.rule, options=options, choices=choice)
     traffic = list(operator_traffic(Call.of(graph, operator), strategies, mesh, gradients))
     ordered = [
-        (axes, move) for _, axes, moves in traffic for move in moves if move.phase == "forward"
-    ]
-    ordered += [
         (axes, move)
-        # Backward, exchanges along several factors come in the opposite order, but the moves of
-        # each are listed as they are issued.
-        for _, axes, moves in reversed(traffic)
+        for phase in ("forward", "backward")
+        # On the way home, exchanges along several factors or axes come in the opposite order, but
+        # the moves of each are listed as they are issued.
+        for home in (False, True)
+        for _, axes, moves in (reversed(traffic) if home else traffic)
         for move in moves
-        if move.phase == "backward"
+        if (move.phase, move.inside_first) == (phase, home)
     ]
     return [
         Collective(
@@ -177,6 +178,7 @@ def operator_collectives(
             axes=axes,
             nbytes=round(float(move.nbytes[0])),
             tensor=operator.outputs[0],
+            most=0 if move.most is None else round(float(move.most[0])),
         )
         for axes, move in ordered
     ]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .layout import Layout, Placement
-from .notation import Rule
+from .notation import TRAVELS, Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Strategies:
 
     def travel_degree(self, mesh: Sequence[int]) -> NDArray[np.int64]:
         """Numbers of ranks from which rows come to each rank in strategy i: array [strategies]."""
-        travels = np.array([option.communication == "dispatch" for option in self.options])
+        travels = np.array([option.communication in TRAVELS for option in self.options])
         return np.asarray(
             np.where(travels[self.choices], np.array(mesh, dtype=np.int64), 1).prod(axis=1)
         )

@@ -4,7 +4,8 @@
                      * (its experts / all experts)
 
 This assumes equally many rows for every expert. Products are grouped; each other inner call is a
-roofline of its own. Sorting the rows and restoring their order move each row twice.
+roofline of its own. Sorting the rows and restoring their order move each row twice. Weighing the
+results and adding up those of a token are passes over them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,18 @@ from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.sharding.rules import RULES, Call
-from autopar.sharding.rules.experts import BIAS, PRODUCTS, Inner, Result, network_of, per_token
+from autopar.sharding.rules.experts import (
+    BIAS,
+    PRODUCTS,
+    Inner,
+    Result,
+    is_weighed,
+    network_of,
+    per_token,
+    result_of,
+)
 from autopar.sharding.strategies import Strategies
+from autopar.sharding.travelling_rows import places_on_the_way
 
 from . import Device
 from .device import ITEMSIZE
@@ -26,6 +37,8 @@ from .kernel_seconds import grouped_seconds, product_seconds
 from .products import Product
 
 Floats = NDArray[np.float64]
+COPYING = 12.0
+"""Launches in which rows are chosen, packed and unpacked along an axis (`experts_once`)."""
 
 
 def _number(call: Call, name: str, default: float) -> float:
@@ -63,9 +76,11 @@ class Layer:
         # Experts of a fixed capacity are padded to it.
         self.rows = self.rows * (_number(call, "capacity", 0.0) or 1.0)
         self.inner = own["f"] / sizes["f"] if "f" in own else np.ones(len(local))
-        # Rows are sorted before they leave and again where they arrive.
+        # Rows that go once to each place are copied for all of them, on every axis.
+        self.copies = self.tokens * places_on_the_way(call, strategies, mesh)
+        # Others are sorted before they leave and again where they arrive.
         sorts = _number(call, "sorts", 1.0)
-        self.passes = np.where(come > 1, 2.0, sorts)
+        self.passes = np.where((come > 1) & (self.copies == 0), 2.0, sorts)
         self.trained = any(t.name in gradients for t in call.outputs)
         self.wanted = [t.name in gradients for t in call.inputs]
         self.stored = [t.role is Role.PARAMETER for t in call.inputs]
@@ -78,7 +93,7 @@ class Layer:
 
     def forward(self) -> Floats:
         """Sorting, the calls in order, and back."""
-        return self._sorting() + sum(
+        return self._moving(weighing=3.0) + sum(
             (self._ahead(inner) for inner in self.network), np.zeros(len(self.rows))
         )
 
@@ -90,7 +105,7 @@ class Layer:
         """
         if not self.trained:
             return np.zeros(len(self.rows))
-        return self._sorting() + sum(
+        return self._moving(weighing=4.0) + sum(
             (self._back(inner) for inner in self.network), np.zeros(len(self.rows))
         )
 
@@ -129,11 +144,26 @@ class Layer:
 
     def _sorting(self) -> Floats:
         """Return the seconds of sorting rows by expert, and their results back by token."""
-        first = self.call.inputs[0]
-        last = self.call.outputs[0]
-        widths = first.shape[1] * DTYPE_BYTES[first.dtype] + last.shape[1] * DTYPE_BYTES[last.dtype]
+        last = result_of(self.call)
         # Each pass reads a row and writes it.
-        return self._time(0.0, 2 * self.passes * self.rows * widths, launches=4.0)
+        there = self.passes * self.rows * self._token_bytes(0)
+        back = self.passes * self.rows * last.width * DTYPE_BYTES[last.dtype]
+        return self._time(0.0, 2 * (there + back), launches=4.0)
+
+    def _moving(self, weighing: float) -> Floats:
+        """Sorting, weighing results in so many passes over them, and copies on rows' way."""
+        seconds = self._sorting()
+        if not is_weighed(self.call):
+            return seconds
+        sums = self._token_bytes(None)
+        seconds = seconds + self._time(0.0, weighing * self.rows * sums, launches=2.0)
+        copied = self._time(0.0, 2 * self.copies * (self._token_bytes(0) + sums), launches=COPYING)
+        return np.asarray(seconds + np.where(self.copies > 0, copied, 0.0))
+
+    def _token_bytes(self, index: int | None) -> float:
+        """Bytes of a token of an input, or of the results."""
+        tensor = self.call.outputs[0] if index is None else self.call.inputs[index]
+        return float(tensor.shape[1] * DTYPE_BYTES[tensor.dtype])
 
     def _ahead(self, inner: Inner) -> Floats:
         if inner.kind in PRODUCTS:

@@ -30,14 +30,15 @@ Priced = Program | Scheduled | Execution
 class Issued:
     """One collective of an action, as measured or as priced.
 
-    `nbytes`: by the convention of its kind. `most`: the number of rows that travel
-    depends on data, and the price is that of all rows.
+    `nbytes`: by the convention of its kind. `rows`: the number of rows that travel depends on
+    data. Their price is that of all rows, or a mean; then `most` is what data may ask for.
     """
 
     kind: str
     ranks: tuple[int, ...]
     nbytes: int
-    most: bool = False
+    rows: bool = False
+    most: int = 0
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.nbytes} B among ranks {', '.join(map(str, self.ranks))}"
@@ -119,7 +120,7 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if state.exchange == "batch":
             self.batch.append(Issued(kind=kind, ranks=ranks, nbytes=size))
             return
-        self.issued.append((state.action, Issued(kind=kind, ranks=ranks, nbytes=size, most=rows)))
+        self.issued.append((state.action, Issued(kind=kind, ranks=ranks, nbytes=size, rows=rows)))
 
     def mismatch(self, program: Priced, rank: int, *, train: bool | None = None) -> str:
         """Differences of the log from the order and its prices, in words; empty if there are none.
@@ -180,10 +181,11 @@ def _on_rank(execution: Execution, rank: int, action: Action) -> Iterator[Issued
     first = sum(chunk.mesh.devices for chunk in execution.chunks[:stage])
     for c in issued_by(execution, action, rank - first):
         if c.axes is None:
-            yield Issued(kind=c.kind, ranks=c.ranks, nbytes=c.nbytes)
+            yield Issued(kind=c.kind, ranks=c.ranks, nbytes=c.nbytes, most=c.most)
         elif degree_of(c.axes, mesh.shape) > 1:
             own = next(g for g in mesh.groups(c.axes) if rank - first in g)
-            yield Issued(kind=c.kind, ranks=tuple(first + r for r in own), nbytes=c.nbytes)
+            ranks = tuple(first + r for r in own)
+            yield Issued(kind=c.kind, ranks=ranks, nbytes=c.nbytes, most=c.most)
 
 
 def unequal(
@@ -218,10 +220,10 @@ def _without_rows(
     # The largest exchange first: it has the fewest prices that cover it.
     for collective in sorted(issued, key=lambda collective: -collective.nbytes):
         fits = []
-        if collective.most:
+        if collective.rows:
             fits = [price for price in unpaid if _covers(price, collective)]
         if fits:
-            unpaid.remove(min(fits, key=lambda price: price.nbytes))
+            unpaid.remove(min(fits, key=lambda price: price.most or price.nbytes))
         else:
             rest.append(collective)
     return Counter(unpaid), Counter(rest)
@@ -229,7 +231,7 @@ def _without_rows(
 
 def _covers(price: Issued, collective: Issued) -> bool:
     same = (price.kind, price.ranks) == (collective.kind, collective.ranks)
-    return same and price.nbytes >= collective.nbytes
+    return same and (price.most or price.nbytes) >= collective.nbytes
 
 
 def _group(handle: Any) -> dist.ProcessGroup:

@@ -80,25 +80,40 @@ def run_network(
 
 
 def grouped(
-    rows: Tensor, choice: Tensor, operands: Sequence[Tensor], network: Network, *, all_held: bool
+    rows: Tensor,
+    choice: Tensor,
+    operands: Sequence[Tensor],
+    network: Network,
+    scores: Tensor | None = None,
+    *,
+    all_held: bool,
 ) -> Tensor:
     """The results of rows j, of token j // k each, with the experts `choice` [rows].
 
     A choice is below the number of held experts, or equal to it for an expert that is not held.
-    all_held: only rows without any expert have that number.
+    all_held: only rows without any expert have that number. With the rows' `scores` the results
+    are those of tokens.
     """
     experts = operands[0].shape[0]
     # Stable, so that rows of one expert keep their order and sums their rounding.
     order = torch.argsort(choice, stable=True)
-    placed = choice[order]
-    numbers = torch.arange(experts, device=placed.device)
-    ends = torch.searchsorted(placed, numbers, right=True).to(torch.int32)
+    ranked = choice[order]
+    numbers = torch.arange(experts, device=choice.device)
+    ends = torch.searchsorted(ranked, numbers, right=True).to(torch.int32)
     # Reading `ends` waits for the device, so it is done only where rows of other ranks are many.
     if not all_held:
         order = order[: int(ends[-1])]
     per_token = choice.shape[0] // max(rows.shape[0], 1)
     results = run_network(network, rows[order // per_token], operands, ends, choice[order])
-    return _placed(results, order, choice.shape[0])
+    if scores is not None:
+        results = results * scores[order, None]
+    placed = _placed(results, order, choice.shape[0])
+    return placed if scores is None else _added(placed, rows.shape[0])
+
+
+def _added(rows: Tensor, tokens: int) -> Tensor:
+    """The sum of each token's rows, which stand together."""
+    return rows.view(tokens, -1, rows.shape[1]).sum(1)
 
 
 def experts(
@@ -107,6 +122,7 @@ def experts(
     network: Network,
     chosen: Tensor | None = None,
     ends: Tensor | None = None,
+    scores: Tensor | None = None,
 ) -> Tensor:
     """A layer of experts on one device.
 
@@ -114,7 +130,7 @@ def experts(
     """
     if chosen is not None:
         choice = chosen.clamp(max=operands[0].shape[0])
-        return grouped(rows, choice, operands, network, all_held=True)
+        return grouped(rows, choice, operands, network, scores, all_held=True)
     assert ends is not None
     numbers = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
     return run_network(network, rows, operands, ends, numbers)
@@ -144,6 +160,7 @@ def own_experts(
     expert_cuts: Cuts,
     chosen: Tensor | None = None,
     ends: Tensor | None = None,
+    scores: Tensor | None = None,
 ) -> Tensor:
     """The results of this rank's rows and experts.
 
@@ -156,7 +173,7 @@ def own_experts(
     places = torch.full((total + 1,), held.shape[0], device=rows.device)
     places[held] = torch.arange(held.shape[0], device=rows.device)
     choice = places[numbers.clamp(max=total)]
-    return grouped(rows, choice, operands, network, all_held=not expert_cuts)
+    return grouped(rows, choice, operands, network, scores, all_held=not expert_cuts)
 
 
 def travelling(
@@ -168,6 +185,7 @@ def travelling(
     group: AxisGroup,
     chosen: Tensor | None = None,
     ends: Tensor | None = None,
+    scores: Tensor | None = None,
 ) -> Tensor:
     """Results of this rank's rows, each computed on its expert's rank.
 
@@ -195,7 +213,10 @@ def travelling(
     choice = arrivals.repeat_interleave(table[:, me].flatten(), output_size=sum(incoming))
     results = grouped(arrived, choice, operands, network, all_held=True)
     back = exchange_rows(results, incoming, outgoing, group)
-    return _placed(back, order, numbers.shape[0])
+    if scores is not None:
+        back = back * scores[order, None]
+    placed = _placed(back, order, numbers.shape[0])
+    return placed if scores is None else _added(placed, rows.shape[0])
 
 
 def shard_layer(call: LocalCall) -> Mapping[str, Value] | None:

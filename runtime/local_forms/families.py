@@ -1,6 +1,7 @@
 """All families of local forms; importing them fills the table."""
 
 from autopar.runtime.split_operators import (
+    experts_once,
     halo_exchange,
     prefix_scans,
     ring_attention,
@@ -27,6 +28,7 @@ __all__ = [
     "attention_dropout",
     "dropout",
     "experts",
+    "experts_once",
     "halo_exchange",
     "onnx_shard_indexing",
     "prefix_scans",

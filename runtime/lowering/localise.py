@@ -24,8 +24,12 @@ def localise(call: LocalCall) -> LocalOperator:
         assert word is not None
         talks = form_of(word).talks
         assert talks is not None, word
-        joint = COMMUNICATIONS[word].joins and not COMMUNICATIONS[word].stacks
-        function, changes = talks(call, call.over(axes if joint else axes[:1]))
+        row = COMMUNICATIONS[word]
+        if row.in_turn:
+            groups = [call.over((axis,)) for axis in axes]
+        else:
+            groups = [call.over(axes if row.joins and not row.stacks else axes[:1])]
+        function, changes = talks(call, *groups)
         attributes.update(changes)
     if not any(axis_sets) and form.knows is not None and form.local is not None:
         knowledge = form.knows(call)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from autopar.ir import Value
-from autopar.runtime.ranks.device_groups import AxisGroup
 
 from .local_call import Function, LocalCall
 
@@ -21,7 +20,8 @@ Changes = Callable[[LocalCall], Mapping[str, Value]]
 Knowledge = Callable[[LocalCall], Mapping[str, Value] | None]
 Local = tuple[Function, Mapping[str, Value]]
 """The function that a rank runs, and the attributes to change or add."""
-Talk = Callable[[LocalCall, AxisGroup], Local]
+Talk = Callable[..., Local]
+"""Called with a `LocalCall` and its group of ranks, or a group for each axis taken in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,7 +266,8 @@ class Execution:
             priced = operator_collectives(self.case.graph, step, mesh, self.gradients)
         of_phase = {"forward": _FORWARD, "backward": _BACKWARD}
         wanted = [
-            (of_phase[c.phase], Issued(kind=c.kind, ranks=c.axes, nbytes=c.nbytes)) for c in priced
+            (of_phase[c.phase], Issued(kind=c.kind, ranks=c.axes, nbytes=c.nbytes, most=c.most))
+            for c in priced
         ]
         wrong = unequal(wanted, log.issued)
         assert not wrong, wrong

@@ -164,6 +164,58 @@ class _Rows(torch.autograd.Function):
         return back, None, None, None
 
 
+class _Parcels(torch.autograd.Function):
+    """An exchange of rows as bytes: several values of a row in one message.
+
+    Backward, the gradients of those that want one go back in one message.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, outgoing: list[int], incoming: list[int], group: AxisGroup, *values: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.way = outgoing, incoming, group
+        arrivals = _parcels(values, outgoing, incoming, group)
+        ctx.mark_non_differentiable(*(v for v in arrivals if not v.is_floating_point()))
+        return tuple(arrivals)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        outgoing, incoming, group = ctx.way
+        wanted = ctx.needs_input_grad[3:]
+        back = _parcels(
+            [g for g, need in zip(gradients, wanted, strict=True) if need],
+            incoming,
+            outgoing,
+            group,
+        )
+        homes = iter(back)
+        return (None, None, None, *(next(homes) if need else None for need in wanted))
+
+
+def _parcels(
+    values: Sequence[Tensor], outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup
+) -> list[Tensor]:
+    """Rows of all `values` [rows, columns] in one exchange."""
+    as_bytes = [value.contiguous().view(torch.uint8) for value in values]
+    widths = [piece.shape[1] for piece in as_bytes]
+    come = arrived(_uneven(torch.cat(as_bytes, 1), outgoing, incoming, group, "rows"))
+    pieces = come.split_with_sizes(widths, 1)
+    return [
+        piece.contiguous().view(value.dtype) for piece, value in zip(pieces, values, strict=True)
+    ]
+
+
+def exchange_parcels(
+    values: Sequence[Tensor], outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup
+) -> tuple[Tensor, ...]:
+    """As `exchange_rows`, of several values [rows, columns] at once."""
+    out: tuple[Tensor, ...] = _Parcels.apply(  # type: ignore[no-untyped-call]
+        list(outgoing), list(incoming), group, *values
+    )
+    return out
+
+
 def exchange_rows(
     value: Tensor, outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup
 ) -> Tensor:

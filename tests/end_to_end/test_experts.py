@@ -5,6 +5,7 @@ rows travel twice each way.
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from autopar.ir import DTYPE_BYTES
 from autopar.plan import Plan
 from autopar.planning.model.pins import Pins
 from autopar.planning.planner import search_plan
+from autopar.sharding.routing import domains_of_a_token
 from tests.end_to_end.models import BATCH, SEQUENCE, WIDTH
 from tests.end_to_end.parity import Subject, failures, subject
 from tests.end_to_end.plans import request
@@ -54,11 +56,11 @@ def _pinned(model: Subject, sizes: tuple[int, ...], *options: str) -> Plan:
 
 
 def _inside(plan: Plan) -> Counter[tuple[str, str, int]]:
-    """The collectives inside layers of experts."""
+    """The collectives inside layers of experts; partial results are summed behind them."""
     return Counter(
         (c.phase, c.kind, c.nbytes)
         for c in plan.collectives
-        if c.tensor.endswith("experts/experts:0")
+        if c.tensor.endswith("experts/experts:0") and c.kind not in ("all_reduce", "reduce_scatter")
     )
 
 
@@ -72,12 +74,42 @@ def _travel(
     return Counter(counts | {(phase, "all_to_all", rows): 2 * LAYERS for phase in phases})
 
 
+def _once(sizes: tuple[int, ...], options: tuple[str, ...]) -> Counter[tuple[str, str, int]]:
+    """Along each axis the numbers of rows, and an all-to-all there and back each way of a row for
+    each place, on this axis and those outside, that has an expert of a token.
+    """
+    width = 4 * WIDTH["hidden_size"]
+    tokens = (
+        BATCH * SEQUENCE // math.prod(s for s, o in zip(sizes, options, strict=True) if "t" in o)
+    )
+    moved: Counter[tuple[str, str, int]] = Counter()
+    places = 1
+    for size, option in zip(sizes, options, strict=True):
+        if not option.endswith(":once"):
+            continue
+        places *= size
+        rows = tokens * domains_of_a_token(EXPERTS, CHOSEN, places)
+        # Scores of single precision, and four bytes for each number of an expert.
+        for phase, nbytes in (
+            ("forward", width + 8 * CHOSEN),
+            ("forward", width),
+            ("backward", width),
+            ("backward", width + 4 * CHOSEN),
+        ):
+            moved[phase, "all_to_all", round(rows * nbytes)] += LAYERS
+        moved["forward", "all_gather", 8 * size * size] += LAYERS
+    return moved
+
+
 # e: experts, t: tokens (t/8: of each of the eight sequences a part), f: the inner dim; e+t: rows
 # travel to their experts.
 CASES = {
-    (2,): ("e+t", "e+t/8", "t"),
-    (4,): ("e+t",),
-    (2, 2): ("t e+t", "e+t t", "e+t f", "t f", "e t", "e f", "t e+t/8"),
+    (2,): ("e+t", "e+t/8", "t", "e+t:once"),
+    (4,): ("e+t", "e+t:once"),
+    (2, 2): (
+        *("t e+t", "e+t t", "e+t f", "t f", "e t", "e f", "t e+t/8", "e+t e+t"),
+        *("e+t:once e+t:once", "e+t:once f", "t e+t:once", "e+t/8:once e+t/8:once"),
+    ),
 }
 
 
@@ -91,14 +123,15 @@ def _checked(folder: Path, sizes: tuple[int, ...], *, train: bool) -> list[str]:
     for text in CASES[sizes]:
         options = tuple(text.split())
         plan = _pinned(model, sizes, *options)
-        ranks = next(
-            (size for size, option in zip(sizes, options, strict=True) if option.startswith("e+t")),
-            0,
+        ranks = math.prod(
+            size for size, option in zip(sizes, options, strict=True) if option.startswith("e+t")
         )
         others = 2 if "t" in options else 1
-        assert _inside(plan) == (
-            _travel(itemsize, ranks, others, train=train) if ranks else Counter()
-        ), text
+        if "once" in text:
+            assert not train or _inside(plan) == _once(sizes, options), text
+        else:
+            travel = _travel(itemsize, ranks, others, train=train) if ranks > 1 else Counter()
+            assert _inside(plan) == travel, text
         named.append((text, plan))
     return failures(model, request(sizes, train=train), named)
 

@@ -91,8 +91,16 @@ def _layer(note: str, **routing: torch.Tensor) -> Sample:
     """A layer of four experts over twelve tokens, or sorted rows."""
     importlib.import_module("transformers.integrations.moe")
     operands = [n(4, 6, 24), n(4, 24), n(4, 12, 6), n(4, 6)]
+    # The scores come behind the operands.
+    behind = {name: routing.pop(name) for name in ("scores",) if name in routing}
     return sample(
-        "autopar.experts", note, rows=n(12, 6), **routing, operands=operands, network=GATED
+        "autopar.experts",
+        note,
+        rows=n(12, 6),
+        **routing,
+        operands=operands,
+        **behind,
+        network=GATED,
     )
 
 
@@ -100,7 +108,19 @@ def _chosen(*experts: int) -> dict[str, torch.Tensor]:
     return {"chosen": torch.tensor(experts)}
 
 
+def _scored(*experts: int) -> dict[str, torch.Tensor]:
+    """Experts with the weights of their results."""
+    return {**_chosen(*experts), "scores": n(len(experts)).abs()}
+
+
 LAYERS: dict[str, dict[str, torch.Tensor]] = {
+    "two each, summed": _scored(
+        *(0, 1, 3, 2, 1, 1, 2, 0, 3, 3, 0, 1, 0, 1, 3, 2, 1, 1, 2, 0, 3, 3, 0, 1)
+    ),
+    "three each, summed": _scored(*range(4), *[1, 2, 3, 0, 2, 1] * 5, 0, 2),
+    "all to one, summed": _scored(*[2] * 24),
+    "one each, summed": _scored(0, 1, 3, 2, 1, 1, 2, 0, 3, 3, 0, 1),
+    "some to none, summed": _scored(4, 1, 3, 2, 5, 1, 2, 0, 3, 3, 0, 4, *[4] * 12),
     "two each": _chosen(0, 1, 3, 2, 1, 1, 2, 0, 3, 3, 0, 1, 0, 1, 3, 2, 1, 1, 2, 0, 3, 3, 0, 1),
     "one each": _chosen(0, 1, 3, 2, 1, 1, 2, 0, 3, 3, 0, 1),
     "all to one": _chosen(*[2] * 24),
@@ -124,7 +144,9 @@ def test_layers_of_experts(name: str, mesh: tuple[int, ...]) -> None:
         or {("t", "e+t"), ("e+t", "t"), ("e+t", "f"), ("e+t", "e+t"), ("e", "t"), ("t", "f")}
         <= names
     )
-    assert not any(set(taken) == {"e", "e+t"} for taken in names)
+    assert not any(len({"e", "e+t", "e+t:once"} & {*taken}) > 1 for taken in names)
+    several = "scores" in LAYERS[name] and len(LAYERS[name]["chosen"]) > 12
+    assert several == any("e+t:once" in taken for taken in names)
     assert prove(case, mesh) == len(table.choices) > 5
 
 

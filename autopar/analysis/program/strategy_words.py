@@ -9,6 +9,7 @@ from autopar.schemes.meanings import Meanings
 from autopar.schemes.naming import zero_of
 from autopar.sharding.analysis import Offer
 from autopar.sharding.layout import Kind, parse_layout
+from autopar.sharding.notation import ONCE, TRAVELS
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.strategies import Option
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 COLUMN = "column-parallel"
 ROW = "row-parallel"
 EXPERT = "expert-parallel"
+EXPERT_ONCE = "expert-parallel (a row once to each place)"
 WHOLE = "replicated"
 PARTIAL = "partial sum passed on"
-EXPERT_WORDS = frozenset({"dispatch", "masked"})
+EXPERT_WORDS = TRAVELS | {"masked"}
 SPATIAL = "spatial-parallel (halo exchange)"
 COLLECTIVES = {
     "all_reduce": "all-reduce",
@@ -49,7 +51,7 @@ def option_words(
         EXPERT_WORDS & {option.communication, offer.rule.factors[option.factor].special}
         and entry.products
     ):
-        return EXPERT
+        return EXPERT_ONCE if option.communication == ONCE else EXPERT
     if entry.products and any(held) and not all(held):
         by_weight = any(s for s, h in zip(split, held, strict=True) if h)
         by_value = any(s for s, h in zip(split, held, strict=True) if not h)

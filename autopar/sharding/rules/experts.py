@@ -10,6 +10,7 @@ from typing import Any
 
 from autopar.ir import Value
 
+from ..notation import ONCE
 from .registry import Call, register
 
 GROUPED = "t k, e k n, !f -> t n | k: sum; e: masked; e: sum; e + t: dispatch"
@@ -77,9 +78,25 @@ def network_of(call: Call) -> tuple[Inner, ...]:
     )
 
 
+def rows_of(call: Call) -> int:
+    """The number of rows that a layer's experts work on."""
+    chosen = call.position("chosen")
+    return call.inputs[0 if chosen is None else chosen].shape[0]
+
+
 def per_token(call: Call) -> int:
     """The number of experts that each token goes to."""
-    return call.outputs[0].shape[0] // max(call.inputs[0].shape[0], 1)
+    return rows_of(call) // max(call.inputs[0].shape[0], 1)
+
+
+def is_weighed(call: Call) -> bool:
+    """Whether a layer weighs the results of a token by scores and adds them up."""
+    return call.position("scores") is not None
+
+
+def result_of(call: Call) -> Result:
+    """The result of a row."""
+    return network_of(call)[-1].results[-1]
 
 
 def multiply_adds(call: Call) -> int:
@@ -89,7 +106,7 @@ def multiply_adds(call: Call) -> int:
     for inner in network_of(call):
         if inner.kind in PRODUCTS:
             total += (
-                call.outputs[0].shape[0]
+                rows_of(call)
                 * widths[str(inner.arguments[PRODUCTS[inner.kind][0]])]
                 * inner.results[0].width
             )
@@ -102,7 +119,9 @@ def _experts(call: Call) -> str:
     """Tokens [t, h], the expert of each of their k rows, weights; the results [t k, o].
 
     Tokens split: each rank takes its tokens through all experts. Inner dim f split: the products
-    with the last weights leave partial sums. Experts split: as a grouped product. With the
+    with the last weights leave partial sums. Experts split: as a grouped product. With scores
+    [t k] the results [t, o] are sums of weighed rows, and these can be made where the experts are,
+    so that what travels is a row for each place and not for each expert. With the
     attribute `sequences` the tokens are those of as many sequences (b s), split in either; the
     experts are then those of a rank, and its rows come from elsewhere.
     """
@@ -112,7 +131,9 @@ def _experts(call: Call) -> str:
     spelled = f"b={sequences} s" if sequences else "t"
     tokens = f"({spelled})" if sequences else "t"
     rows = tokens if k == 1 else f"({spelled} !k={k})"
-    travels = "" if sequences else "; e + t: dispatch"
+    scored = is_weighed(call)
+    once = f"; e + t: {ONCE}" * (scored and k > 1)
+    travels = "" if sequences else f"; e + t: dispatch{once}"
     operands: dict[int, str] = {}
     dims = {"%rows": "!h"}
     count = 0
@@ -131,11 +152,14 @@ def _experts(call: Call) -> str:
             dims[f"%{count}"] = result.dims
             count += 1
     second = rows if call.position("chosen") is not None else "!n"
-    sides = ", ".join([f"{tokens} !h", second, *(operands[i] for i in sorted(operands))])
+    sides = ", ".join(
+        [f"{tokens} !h", second, *(operands[i] for i in sorted(operands)), *[rows] * scored]
+    )
+    results = tokens if scored else rows
     inside = "; f: sum" * any(
         result.inner for inner in network_of(call) for result in inner.results
     )
-    return f"{sides} -> {rows} !o | e: masked; e: sum{travels}{inside}"
+    return f"{sides} -> {results} !o | e: masked; e: sum{travels}{inside}"
 
 
 # "/e": a row meets the weights of one expert, so an expert's share of the work is that of its rows.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autopar.ir import DTYPE_BYTES, Operator, Ref, Tensor, Value
 
-from .experts import BIAS, EXPERTS, Inner, Result, network_of
+from .experts import BIAS, EXPERTS, Inner, Result, network_of, rows_of
 from .registry import Call
 from .saved_for_backward import OWN, Keeps, Made, Own, keeps, shares_memory
 
@@ -63,7 +63,7 @@ def _inside(call: Call, inner: Inner, takes: list[str], values: Mapping[str, Res
         for name, value in inner.arguments.items()
         if value != "%ends"
     }
-    rows = call.outputs[0].shape[0]
+    rows = rows_of(call)
 
     def tensor(name: str, result: Result) -> Tensor:
         return Tensor(name=name, shape=(rows, result.width), dtype=result.dtype)
@@ -88,24 +88,30 @@ def _row_bytes(result: Result) -> float:
 def _made(call: Call, nbytes: float, *, inner: bool) -> Made:
     """`nbytes` for each row; a rank has the rows of its experts."""
     factors = ("e", "f") if inner else ("e",)
-    return Made(
-        output=True, position=0, nbytes=nbytes / max(call.outputs[0].shape[1], 1), factors=factors
-    )
+    results = call.outputs[0].shape
+    each = nbytes * rows_of(call) / max(results[0] * results[1], 1)
+    return Made(output=True, position=0, nbytes=each, factors=factors)
 
 
 def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
     """The weights, the sorted rows, results, each memory once; and where each row went."""
     steps, values = _steps(call, gradients, composite)
     saved = dict.fromkeys(name for step in steps for name in step.keeps)
+    scores = call.position("scores")
+    # The gradients of scores are those of the sums times the results.
+    if scores is not None and gradients[scores]:
+        saved[steps[-1].makes[0]] = None
     weights = tuple(sorted(2 + int(name[2:]) for name in saved if name.startswith("%w")))
     made = [
         _made(call, _row_bytes(values[name]), inner=values[name].inner)
         for name in saved
         if name in values
     ]
-    # Two indices a row, of sorting the rows by expert and of undoing it.
-    places = _made(call, 2.0 * DTYPE_BYTES["int64"], inner=False)
-    return Keeps(inputs=weights, made=(*made, places))
+    # A row's score, and two indices, of sorting the rows by expert and of undoing it.
+    own = 2.0 * DTYPE_BYTES["int64"]
+    if scores is not None:
+        own += DTYPE_BYTES[call.inputs[scores].dtype]
+    return Keeps(inputs=weights, made=(*made, _made(call, own, inner=False)))
 
 
 def _scratch(call: Call) -> tuple[Made, ...]:

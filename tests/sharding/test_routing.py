@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autopar.costmodel.collectives.routing import domains_of_a_token
 from autopar.errors import UsageError
+from autopar.sharding.routing import domains_of_a_token
 
 TOKENS = 20_000
 ROWS = [
