@@ -20,14 +20,12 @@ from autopar.model import Check, TorchModel
 from .assertions import ASSERTS, Number, checks_of, number_of, place_of
 from .causal import read_as_causal
 from .collected import Collected
-from .experts import KIND as EXPERTS
-from .experts import join_experts
+from .experts import with_experts
 from .forms import explicit, plain_form
 from .losses import split_means
 from .masks import without_known_masks
 from .state import RUNNING, functional, tracked
 from .views import read_as_views
-from .weighing import weigh_experts
 
 # Arguments that say where or how memory lies; the runtime decides both.
 _PLACEMENT_ARGUMENTS = frozenset(
@@ -50,7 +48,7 @@ _IN_PLACE = (
 def simplified(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with what the exported code writes at length in shorter forms, of equal values."""
     graph = without_known_masks(read_as_views(read_as_causal(graph)), constants)
-    return weigh_experts(join_experts(split_means(graph)), EXPERTS)
+    return with_experts(split_means(graph))
 
 
 class Reader(Collected):

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.frontends.torch import experts as torch_experts
 from autopar.frontends.torch import import_torch
-from autopar.frontends.torch import routing as torch_routing
+from autopar.frontends.torch.experts import layers as torch_experts
+from autopar.frontends.torch.experts import routing as torch_routing
 from autopar.ir import Graph
 from autopar.sharding.rules import RULES, Call, rule_of
 from autopar.sharding.rules.experts import EXPERTS, PRODUCTS, network_of
@@ -107,6 +107,12 @@ def test_layers_of_known_models(name: str) -> None:
     ]
     assert all(
         call.operator.name.endswith("/experts") and call.position("chosen") == 1 for call in actual
+    )
+    # The results are weighed and added up inside: a row for each token.
+    assert all(
+        call.position("scores") == len(call.inputs) - 1
+        and call.outputs[0].shape[0] == call.inputs[0].shape[0]
+        for call in actual
     )
     assert all(
         splittable(call) == ({"t", "e"} if name == "GptOss" else {"t", "e", "f"}) for call in actual
@@ -204,6 +210,36 @@ def test_routing_is_left_out_only_where_it_is_undone(how: str) -> None:
     (layer,) = layers(graph)
     assert (layer.position("chosen") is not None) == (how == "right")
     compare_with_eager(Routed(how), *given)
+
+
+class Summed(nn.Module):
+    """Two weighed results of each token, added up in ways that are, or are not, a sum of tokens."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.routed = Routed("right")
+        self.how = how
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Any:
+        """[tokens, 8] to [tokens, 8]."""
+        made = self.routed(x, chosen, weights)
+        if self.how == "across":
+            return made.view(2, -1, 8).sum(0)
+        total = made.view(-1, 2, 8).sum(1, keepdim=self.how == "kept")
+        return (total, made) if self.how == "read" else total
+
+
+@pytest.mark.parametrize("how", ["sum", "across", "kept", "read"])
+def test_results_are_added_up_inside_only_where_they_are_those_of_tokens(how: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    given = (
+        torch.randn(8, 8, generator=generator),
+        torch.randint(0, 3, (16,), generator=generator),
+        torch.rand(16, generator=generator),
+    )
+    (layer,) = layers(import_torch(Summed(how), given).graph)
+    assert (layer.position("scores") is not None) == (how == "sum")
+    compare_with_eager(Summed(how), *given)
 
 
 def test_what_is_read_has_rules() -> None:
