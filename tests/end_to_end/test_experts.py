@@ -110,6 +110,7 @@ CASES = {
         *("t e+t", "e+t t", "e+t f", "t f", "e t", "e f", "t e+t/8", "e+t e+t"),
         *("e+t:once e+t:once", "e+t:once f", "t e+t:once", "e+t/8:once e+t/8:once"),
     ),
+    (2, 2, 2): ("t e+t:once e+t:once", "e+t:once f e+t:once"),
 }
 
 
@@ -137,7 +138,13 @@ def _checked(folder: Path, sizes: tuple[int, ...], *, train: bool) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(2,), (4,), pytest.param((2, 2), marks=[pytest.mark.slow, pytest.mark.ci])], ids=str
+    "sizes",
+    [
+        *((2,), (4,)),
+        pytest.param((2, 2), marks=[pytest.mark.slow, pytest.mark.ci]),
+        pytest.param((2, 2, 2), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_training(sizes: tuple[int, ...], folder: Path) -> None:
     """Outputs, gradients and updated weights, and the collectives that are issued are those that
