@@ -6,6 +6,7 @@ They say how data, tensor, sequence and expert parallelism split each part of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from .axis import AxisScheme, Splits
 from .splits import Part, Split
@@ -121,6 +122,35 @@ _CONTEXT = _rows(
     storage="whole",
 )
 _PARALLEL = "heads, feed-forward and vocabulary are split"
+_MEGATRON = _weights(
+    "megatron", f"{_PARALLEL}; activations between are whole", INNER, (INNER | NOTHING,), heads=True
+)
+_MEGATRON_SP = _weights(
+    "megatron-sp",
+    f"{_PARALLEL}, and the sequence between them",
+    INNER,
+    (INNER | SEQUENCE,),
+    heads=True,
+)
+
+
+def _folded(scheme: AxisScheme) -> AxisScheme:
+    """The scheme, with the experts split on its axis in place of what it splits of each."""
+    first, *others = scheme.prefer[Part.OTHER]
+    return replace(
+        scheme,
+        name=f"expert+{scheme.name}",
+        words=f"the experts are split; of everything else, {scheme.words}",
+        needs={**scheme.needs, Part.EXPERTS: EXPERT},
+        has=scheme.has | {Part.EXPERTS},
+        prefer={
+            **scheme.prefer,
+            Part.OTHER: (first | EXPERT, *others),
+            Part.EXPERTS: (EXPERT,),
+            Part.WEIGHT: (*(s | EXPERT for s in scheme.prefer[Part.WEIGHT]),),
+        },
+    )
+
 
 AXIS_SCHEMES: Mapping[str, AxisScheme] = {
     scheme.name: scheme
@@ -134,23 +164,12 @@ AXIS_SCHEMES: Mapping[str, AxisScheme] = {
         _batch("zero2", "as zero1, with gradients split after every micro-batch", "split"),
         _batch("zero3", "as zero2, with parameters gathered again for the backward pass", "split"),
         _TENSOR,
-        _weights(
-            "megatron",
-            f"{_PARALLEL}; activations between are whole",
-            INNER,
-            (INNER | NOTHING,),
-            heads=True,
-        ),
-        _weights(
-            "megatron-sp",
-            f"{_PARALLEL}, and the sequence between them",
-            INNER,
-            (INNER | SEQUENCE,),
-            heads=True,
-        ),
+        _MEGATRON,
+        _MEGATRON_SP,
         _ULYSSES,
         _CONTEXT,
         _EXPERT,
+        *map(_folded, (_MEGATRON, _MEGATRON_SP, _ULYSSES, _CONTEXT)),
         _weights(
             "columns",
             "every weight matrix is split along its outputs",

@@ -254,7 +254,7 @@ SCHEMES: Mapping[str, Scheme] = {
 """The schemes, by name."""
 
 _TRIPLE = re.compile(r"(?:gpt3-)?(\d+)x(\d+)x(\d+)|p(\d+)d(\d+)t(\d+)")
-_FACTOR = re.compile(r"([\w.-]+) (\d+)(?: \((zero[123])\))?")
+_FACTOR = re.compile(r"([\w.+-]+) (\d+)(?: \((zero[123])\))?")
 
 
 def scheme_named(text: str) -> Scheme:

@@ -17,6 +17,9 @@ from autopar.ir import DTYPE_BYTES
 from autopar.plan import Plan
 from autopar.planning.model.pins import Pins
 from autopar.planning.planner import search_plan
+from autopar.schemes import scheme_named
+from autopar.schemes.pinning import pinned
+from autopar.sharding.analysis import analyse
 from autopar.sharding.routing import domains_of_a_token
 from tests.end_to_end.models import BATCH, SEQUENCE, WIDTH
 from tests.end_to_end.parity import Subject, failures, subject
@@ -151,6 +154,32 @@ def test_training(sizes: tuple[int, ...], folder: Path) -> None:
     are priced.
     """
     assert not _checked(folder, sizes, train=True)
+
+
+@pytest.mark.slow
+def test_folding(folder: Path) -> None:
+    """Experts over all ranks, while attention splits the batch on one axis and heads on the other;
+    as the scheme says, too.
+    """
+    model = _subject(folder, True)
+    wanted = request((2, 2), train=True)
+    assert wanted.mesh is not None
+    first, second = (axis.name for axis in wanted.mesh.axes)
+    named = []
+    for option in ("e+t", "e+t:once", "e+t/8:once"):
+        pins = {
+            "*self_attn.[qkv]_proj/linear": {first: "d0", second: "n"},
+            "*self_attn.o_proj/linear": {first: "d0", second: "k"},
+            "*experts/experts": {first: option, second: option},
+        }
+        named.append(
+            (option, search_plan(model.model.graph, replace(wanted, limits=Pins(operators=pins))))
+        )
+    scheme = scheme_named("expert 2 x expert+megatron-sp 2")
+    analysis = analyse(model.model.graph, train=True)
+    free = replace(wanted, mesh=None)
+    named.append((scheme.name, search_plan(model.model.graph, pinned(free, scheme, analysis))))
+    assert not failures(model, wanted, named)
 
 
 @pytest.mark.slow

@@ -113,6 +113,19 @@ def test_products_are_read_as_they_are_named(scheme: str, devices: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "rest",
+    [pytest.param(r, marks=pytest.mark.slow) for r in ("megatron", "ulysses", "context")]
+    + ["megatron-sp"],
+)
+def test_experts_lie_over_data_and_what_else_splits_the_rest(rest: str) -> None:
+    """Folding: whole experts on devices that split heads, or the sequence, outside of them."""
+    plan, named = planned("experts", f"expert 2 x expert+{rest} 2", 4)
+    assert named.name == f"expert 2 x expert+{rest} 2"
+    layers = {op.strategy for name, op in plan.operators.items() if name.endswith(".experts")}
+    assert layers == {("e+t", "e+t")}
+
+
+@pytest.mark.parametrize(
     "layers, batch, counts", [(2, 8, {1, 2}), (2, 12, {1, 3}), (4, 16, {1, 2, 4})]
 )
 def test_micro_batches_that_the_scheme_forbids_are_passed_over(

@@ -22,6 +22,7 @@ class Configuration:
     split (None: all of them if `zero`). `zero`: the ZeRO stage, 0 to 3. `tensor`: devices that
     split weights; `sequence_parallel`: whether these split the values in between. `context`:
     devices that split the sequence. `expert`: devices that split experts, and the batch too.
+    `expert_tensor`: devices that split each expert (None: those that split tensors).
     `stages`, `schedule`, `interleave`: of the pipeline. `batch`: the global batch; `micro_batch`:
     samples of a device in a micro-batch; `local_batch`: samples of a device before gradients are
     reduced; both count where `micro_batches` is None. `styles`: splits of weights by module
@@ -36,6 +37,7 @@ class Configuration:
     sequence_parallel: bool = False
     context: int = 1
     expert: int = 1
+    expert_tensor: int | None = None
     stages: int = 1
     schedule: str | None = None
     interleave: int = 1
@@ -90,9 +92,14 @@ class Configuration:
     def experts_on(self, data: int) -> int:
         """The devices that split experts in a plan: of those that split the batch, as many as fit.
 
-        No plan has experts split over devices that split tensors or the sequence, too.
+        Those that split tensors come on top where experts are `folded` over them.
         """
-        return math.gcd(self.expert, data)
+        return math.gcd(self.expert // (self.tensor if self.folded else 1), data)
+
+    @property
+    def folded(self) -> bool:
+        """Whether whole experts lie on the devices that split tensors elsewhere."""
+        return self.expert_tensor == 1 < self.tensor and self.expert % self.tensor == 0
 
     def batch_on(self, data: int) -> int | None:
         """The global batch on so many devices that split it."""
@@ -130,6 +137,7 @@ _NUMBERS = (
     "tensor",
     "context",
     "expert",
+    "expert_tensor",
     "stages",
     "interleave",
     "batch",

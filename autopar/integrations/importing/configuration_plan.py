@@ -63,6 +63,9 @@ def scheme_text(configuration: Configuration, data: int) -> str:
     >>> tensor = Configuration(source="", zero=3, tensor=2, sequence_parallel=True)
     >>> scheme_text(tensor, 8)
     'data 8 (zero3) x megatron-sp 2'
+    >>> folded = Configuration(source="", tensor=2, expert=8, expert_tensor=1)
+    >>> scheme_text(folded, 8)
+    'data 2 x expert 4 x expert+megatron 2'
     """
     words = []
     for name, size, stored in _factors(configuration, data):
@@ -91,6 +94,8 @@ def _factors(configuration: Configuration, data: int) -> list[tuple[str, int, st
         factors.append(("context", configuration.context, ""))
     if configuration.tensor > 1 and not configuration.styles:
         tensor = "megatron-sp" if configuration.sequence_parallel else "megatron"
+        if configuration.folded:
+            tensor = f"expert+{tensor}"
         factors.append((tensor, configuration.tensor, ""))
     return factors
 

@@ -76,6 +76,7 @@ def read_megatron(text: str) -> Configuration:
         sequence_parallel="sequence-parallel" in options,
         context=context,
         expert=expert,
+        expert_tensor=number(SOURCE, options, "expert-tensor-parallel-size"),
         stages=stages,
         schedule=_schedule(stages, interleave),
         interleave=interleave,

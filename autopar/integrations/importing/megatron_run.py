@@ -99,7 +99,7 @@ def known_run(configuration: Configuration, shape: Shape, devices: int) -> Known
         context=configuration.context,
         context_by="heads" if given.get("cp-comm-type") == "a2a" else "ring",
         expert=configuration.expert,
-        expert_tensor=number("megatron", given, "expert-tensor-parallel-size") or 0,
+        expert_tensor=configuration.expert_tensor or 0,
         dispatcher=dispatcher,
         dispatcher_sms=sms,
         overlap_experts="overlap-moe-expert-parallel-comm" in given,

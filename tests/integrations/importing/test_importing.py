@@ -146,6 +146,12 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
         ({"zero": 3, "shards": 4}, 8, "data 2 x data 4 (zero3)"),
         ({"zero": 0, "expert": 4}, 8, "data 2 x expert 4"),
         (
+            {"expert": 8, "expert_tensor": 1, "tensor": 2},
+            8,
+            "data 2 x expert 4 x expert+megatron 2",
+        ),
+        ({"expert": 3, "expert_tensor": 1, "tensor": 2}, 3, "expert 3 x megatron 2"),
+        (
             {"tensor": 2, "context": 2, "stages": 2, "schedule": "gpipe"},
             1,
             "pipeline-gpipe 2 x context 2 x megatron 2",
@@ -318,8 +324,11 @@ def test_words_of_a_run_that_are_unknown_list_the_known_ones(more: str, message:
         price_run(read_megatron(text), MIXTURE, load_cluster("dgx-h100").sized(2))
 
 
-def test_experts_over_tensor_parallel_ranks_are_planned_over_the_others() -> None:
+def test_experts_folded_over_tensor_parallel_ranks_are_planned_so() -> None:
     configuration = read_megatron(FOLDED)
     assert configuration.devices(16) == 16
     text = scheme_text(configuration, 4)
-    assert "expert 4" in text and "megatron-sp 2" in text
+    assert text.endswith(" x expert 4 x expert+megatron-sp 2")
+    # Without the argument, ranks that split tensors split each expert.
+    whole = read_megatron(FOLDED.replace("--expert-tensor-parallel-size 1", ""))
+    assert scheme_text(whole, 8).endswith(" x expert 8 x megatron-sp 2")
