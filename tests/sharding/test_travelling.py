@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
-from autopar.runtime.proof import Sample, prove, sample, strategies
+from autopar.runtime.proof import Execution, Sample, decisions, prove, sample, strategies
+from autopar.runtime.ranks.collectives import exchange_parcels
+from autopar.runtime.split_operators import experts_once
+from autopar.sharding.program import Compute, operator_collectives
 from autopar.sharding.rules import RULES, Entry
 from tests.sharding.samples import f, ints, n
 
@@ -87,8 +92,8 @@ GATED = (
 """A gate beside what it gates, and biases."""
 
 
-def _layer(note: str, **routing: torch.Tensor) -> Sample:
-    """A layer of four experts over twelve tokens, or sorted rows."""
+def _layer(note: str, *, tokens: int = 12, **routing: torch.Tensor) -> Sample:
+    """A layer of four experts over tokens, or sorted rows."""
     importlib.import_module("transformers.integrations.moe")
     operands = [n(4, 6, 24), n(4, 24), n(4, 12, 6), n(4, 6)]
     # The scores come behind the operands.
@@ -96,7 +101,7 @@ def _layer(note: str, **routing: torch.Tensor) -> Sample:
     return sample(
         "autopar.experts",
         note,
-        rows=n(12, 6),
+        rows=n(tokens, 6),
         **routing,
         operands=operands,
         **behind,
@@ -148,6 +153,40 @@ def test_layers_of_experts(name: str, mesh: tuple[int, ...]) -> None:
     several = "scores" in LAYERS[name] and len(LAYERS[name]["chosen"]) > 12
     assert several == any("e+t:once" in taken for taken in names)
     assert prove(case, mesh) == len(table.choices) > 5
+
+
+def test_rows_go_once_to_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent are as many rows as there are places with experts of the tokens, and about as many as
+    are priced.
+    """
+    generator = torch.Generator().manual_seed(0)
+    count = 240
+    chosen = torch.rand(count, 4, generator=generator).argsort(dim=1)[:, :2]
+    case = _layer("random", tokens=count, **_scored(*chosen.flatten().tolist()))
+    decision = next(
+        d
+        for d in decisions(case, (2, 2))
+        if [option.name for option in d.options] == ["e+t:once", "e+t:once"]
+    )
+    sent: list[int] = []
+
+    def counted(values: Any, outgoing: Sequence[int], *others: Any) -> Any:
+        sent.append(sum(outgoing))
+        return exchange_parcels(values, outgoing, *others)
+
+    monkeypatch.setattr(experts_once, "exchange_parcels", counted)
+    Execution(case).check(decision, (2, 2))
+    nodes, ranks = (
+        torch.zeros(count, n).scatter_(1, chosen * n // 4, 1.0).sum().item() for n in (2, 4)
+    )
+    assert sum(sent) == nodes + ranks
+    step = Compute(operator=case.operator, decision=decision)
+    priced = operator_collectives(case.graph, step, (2, 2), frozenset())
+    row = 6 * 8 + 2 * (8 + 4)
+    # Behind the counts of an axis come its rows.
+    for axis, rows in ((0, nodes), (1, ranks)):
+        nbytes = [c.nbytes for c in priced if c.axes == (axis,)][1]
+        assert nbytes * 4 / row == pytest.approx(rows, rel=0.05)
 
 
 def test_a_layer_that_mixes_up_its_tokens_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
