@@ -18,6 +18,7 @@ PAGE = DOCS / "operators.md"
 INSIDE = {
     "dispatch": "all-to-all of rows to where they are needed",
     "halo": "boundary rows between neighbours",
+    "once": "all-to-all of rows, once to each place, axis by axis",
     "normalize": "all-reduce of the rows' maxima and sums",
     "prefix": "all-gather of the totals",
     "ring": "keys and values sent around the axis",
