@@ -36,6 +36,7 @@ _MODULES = {"communication": "autopar.communication", "sbp": "autopar.integratio
 _LAZY |= {
     "Lamb": "autopar.runtime.optimizers",
     "Momentum": "autopar.runtime.optimizers",
+    "Muon": "autopar.runtime.optimizers",
     "SmallAdamW": "autopar.runtime.compression",
 }
 _LAZY |= {"save": "autopar.runtime.training.saving", "resume": "autopar.runtime.training.resuming"}

@@ -193,6 +193,7 @@ class Plan(Part):
             chains=chains,
             gradients=analysis.gradients,
             host=decided.host,
+            matrices=decided.matrices,
         )
 
     def _require_storable(self, name: str, layout: Layout, mesh: Mesh) -> None:
@@ -224,6 +225,7 @@ class Plan(Part):
             outputs=outputs,
             chains=chains,
             host=self._in_host_memory(analysis),
+            matrices=analysis.updated_whole(self.model.optimizer),
         )
 
     def _require_layouts(

@@ -131,7 +131,7 @@ def measure_steps(folder: Path, blocks: int, steps: int) -> None:
         local = ParallelModule(
             program, DeviceGroups.create(program.assignment.mesh), model_values(model)
         )
-        stepper = optimizer_of("sgd", list(local.parameters()))
+        stepper = optimizer_of("sgd", dict(local.named_parameters()))
 
         def step(local: Any = local, inputs: Any = inputs, stepper: Any = stepper) -> None:
             local(*inputs)[local.loss_index].backward()

@@ -19,8 +19,16 @@ from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
+from autopar.sharding.matrices import MUON
 
-from .checking.check import CollectiveLog, Observation, Report, differences, observe, optimizer_of
+from .checking.check import (
+    CollectiveLog,
+    Observation,
+    Report,
+    differences,
+    observe,
+    planned_optimizer,
+)
 from .checking.reference import exact, reference_observation
 from .files.module_weights import fill_module
 from .launch import forked_on, in_steps, launched, require_backend, run_ranks
@@ -29,7 +37,6 @@ from .models.model_values import model_values
 from .module.held_shards import Values
 from .module.parallel_module import ModuleOptions, ParallelModule
 from .parallelize import join_world
-from .parameters.host_states import host_states
 from .profiling.profile import profile
 from .profiling.rows import together
 from .ranks.world import World
@@ -183,7 +190,7 @@ def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
         return _Result(
             seconds=seconds, losses=losses, issued=0, mismatch="", observed=None, profile=measured
         )
-    mismatch, issued = _collectives(module, program, inputs)
+    mismatch, issued = _collectives(module, program, inputs, job.plan.model.optimizer)
     start = time.perf_counter()
     observed = observe(
         module, inputs, optimizer=job.plan.model.optimizer, steps=job.steps, seed=job.seed
@@ -203,10 +210,7 @@ def _timed(
 ) -> tuple[tuple[float, ...], float, dict[str, Any] | None]:
     """Losses of the steps, the median seconds of one, and measurements of the stage, if wanted."""
     torch.manual_seed(job.seed)
-    stepper = optimizer_of(
-        job.plan.model.optimizer, [p for p in module.parameters() if p.requires_grad]
-    )
-    stepper = stepper and host_states(stepper, module)
+    stepper = planned_optimizer(job.plan.model.optimizer, module)
     losses = []
     times = []
     world = module.engine.world
@@ -245,13 +249,18 @@ def stage_trace(path: Path, stage: int | None) -> Path:
 
 
 def _collectives(
-    module: ParallelModule, program: Execution, inputs: Sequence[Tensor]
+    module: ParallelModule, program: Execution, inputs: Sequence[Tensor], optimizer: str
 ) -> tuple[str, int]:
     """Differences between priced and issued collectives of a step, and how many were issued."""
     with CollectiveLog() as log:
         outputs = module(*inputs)
         if module.loss_index is not None:
             outputs[module.loss_index].backward()
+        if optimizer == MUON and (stepper := planned_optimizer(optimizer, module)) is not None:
+            # Its collectives are those of the step; at this rate no weight changes.
+            for group in stepper.param_groups:
+                group["lr"] = 0.0
+            stepper.step()
     module.zero_grad()
     return log.mismatch(program, dist.get_rank()), len(log.issued)
 

@@ -6,7 +6,7 @@ answers at once; `tests/cli/test_cli_surface.py` holds both equal.
 
 from __future__ import annotations
 
-OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb", "none")
+OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb", "muon", "none")
 SEARCHES = (
     "dynamic_programming",
     "lagrangian",

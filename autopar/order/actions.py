@@ -12,7 +12,7 @@ The words of torch are extended for units of parameters.
     SEND_F, RECV_F  hand values on to a later chunk                      chunk, micro-batch, peer
     SEND_B, RECV_B  hand gradients back to an earlier chunk              chunk, micro-batch, peer
     SUM_TIED        sum gradients of parameters that several stages hold -
-    UPDATE          the optimizer's step                                 -
+    UPDATE          update of whole matrices, each by its owner          chunk
 
 A *chunk* is a stretch of the model on one stage, counted from the model's start (torch calls it a
 stage). A *segment* is a stretch of a chunk between two actions on parameters. In a *round* every

@@ -22,7 +22,7 @@ from autopar.sharding.redistribution import cheapest_chain, without_gradient
 class Decided:
     """A plan's decisions: layouts of parameters and outputs, and chains.
 
-    `decide` gives the decision for an operator on a mesh.
+    `decide` gives the decision for an operator on a mesh. `matrices`: as of `Assignment`.
     """
 
     decide: Callable[[str, Mesh], Decision]
@@ -30,6 +30,7 @@ class Decided:
     outputs: Mapping[str, Layout]
     chains: Mapping[str, tuple[tuple[Layout, ...], ...]]
     host: frozenset[str]
+    matrices: frozenset[str] = frozenset()
 
 
 def cold_decision(operator: Operator, mesh: Mesh) -> Decision:

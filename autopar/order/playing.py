@@ -118,8 +118,7 @@ def stages_of_chunks(orders: Orders) -> dict[int, int]:
     stages: dict[int, int] = {}
     for stage, order in enumerate(orders):
         for action in order:
-            # The optimizer's step is one of the stage, not of a chunk.
-            if action.word is not Word.UPDATE and stages.setdefault(action.chunk, stage) != stage:
+            if stages.setdefault(action.chunk, stage) != stage:
                 raise OrderError(
                     f"chunk {action.chunk} is on stage {stages[action.chunk]} and on stage {stage}"
                 )

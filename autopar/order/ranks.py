@@ -41,6 +41,16 @@ def rank_order(execution: Execution, stage: int, *, train: bool) -> tuple[Action
     )
 
 
+def update_order(execution: Execution, stage: int) -> tuple[Action, ...]:
+    """The updates of a stage's ranks behind a step, if the optimizer updates whole matrices."""
+    own = range(stage, len(execution.chunks), execution.stages)
+    return tuple(
+        Action(word=Word.UPDATE, chunk=number)
+        for number in own
+        if execution.chunks[number].whole.updates_whole
+    )
+
+
 def tied_parameters(execution: Execution) -> dict[str, tuple[int, ...]]:
     """The trained parameters that several stages hold, and these stages."""
     holders: dict[str, dict[int, None]] = {}

@@ -28,6 +28,7 @@ from autopar.sharding.redistribution import changed_axes
 from autopar.sharding.schedule import PLAIN, Schedule
 
 from .actions import Action, Word
+from .owners import owned_tensors, program_owners
 from .passes import Need, expand, one_stage, phases
 from .segments import Segment, segments_of, units_before
 from .unit_collectives import gather_chains, gather_rounds, reduce_chains, reduce_rounds, rounds_of
@@ -55,6 +56,11 @@ class Scheduled:
     def trains(self) -> bool:
         """Whether there is a backward pass."""
         return bool(self.program.assignment.gradients)
+
+    @property
+    def updates_whole(self) -> bool:
+        """Whether the optimizer updates whole matrices, each at its owner."""
+        return bool(owned_tensors(self.program))
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -183,6 +189,9 @@ class Scheduled:
                     else ()
                 )
                 return (*repeated, *back)
+            case Word.UPDATE:
+                owners = program_owners(self.program)
+                return (*owners.gathers(), *owners.returns())
         return ()
 
     def _segment(self, action: Action) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
@@ -214,6 +223,8 @@ class Scheduled:
             if key not in known:
                 known[key] = self.issued(action)
             issued += known[key] if phase == "forward" else map(_back, known[key])
+        if self.updates_whole:
+            issued += self.issued(Action(word=Word.UPDATE))
         return tuple(issued)
 
 

@@ -279,6 +279,7 @@ class _Cutting:
             chains=chains,
             gradients=self.analysis.gradients,
             host=frozenset(name for name in self.decided.host if name in storage),
+            matrices=frozenset(name for name in self.decided.matrices if name in storage),
         )
 
     def _leaves(self, name: str, chunk: int) -> bool:

@@ -11,6 +11,7 @@ from .candidates import options_of
 from .classes import FactorClass, factor_classes
 from .equal_parts import keep_useful_factors, split_variants
 from .layout import B, Placement, R, S
+from .matrices import MUON, hidden_matrices
 from .notation import Rule
 from .rules import Call, check_supported, preamble, rule_of, tensors_with_gradient
 from .strategies import Option
@@ -37,7 +38,7 @@ class Analysis:
     `classes`: the class of every factor of every operator (rows, hidden dim, inner dim, experts).
     `cold`: operators that depend on no parameter and are computed whole on every device. `offers`:
     rule and options of the other operators, the warm ones. `kinds`: the placements that a tensor
-    may take on one axis. `readers`: the (operator index, input index) pairs of every tensor that
+    may take on one axis. `matrices`: parameters that are matrices of hidden layers. `readers`: the (operator index, input index) pairs of every tensor that
     warm operators read; an output of the model is read as (-1, output index). `ends`: outputs from
     which gradients come back beside the loss's.
     """
@@ -52,6 +53,11 @@ class Analysis:
     readers: Mapping[str, tuple[tuple[int, int], ...]]
     outputs: tuple[str, ...]
     ends: tuple[str, ...] = ()
+    matrices: frozenset[str] = frozenset()
+
+    def updated_whole(self, optimizer: str) -> frozenset[str]:
+        """The parameters that an optimizer updates as whole matrices."""
+        return self.matrices if optimizer == MUON else frozenset()
 
     @property
     def warm(self) -> tuple[Operator, ...]:
@@ -105,6 +111,7 @@ def analyse(graph: Graph, *, train: bool, ends: tuple[str, ...] = ()) -> Analysi
         ends=ends,
         kinds=_kinds(graph, warm, offers, parts, gradients, outputs),
         readers=_readers(graph, cold, outputs),
+        matrices=hidden_matrices(graph) if train else frozenset(),
     )
 
 

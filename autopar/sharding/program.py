@@ -109,7 +109,8 @@ class Assignment:
     """All decisions of a plan inside one stage; `chains` lists every redistribution that it
     executes.
 
-    `host`: the parameters whose optimizer state is in the memory of the device's host.
+    `host`: the parameters whose optimizer state is in the memory of the device's host. `matrices`:
+    those that the optimizer updates as whole matrices, each at its owner (see `order/owners.py`).
     """
 
     mesh: Mesh
@@ -119,6 +120,7 @@ class Assignment:
     chains: Mapping[str, tuple[tuple[Layout, ...], ...]]
     gradients: frozenset[str] = field(default_factory=frozenset)
     host: frozenset[str] = field(default_factory=frozenset)
+    matrices: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

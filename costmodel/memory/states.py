@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from autopar.costmodel.step.host_offload import streamed_bytes
-from autopar.costmodel.step.mesh_prices import optimizer_named
+from autopar.costmodel.step.mesh_prices import optimizer_named, optimizer_of
 from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES, Role
+from autopar.order.owners import ITEMSIZE
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.time_split import micro_batch_options
 
 from .precision import SAME, Precision
+
+
+EXCHANGES = 3
+"""Times that a device's shards of all matrices are held in 16 bits during their update: as they go
+to owners, as whole matrices come from others, and as updates come back.
+"""
+ITERATES = 5
+"""Times that the largest matrix is held at its owner: it, its products with itself (twice), the
+next iterate, and the result.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +47,9 @@ class Training:
 class States:
     """Bytes of one device that stay from step to step, and `gradients` when all are complete.
 
-    `largest`: of the largest trained shard. `host`: optimizer state in host memory, of which
-    `streamed` bytes are on the device at once during the update. `apart`: gradients of the
-    parameters of `host`.
+    `host`: optimizer state in host memory, of which `streamed` bytes are on the device at once
+    during the update. `apart`: gradients of the parameters of `host`. `exchanged`: of whole
+    matrices in their update. Of all others, `elementwise`: gradients; `largest`: the largest shard.
     """
 
     parameters: float
@@ -48,6 +60,8 @@ class States:
     host: float = 0.0
     streamed: float = 0.0
     apart: float = 0.0
+    elementwise: float = 0.0
+    exchanged: float = 0.0
 
     def temporaries(self, optimizer: str, precision: Precision, *, one_by_one: bool) -> float:
         """Return the bytes that the update needs for a while.
@@ -55,17 +69,18 @@ class States:
         They are the optimizer's temporaries, and the states that are streamed.
         """
         if precision.master:
-            return self.streamed
-        method = optimizer_named(optimizer)
+            return max(self.streamed, self.exchanged)
+        named = optimizer_named(optimizer)
+        method = named if named.others is None else optimizer_named(named.others)
         if one_by_one:
             copies = method.alone
             on_device = self.largest * copies
         else:
             copies = method.together
-            on_device = (self.gradients - self.apart) * copies
+            on_device = (self.elementwise - self.apart) * copies
         # Parameters with state on the host are updated one after another, apart from the others.
         streaming = self.streamed + self.largest * copies if self.host else 0.0
-        return max(streaming, on_device)
+        return max(streaming, on_device, self.exchanged)
 
 
 def certain_bytes(analysis: Analysis) -> float:
@@ -106,11 +121,12 @@ def states_of(
     """
     graph = program.graph
     mesh = program.assignment.mesh.shape
-    count = optimizer_named(training.optimizer).states
+    matrices = program.assignment.matrices
     precision = training.precision
     optimizer_shards = training.optimizer_shards
     gradient_shards = training.gradient_shards
     stored = gradients = master = states = largest = apart = 0.0
+    elementwise = exchanged = widest = 0.0
     streamed: list[float] = []
     for tensor in filter(lambda t: of(t.name), graph.parameters):
         size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
@@ -119,10 +135,16 @@ def states_of(
         stored += 0.0 if trained and precision.casts(tensor) else size
         if trained:
             elements = size / DTYPE_BYTES[tensor.dtype]
+            count = optimizer_named(optimizer_of(tensor, training.optimizer, matrices)).states
             of_gradient, of_master, of_state = precision.of(tensor)
             gradients += elements * of_gradient / gradient_shards
             master += elements * of_master / optimizer_shards
-            largest = max(largest, elements * of_master if precision.casts(tensor) else size)
+            if tensor.name in matrices:
+                exchanged += elements * ITEMSIZE
+                widest = max(widest, math.prod(tensor.shape[-2:]) * ITEMSIZE)
+            else:
+                elementwise += elements * of_gradient / gradient_shards
+                largest = max(largest, elements * of_master if precision.casts(tensor) else size)
             # State in host memory comes to the device in chunks, for the update alone.
             if tensor.name in program.assignment.host:
                 streamed.append(elements * of_state * count / optimizer_shards)
@@ -138,6 +160,8 @@ def states_of(
         host=sum(streamed),
         streamed=streamed_bytes(streamed),
         apart=apart,
+        elementwise=elementwise,
+        exchanged=EXCHANGES * exchanged + ITERATES * widest,
     )
 
 

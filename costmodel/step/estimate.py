@@ -21,7 +21,7 @@ from autopar.sharding.schedule import PLAIN, Schedule
 from autopar.sharding.strategies import Strategies
 
 from .host_offload import state_bytes, stream_seconds
-from .mesh_prices import MeshPrices, update_seconds
+from .mesh_prices import MeshPrices, optimizer_of, update_seconds
 from .pass_player import Seconds
 from .shared_cores import hides
 from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline
@@ -146,19 +146,20 @@ def _update(plan: Scheduled, prices: MeshPrices, optimizer: str, *, streams: boo
     """
     program = plan.program
     types = plan.schedule.types
-    known: dict[tuple[int, int, str, bool], tuple[float, float]] = {}
+    known: dict[tuple[int, int, str, bool, str], tuple[float, float]] = {}
     total = 0.0
     streamed: list[tuple[float, float]] = []
     for tensor in program.graph.parameters:
         stored = max(
             local_bytes(program.assignment.storage[tensor.name], tensor.bytes, prices.mesh.shape), 1
         )
+        method = optimizer_of(tensor, optimizer, program.assignment.matrices)
         # Equal parameters of all layers are priced once.
-        key = (tensor.bytes, stored, tensor.dtype, tensor.trainable)
+        key = (tensor.bytes, stored, tensor.dtype, tensor.trainable, method)
         if key not in known:
             shards = np.array([max(tensor.bytes // stored, 1)])
-            own = update_seconds(tensor, shards, optimizer, prices.cluster, types)
-            size = state_bytes(tensor, shards, optimizer, types)
+            own = update_seconds(tensor, shards, method, prices.cluster, types)
+            size = state_bytes(tensor, shards, method, types)
             known[key] = float(own[0]), float(size[0])
         if streams and tensor.name in program.assignment.host:
             streamed.append(known[key])

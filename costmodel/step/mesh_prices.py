@@ -21,6 +21,7 @@ from autopar.costmodel.device.elementwise import update_traffic_seconds, with_la
 from autopar.errors import UsageError, unknown
 from autopar.ir import Tensor
 from autopar.sharding.communication import operator_traffic
+from autopar.sharding.matrices import MUON
 from autopar.sharding.mesh import Axes, Mesh, degree_of
 from autopar.sharding.moves import Move
 from autopar.sharding.rules import Call
@@ -39,13 +40,19 @@ class Optimizer:
     `states`: tensors of the parameter's size that it keeps. `traffic`: such tensors that an update
     reads and writes. Temporaries of its step: `alone` times the largest parameter if it takes them
     one by one (torch's for-loop), `together` times all gradients if it takes them at once (torch's
-    foreach).
+    foreach). `others`: the optimizer of all but matrices of hidden layers, if it is one of those.
     """
 
     states: int
     traffic: int
     alone: int = 0
     together: int = 0
+    others: str | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether it keeps state, and updates parameters one after another."""
+        return self.states > 0 and self.others is None
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
@@ -53,6 +60,9 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "sgd": Optimizer(states=0, traffic=3),
     "momentum": Optimizer(states=1, traffic=8),
     "lamb": Optimizer(states=2, traffic=29, alone=2, together=1),
+    # Momentum (3), what it leads to (3), its cast (1.5), decay (2) and the step (2.5); the update
+    # itself is made of products (`matrix_updates.py`).
+    MUON: Optimizer(states=1, traffic=12, others="adamw"),
     "none": Optimizer(states=0, traffic=0),
 }
 
@@ -62,6 +72,12 @@ def optimizer_named(name: str) -> Optimizer:
     if name not in OPTIMIZERS:
         raise UsageError(unknown("optimizer", name, OPTIMIZERS))
     return OPTIMIZERS[name]
+
+
+def optimizer_of(tensor: Tensor, optimizer: str, matrices: frozenset[str]) -> str:
+    """The optimizer that updates a parameter, where `matrices` are those of hidden layers."""
+    others = optimizer_named(optimizer).others
+    return optimizer if others is None or tensor.name in matrices else others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from autopar.order.owners import program_owners
 from autopar.order.scheduled import Scheduled
 from autopar.sharding.program import Compute
 
 from .casts import gradient_seconds
 from .issuer import PARAMETERS
+from .matrix_updates import play_owners
 from .mesh_prices import MeshPrices
 from .order_player import Player
 from .pass_player import Seconds
@@ -82,7 +84,7 @@ def step_timeline(
 ) -> Timeline:
     """Play the order of a step; then the optimizer computes for `update` seconds.
 
-    Under a schedule with micro-batches the program is that of one of them.
+    Owners of whole matrices work behind that. Under a schedule with micro-batches the program is that of one of them.
     """
     schedule = plan.schedule
     habits = overlap or Overlap()
@@ -105,6 +107,8 @@ def step_timeline(
     clock.phase = "update"
     _, home = gradient_seconds(plan, plan.program.assignment.gradients, prices.cluster)
     clock.compute("optimizer", "update", update + home)
+    if plan.updates_whole:
+        play_owners(program_owners(plan.program), prices, clock)
     spent = clock.spent
     return Timeline(
         forward=spent["forward"],

@@ -21,8 +21,10 @@ from autopar.runtime.launch import in_steps, run_ranks
 from autopar.runtime.local_forms.single_device import mean_square
 from autopar.runtime.module.held_shards import Values
 from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
+from autopar.runtime.optimizers import Muon, muon_groups
 from autopar.runtime.parameters.host_states import host_states
 from autopar.runtime.ranks.device_groups import DeviceGroups
+from autopar.sharding.matrices import MUON, hidden_matrices
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Assignment, Decision, Program
 from autopar.sharding.program_builder import build_program
@@ -41,6 +43,7 @@ __all__ = [
     "observe_model",
     "one_device",
     "optimizer_of",
+    "planned_optimizer",
 ]
 
 Loss = Callable[[tuple[Tensor, ...]], Tensor]
@@ -111,7 +114,7 @@ def observe(
         parameters=module.graph_parameters(),
         full=values_of,
         trains=index is not None,
-        place=lambda optimizer: host_states(optimizer, module),
+        make=lambda: planned_optimizer(optimizer, module),
     )
     return _observe(side, optimizer=optimizer, steps=steps, seed=seed, keep=keep)
 
@@ -167,6 +170,7 @@ def observe_model(
         parameters=named,
         full=lambda values: values,
         trains=graph.loss is not None,
+        make=lambda: optimizer_of(optimizer, named, hidden_matrices(graph)),
     )
     return _observe(side, optimizer=optimizer, steps=steps, seed=seed, keep=True)
 
@@ -176,8 +180,7 @@ class _Side:
     """One side of a comparison: the planned module on its ranks, or the original on one device.
 
     `forward`: its outputs and its loss, if it has one. `whole`: the outputs to compare, by name.
-    `full`: the whole values of its parameters or of their gradients. `place`: where the optimizer
-    keeps its state.
+    `full`: the whole values of its parameters or of their gradients. `make`: its optimizer.
     """
 
     forward: Callable[[], tuple[tuple[Tensor, ...], Tensor | None]]
@@ -185,7 +188,7 @@ class _Side:
     parameters: Mapping[str, nn.Parameter]
     full: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
     trains: bool
-    place: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] | None = None
+    make: Callable[[], torch.optim.Optimizer | None]
 
 
 def _observe(side: _Side, *, optimizer: str, steps: int, seed: int, keep: bool) -> Observation:
@@ -196,9 +199,7 @@ def _observe(side: _Side, *, optimizer: str, steps: int, seed: int, keep: bool) 
         return {name: value.detach().cpu().clone() for name, value in side.full(values).items()}
 
     torch.manual_seed(seed)
-    stepper = optimizer_of(optimizer, [p for p in parameters.values() if p.requires_grad])
-    if stepper is not None and side.place is not None:
-        stepper = side.place(stepper)
+    stepper = side.make()
     outputs: dict[str, Tensor] = {}
     gradients: dict[str, Tensor] = {}
     smallest: dict[str, Tensor] = {}
@@ -244,16 +245,33 @@ def _clear(parameters: Mapping[str, nn.Parameter]) -> None:
         parameter.grad = None
 
 
-def optimizer_of(name: str, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:
-    """The optimizer that a plan names, with the learning rate of the check; None for `none`."""
-    if name not in ("adamw", "sgd", "none"):
-        raise RunError(unknown("optimizer", name, ["adamw", "none", "sgd"]))
-    if name == "none" or not parameters:
+def optimizer_of(
+    name: str, parameters: Mapping[str, nn.Parameter], matrices: frozenset[str] = frozenset()
+) -> torch.optim.Optimizer | None:
+    """The optimizer that a plan names, with the learning rate of the check; None for `none`.
+
+    `parameters`: whole, by name. `matrices`: those of them that are matrices of hidden layers.
+    """
+    if name not in (*LEARNING_RATES, "none"):
+        raise RunError(unknown("optimizer", name, sorted((*LEARNING_RATES, "none"))))
+    trained = [value for value in parameters.values() if value.requires_grad]
+    if name == "none" or not trained:
         return None
     rate = LEARNING_RATES[name]
+    if name == MUON:
+        return Muon(muon_groups(parameters, matrices), lr=rate)
     if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate)
-    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+        return torch.optim.AdamW(trained, lr=rate)
+    return torch.optim.SGD(trained, lr=rate, momentum=0.9)
+
+
+def planned_optimizer(name: str, module: ParallelModule) -> torch.optim.Optimizer | None:
+    """The optimizer that a plan names, over a planned module, with its state where planned."""
+    parameters = module.graph_parameters()
+    if name == MUON and parameters:
+        return Muon(module, lr=LEARNING_RATES[name])
+    made = optimizer_of(name, parameters)
+    return made and host_states(made, module)
 
 
 def compare(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autopar.ir import Graph
+from autopar.sharding.matrices import MUON, hidden_matrices
 from autopar.sharding.rules import without_parameters
 
 TOLERANCES: Mapping[torch.dtype, float] = {
@@ -28,7 +29,7 @@ NOISE = 64
 magnitude.
 """
 
-LEARNING_RATES: Mapping[str, float] = {"adamw": 1e-3, "sgd": 1e-2}
+LEARNING_RATES: Mapping[str, float] = {"adamw": 1e-3, "muon": 1e-3, "sgd": 1e-2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,7 @@ def differences(
                 what="loss", tensor=f"step {number + 1}", error=error, tolerance=floor, elements=1
             )
         )
+    matrices = hidden_matrices(graph) if graph and optimizer == MUON else frozenset()
     # Noise is measured by the largest gradient of all: gradients that are zero but for rounding,
     # such as those of biases of keys, have no scale of their own.
     scale = max((_largest(g) for g in reference.gradients.values()), default=0.0)
@@ -158,9 +160,13 @@ def differences(
             )
         )
     for name, weight in reference.weights.items():
-        keep = _comparable(name, reference, observed, scale, optimizer, precision)
+        whole = name in matrices
+        keep = None
+        if not whole:
+            keep = _comparable(name, reference, observed, scale, optimizer, precision)
         pair = (weight, observed.weights.get(name))
-        entries.append(_entry("weight", name, pair, floor, keep=keep))
+        slack = _rounded(weight, len(reference.losses), precision) if whole else 0.0
+        entries.append(_entry("weight", name, pair, floor, absolute=slack, keep=keep))
     return Report(entries=tuple(entries))
 
 
@@ -225,6 +231,19 @@ def _entry(
     )
 
 
+def _rounded(weight: Tensor, steps: int, precision: float) -> float:
+    """How far Muon may move an element of a matrix by rounding alone.
+
+    An update is computed in bfloat16, from a gradient with noise of its own, which may round to a
+    neighbour. Noise of float64 practically never does.
+    """
+    if precision <= torch.finfo(torch.float64).eps:
+        return 0.0
+    rows, columns = weight.shape[-2:]
+    step = LEARNING_RATES[MUON] * max(1.0, rows / columns) ** 0.5
+    return steps * step * TOLERANCES[torch.bfloat16]
+
+
 def _comparable(
     name: str,
     reference: Observation,
@@ -239,7 +258,7 @@ def _comparable(
     n / |gradient|. Elements for which that exceeds the tolerance are excluded. An exactly zero
     gradient moves nothing and is included.
     """
-    if optimizer != "adamw" or name not in reference.smallest or name not in observed.smallest:
+    if optimizer not in ("adamw", MUON) or name not in reference.smallest or name not in observed.smallest:
         return None
     smallest = reference.smallest[name]
     weight = reference.weights[name]

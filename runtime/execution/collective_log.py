@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.order.actions import Action
+from autopar.order.actions import Action, Word
 from autopar.order.execution import Chunk, Execution
 from autopar.order.messages import issued_by
-from autopar.order.ranks import rank_order
+from autopar.order.ranks import rank_order, update_order
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.runtime.ranks.current_action import present
 from autopar.sharding.mesh import degree_of
@@ -132,7 +132,12 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         stage = stage_of(execution, rank)
         if train is None:
             train = any(action.word in ("B", "I") for action in self.actions)
-        order = rank_order(execution, stage, train=train) if stage is not None else ()
+        order: tuple[Action, ...] = ()
+        if stage is not None:
+            order = rank_order(execution, stage, train=train)
+            # The optimizer's step is the caller's, who may have made none.
+            if any(action.word is Word.UPDATE for action in self.actions):
+                order += update_order(execution, stage)
         # Lengths are compared afterwards, since the first other action tells more.
         for number, (wanted, done) in enumerate(zip(order, self.actions, strict=False)):
             if wanted != done:

@@ -99,6 +99,17 @@ def begin_all_to_all(value: Tensor, into_dim: int, into_parts: int, group: AxisG
     )
 
 
+def swap_rows(rows: Tensor, group: AxisGroup) -> Tensor:
+    """A row from each rank of the group, in place of the rows [ranks, ...] for each of them."""
+    each = [1] * group.size
+    return arrived(_moved(rows, lambda x: _C10D.all_to_all_single(x, each, each, group.name)))
+
+
+def gather_rows(row: Tensor, group: AxisGroup) -> Tensor:
+    """The rows of all ranks of the group, [ranks, ...]."""
+    return arrived(begin_all_gather(row, group)).view(group.size, *row.shape)
+
+
 def all_reduce(value: Tensor, group: AxisGroup, reduction: str = "sum") -> Tensor:
     """The sum (maximum, minimum) over the group."""
     return arrived(begin_all_reduce(value, group, reduction))
@@ -106,7 +117,7 @@ def all_reduce(value: Tensor, group: AxisGroup, reduction: str = "sum") -> Tenso
 
 def all_gather(value: Tensor, dim: int, parts: int, group: AxisGroup) -> Tensor:
     """The whole `dim` from the group's shards of it."""
-    return join(arrived(begin_all_gather(value, group)).view(group.size, *value.shape), dim, parts)
+    return join(gather_rows(value, group), dim, parts)
 
 
 def _uneven(

@@ -101,20 +101,20 @@ class Request:
             if value is not None and value not in valid:
                 raise UsageError(unknown(what, value, valid))
         if self.offload == "optimizer" and not self.has_host:
-            without = not self.train or optimizer_named(self.optimizer).states == 0
-            why = (
-                "no optimizer keeps state"
-                if without
-                else f"no host_bandwidth is given for the device {self.cluster.device.name}"
-            )
+            if not self.train or optimizer_named(self.optimizer).states == 0:
+                why = "no optimizer keeps state"
+            elif not optimizer_named(self.optimizer).streams:
+                why = f"{self.optimizer} updates whole matrices together, not one after another"
+            else:
+                why = f"no host_bandwidth is given for the device {self.cluster.device.name}"
             raise UsageError(f"--offload optimizer: {why}")
 
     @property
     def has_host(self) -> bool:
-        """Whether there is optimizer state, and a host with a known link to keep it."""
+        """Whether there is optimizer state that can be streamed, and a host with a known link to keep it."""
         return (
             self.train
-            and optimizer_named(self.optimizer).states > 0
+            and optimizer_named(self.optimizer).streams
             and self.cluster.device.host_bandwidth is not None
         )
 

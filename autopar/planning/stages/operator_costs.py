@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from autopar.costmodel.step.casts import cast_seconds
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.host_offload import state_bytes, streamed_update
-from autopar.costmodel.step.mesh_prices import MeshPrices, storage_bytes, update_seconds
+from autopar.costmodel.step.matrix_updates import matrix_seconds
+from autopar.costmodel.step.mesh_prices import (
+    MeshPrices,
+    optimizer_of,
+    storage_bytes,
+    update_seconds,
+)
 from autopar.costmodel.step.pass_player import Seconds
 from autopar.ir import Role, Tensor
 from autopar.planning.tables.parameters.handling import Handled, handling, home_seconds, way_of
@@ -131,6 +137,7 @@ class _Adder:
         self._steps: dict[object, Seconds] = {}
         self._collectives: dict[tuple[str, Axes, int], float] = {}
         self._handlings: dict[object, Handled] = {}
+        self._matrices: dict[tuple[tuple[int, ...], Layout], float] = {}
 
     def add_all(self) -> None:
         """Add all steps of the program, then what its parameters take."""
@@ -269,7 +276,8 @@ class _Adder:
     def _store(self, tensor: Tensor) -> None:
         """Add the bytes of a stored parameter, and the seconds of its update."""
         costs = self.costs
-        optimizer = self.costed.optimizer
+        matrices = self.program.assignment.matrices
+        optimizer = optimizer_of(tensor, self.costed.optimizer, matrices)
         cluster = self.prices.cluster
         train = self.analysis.train
         # A parameter without a reader is stored all the same: it counts to the first operator.
@@ -286,6 +294,8 @@ class _Adder:
             return
         seconds = float(update_seconds(tensor, shards, optimizer, cluster, self.types)[0])
         home = float(home_seconds(tensor, shards, self.types, cluster.device)[0])
+        if tensor.name in matrices:
+            seconds += self._matrix_seconds(tensor, layout)
         costs.update[index] += seconds + home
         costs.once[index] += float(cast_seconds(tensor, shards, cluster, self.types)[0])
         if tensor.name in self.program.assignment.host:
@@ -296,3 +306,10 @@ class _Adder:
             costs.streamed[index] += longer
             costs.stored[index] -= state
             costs.host[index] += state
+
+    def _matrix_seconds(self, tensor: Tensor, layout: Layout) -> float:
+        """Return the seconds of a device for its share of a whole matrix's update."""
+        key = (tensor.shape, layout)
+        if key not in self._matrices:
+            self._matrices[key] = matrix_seconds(tensor, layout, self.prices)
+        return self._matrices[key]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from autopar.costmodel.memory.saved_values import SavedValues, saved_values
 from autopar.costmodel.redistribution.layout_space import LayoutSpace
 from autopar.costmodel.step.casts import cast_seconds
-from autopar.costmodel.step.mesh_prices import storage_bytes, update_seconds
+from autopar.costmodel.step.matrix_updates import matrix_seconds
+from autopar.costmodel.step.mesh_prices import optimizer_of, storage_bytes, update_seconds
 from autopar.ir import Operator, Tensor
 from autopar.planning.model.restrictions import Limits
 from autopar.sharding.analysis import Offer
@@ -76,6 +77,7 @@ class Choosing:
             trained,
             counted,
             often,
+            tensor.name in basis.analysis.matrices,
         )
         choices = self.known.parameters.once(
             key, lambda: self._stored(tensor, space, count, counted=counted)
@@ -105,7 +107,12 @@ class Choosing:
         # The optimizer works on the stored shard alone.
         shards = space.divisors()[rows]
         seconds = self._stored_seconds(tensor, shards) if train else np.zeros(len(rows))
-        memory = storage_bytes(tensor, shards, basis.optimizer, train=train, types=basis.types)
+        if train and tensor.name in basis.matrices:
+            layouts = [space.layout(int(code)) for code in rows]
+            own = [matrix_seconds(tensor, layout, basis.prices) for layout in layouts]
+            seconds = seconds + np.array(own)
+        method = optimizer_of(tensor, basis.optimizer, basis.matrices)
+        memory = storage_bytes(tensor, shards, method, train=train, types=basis.types)
         if counted:
             memory = memory - tensor.bytes / shards
         return Choices(
@@ -123,7 +130,8 @@ class Choosing:
         """
         basis = self.basis
         cluster = basis.prices.cluster
-        update = update_seconds(tensor, shards, basis.optimizer, cluster, basis.types)
+        method = optimizer_of(tensor, basis.optimizer, basis.matrices)
+        update = update_seconds(tensor, shards, method, cluster, basis.types)
         casts = cast_seconds(tensor, shards, cluster, basis.types)
         if tensor.name in basis.analysis.gradients:
             casts = casts + home_seconds(tensor, shards, basis.types, cluster.device)

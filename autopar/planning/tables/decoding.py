@@ -77,6 +77,7 @@ class _Decoder:
             chains=chains,
             gradients=analysis.gradients,
             host=self.host,
+            matrices=analysis.updated_whole(tables.optimizer),
         )
 
     def _layout(self, what: str, name: str) -> Layout:

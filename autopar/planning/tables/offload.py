@@ -34,7 +34,7 @@ def offering_host(
     memory, and they have no others. Tables with such choices are returned unchanged.
     """
     if (
-        optimizer_named(tables.optimizer).states == 0
+        not optimizer_named(tables.optimizer).streams
         or not tables.analysis.train
         or any(v.host is not None for v in tables.variables)
     ):

@@ -121,6 +121,11 @@ class Basis:
         """Sizes of the mesh's axes."""
         return self.prices.mesh.shape
 
+    @property
+    def matrices(self) -> frozenset[str]:
+        """The parameters that the optimizer updates as whole matrices."""
+        return self.analysis.updated_whole(self.optimizer)
+
     def wider(self, tensor: Tensor) -> float:
         """Bytes of the gradient for each byte of the value."""
         return self.types.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0

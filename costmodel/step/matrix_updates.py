@@ -1,0 +1,108 @@
+"""Seconds of the updates of whole matrices (Muon): the owner's products, and what is sent.
+
+An owner brings a matrix [m, n], m <= n, to norm 1, and then takes Newton-Schulz steps in bfloat16,
+
+    A = X X^T                2 m^2 n operations
+    B = b A + c A A          2 m^3
+    X = a X + B X            2 m^2 n
+
+each product by the device's kernels. A step of the training lasts as long as that of the rank whose
+matrices take longest. The tables of the search have each matrix's share of the mean, which no
+placement undercuts.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from autopar.costmodel.device import Device
+from autopar.costmodel.device.elementwise import memory_seconds, with_launch
+from autopar.costmodel.device.kernel_seconds import product_seconds
+from autopar.costmodel.device.products import Product
+from autopar.ir import Tensor
+from autopar.order.owners import ITEMSIZE, STEPS, Owners, matrices_on
+from autopar.sharding.layout import Layout
+from autopar.sharding.mesh import degree_of
+from autopar.sharding.program import Collective
+
+from .issuer import Issuer
+from .mesh_prices import MeshPrices
+from .reasons import Reason
+from .streams import Clock
+
+NORMALISED = 3 * ITEMSIZE
+"""Bytes for each element that the norm reads, and that the division by it reads and writes."""
+COPIED = 2
+"""Times that a message's bytes are moved to put it together or to take it apart."""
+
+
+def newton_schulz_seconds(rows: int, columns: int, device: Device) -> float:
+    """Seconds of the update of one matrix at its owner."""
+    short = min(rows, columns)
+    long = max(rows, columns)
+    outer = _product_seconds(short, short, long, device)
+    square = _product_seconds(short, short, short, device)
+    step = _product_seconds(short, long, short, device)
+    normalised = with_launch(
+        0.0, memory_seconds(NORMALISED * rows * columns, device), device, launches=2
+    )
+    return STEPS * (outer + square + step) + float(normalised)
+
+
+def _product_seconds(m: int, n: int, k: int, device: Device) -> float:
+    sizes = (np.array([float(size)]) for size in (1, m, n, k))
+    batch, rows, columns, inner = sizes
+    product = Product(batch=batch, m=rows, n=columns, k=inner)
+    return float(product_seconds(product, "bfloat16", device, itemsize=ITEMSIZE)[0])
+
+
+def matrix_seconds(tensor: Tensor, layout: Layout, prices: MeshPrices) -> float:
+    """Seconds of a device for its share of the update of a parameter that is a matrix.
+
+    They are its part of the owners' products, and of what all matrices send, by its bytes.
+    """
+    mesh = prices.mesh.shape
+    count, split, copied = matrices_on(tensor, layout, mesh)
+    rows, columns = tensor.shape[-2:]
+    own = newton_schulz_seconds(rows, columns, prices.cluster.device)
+    shards = degree_of(split, mesh)
+    copies = degree_of(copied, mesh)
+    seconds = count * own / (shards * copies)
+    shard = ITEMSIZE * count * rows * columns / shards
+    if split:
+        # There and back.
+        seconds += 2 * prices.unit_share("all_to_all", split, math.ceil(shard / copies))
+    if copied:
+        seconds += prices.unit_share("all_gather", copied, math.ceil(shard))
+    return seconds
+
+
+def play_owners(owners: Owners, prices: MeshPrices, clock: Clock) -> None:
+    """Play the exchanges of a mesh and the products of its slowest rank on `clock`."""
+    issuer = Issuer(prices, clock, Reason.UPDATE)
+    device = prices.cluster.device
+    for collective in owners.gathers():
+        _send(collective, issuer, device)
+    clock.compute("matrices", "products", slowest_seconds(owners, device))
+    for collective in owners.returns():
+        _send(collective, issuer, device)
+
+
+def slowest_seconds(owners: Owners, device: Device) -> float:
+    """Seconds of the rank whose matrices take longest."""
+    known = functools.cache(functools.partial(newton_schulz_seconds, device=device))
+    return max(
+        math.fsum(count * known(*shape) for shape, count in load.items()) for load in owners.loads
+    )
+
+
+def _send(collective: Collective, issuer: Issuer, device: Device) -> None:
+    """Put a message together, wait for it, and take it apart."""
+    clock = issuer.clock
+    copied = with_launch(0.0, memory_seconds(COPIED * collective.nbytes, device), device)
+    clock.compute(collective.tensor, "flatten", float(copied))
+    clock.wait(issuer.started(collective))
+    clock.compute(collective.tensor, "unflatten", float(copied))
