@@ -181,12 +181,7 @@ def owners_of(mesh: Mesh, matrices: Sequence[Tensor], storage: Mapping[str, Layo
     for tensor, (_, split, copied), places in placed:
         rows, columns = tensor.shape[-2:]
         owned = Owned(
-            name=tensor.name,
-            rows=rows,
-            columns=columns,
-            split=split,
-            copied=copied,
-            places=places,
+            name=tensor.name, rows=rows, columns=columns, split=split, copied=copied, places=places
         )
         by_axes.setdefault((split, copied), []).append(owned)
     exchanges = tuple(
@@ -243,9 +238,7 @@ def _longest_first(
     return tuple(places)
 
 
-def _exchange(
-    mesh: Sequence[int], split: Axes, copied: Axes, members: Sequence[Owned]
-) -> Exchange:
+def _exchange(mesh: Sequence[int], split: Axes, copied: Axes, members: Sequence[Owned]) -> Exchange:
     shards = degree_of(split, mesh)
     sent = Counter[int]()
     shared = Counter[int]()

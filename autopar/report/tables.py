@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from autopar.analysis.program.account import Account
 from autopar.analysis.program.equal_layers import Group
 from autopar.analysis.program.strategy_words import COLLECTIVES
+from autopar.order.owners import Owners
 from autopar.plan import Plan
 from autopar.plan_parts import Provenance
 from autopar.schemes import Named, stages_of
+from autopar.sharding.program import Collective
 from autopar.units import bytes_text, seconds_text
 
 from .printing import Table as Table
 from .printing import show as show
+
+EVEN = 1.005
+"""Largest work of a rank over the least possible that is told as even."""
 
 
 def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list[str]:
@@ -165,24 +170,33 @@ def operators_table(groups: Sequence[Group], whole: Account) -> Table:
         )
         for g in groups
     ]
-    issued = [pair for unit in whole.units for pair in unit.collectives]
-    nbytes = sum(c.nbytes for c, _ in issued)
-    if issued:
-        kinds = Counter(c.kind for c, _ in issued)
-        rows.append(
-            (
-                "(parameters)",
-                "",
-                _units_text(whole),
-                collective_text(kinds),
-                *_amounts(nbytes, sum(s for _, s in issued)),
-            )
-        )
-    total = sum(g.nbytes for g in groups) + nbytes
+    if whole.shared:
+        rows.append(("(parameters)", "", _units_text(whole), *_issued(whole.shared)))
+    if whole.owners:
+        rows.append(("(matrices)", "", _owners_text(whole.owners), *_issued(whole.updates)))
+    total = sum(g.nbytes for g in groups)
+    total += sum(c.nbytes for c, _ in (*whole.shared, *whole.updates))
     name = "total of all stages" if whole.plan.stages else "total"
     rows.append((name, str(len(whole.operators)), "", "", *_amounts(total, whole.communication)))
     columns = ("operators", ">ops", "strategy", "collectives per step", ">bytes", ">time")
     return Table(title="Operators", columns=columns, rows=tuple(rows))
+
+
+def _issued(issued: Sequence[tuple[Collective, float]]) -> tuple[str, str, str]:
+    """Collectives with their bytes and seconds."""
+    kinds = Counter(c.kind for c, _ in issued)
+    return (
+        collective_text(kinds),
+        *_amounts(sum(c.nbytes for c, _ in issued), sum(s for _, s in issued)),
+    )
+
+
+def _owners_text(owners: Sequence[Owners]) -> str:
+    """The number of whole matrices, and how evenly their owners share the work."""
+    count = sum(sum(load.values()) for one in owners for load in one.loads)
+    worst = max(one.imbalance for one in owners)
+    even = "evenly" if worst < EVEN else f"the slowest within {worst - 1:.0%} of the least possible"
+    return f"{count} updated whole by their owners, {even}"
 
 
 def _units_text(whole: Account) -> str:

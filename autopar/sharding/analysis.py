@@ -38,9 +38,10 @@ class Analysis:
     `classes`: the class of every factor of every operator (rows, hidden dim, inner dim, experts).
     `cold`: operators that depend on no parameter and are computed whole on every device. `offers`:
     rule and options of the other operators, the warm ones. `kinds`: the placements that a tensor
-    may take on one axis. `matrices`: parameters that are matrices of hidden layers. `readers`: the (operator index, input index) pairs of every tensor that
+    may take on one axis. `readers`: the (operator index, input index) pairs of every tensor that
     warm operators read; an output of the model is read as (-1, output index). `ends`: outputs from
-    which gradients come back beside the loss's.
+    which gradients come back beside the loss's. `matrices`: parameters that are matrices of hidden
+    layers.
     """
 
     graph: Graph

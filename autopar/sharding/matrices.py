@@ -50,17 +50,18 @@ class _Weights:
                 continue
             readers = list(self._readers(tensor.name))
             products = [operator for operator in readers if _is_product(operator)]
-            if products and not any(map(_looks_up, readers)):
-                if not all(operator.name in ends for operator in products):
-                    yield tensor.name
+            is_table = any(map(_looks_up, readers))
+            if not is_table and any(operator.name not in ends for operator in products):
+                yield tensor.name
 
     def _carried(self) -> Mapping[str, str]:
         """The parameter that each tensor is, cast, transposed or viewed; for those that are one."""
         carried = {tensor.name: tensor.name for tensor in self.graph.parameters}
         for operator in self.graph.operators:
-            if len(operator.inputs) == 1 and operator.inputs[0] in carried:
-                if not _looks_up(operator):
-                    carried.update(dict.fromkeys(operator.outputs, carried[operator.inputs[0]]))
+            if len(operator.inputs) != 1 or _looks_up(operator):
+                continue
+            if source := carried.get(operator.inputs[0]):
+                carried.update(dict.fromkeys(operator.outputs, source))
         return carried
 
     def _readers(self, name: str) -> Iterator[Operator]:

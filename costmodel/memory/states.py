@@ -18,7 +18,6 @@ from autopar.sharding.time_split import micro_batch_options
 
 from .precision import SAME, Precision
 
-
 EXCHANGES = 3
 """Times that a device's shards of all matrices are held in 16 bits during their update: as they go
 to owners, as whole matrices come from others, and as updates come back.

@@ -84,7 +84,8 @@ def step_timeline(
 ) -> Timeline:
     """Play the order of a step; then the optimizer computes for `update` seconds.
 
-    Owners of whole matrices work behind that. Under a schedule with micro-batches the program is that of one of them.
+    Owners of whole matrices work behind that. Under a schedule with micro-batches the program is
+    that of one of them.
     """
     schedule = plan.schedule
     habits = overlap or Overlap()

@@ -241,7 +241,7 @@ def _rounded(weight: Tensor, steps: int, precision: float) -> float:
         return 0.0
     rows, columns = weight.shape[-2:]
     step = LEARNING_RATES[MUON] * max(1.0, rows / columns) ** 0.5
-    return steps * step * TOLERANCES[torch.bfloat16]
+    return float(steps * step * TOLERANCES[torch.bfloat16])
 
 
 def _comparable(
@@ -258,7 +258,8 @@ def _comparable(
     n / |gradient|. Elements for which that exceeds the tolerance are excluded. An exactly zero
     gradient moves nothing and is included.
     """
-    if optimizer not in ("adamw", MUON) or name not in reference.smallest or name not in observed.smallest:
+    seen = name in reference.smallest and name in observed.smallest
+    if optimizer not in ("adamw", MUON) or not seen:
         return None
     smallest = reference.smallest[name]
     weight = reference.weights[name]

@@ -1,7 +1,7 @@
 """Muon over the parameters of a planned module: whole matrices by their owners, AdamW for the rest.
 
     M = M + (1 - momentum) (G - M)
-    O = Newton-Schulz of G + momentum (M - G)        (without `nesterov`: of M)
+    O = Newton-Schulz of G + momentum (M - G)
     W = (1 - lr decay) W - lr s O                    s = sqrt(max(1, m / n))
 
 for a matrix W [m, n] of a hidden layer with gradient G (K. Jordan,
@@ -56,7 +56,6 @@ class Muon(Optimizer):
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         *,
-        nesterov: bool = True,
         adjust_lr_fn: str | None = None,
         others: Mapping[str, Any] | None = None,
     ) -> None:
@@ -70,7 +69,6 @@ class Muon(Optimizer):
             "lr": lr,
             "weight_decay": weight_decay,
             "momentum": momentum,
-            "nesterov": nesterov,
             "adjust_lr_fn": adjust_lr_fn,
             "matrices": False,
             **OTHERS,
@@ -117,8 +115,7 @@ class Muon(Optimizer):
         mean = local_of(own["momentum_buffer"])
         momentum = group["momentum"]
         mean.lerp_(gradient, 1 - momentum)
-        direction = gradient.lerp(mean, momentum) if group["nesterov"] else mean
-        return direction.to(torch.bfloat16)
+        return gradient.lerp(mean, momentum).to(torch.bfloat16)
 
     def _adamw(self, values: list[Tensor], group: Mapping[str, Any]) -> None:
         """Update these parameters by torch's AdamW, on this rank's shards."""

@@ -16,6 +16,7 @@ from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import Operator
 from autopar.order.actions import Word
 from autopar.order.execution import execution
+from autopar.order.owners import Owners, program_owners
 from autopar.order.passes import phases
 from autopar.order.scheduled import Scheduled
 from autopar.order.value_flow import only_casts
@@ -85,21 +86,30 @@ class OperatorAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """All operators of a plan in order, and the units of its parameters."""
+    """All operators of a plan in order, and the units of its parameters.
+
+    `owners`: of whole matrices, of every chunk that has any. `updates`: the collectives that bring
+    matrices to their owners and updates back.
+    """
 
     plan: Plan
     analysis: Analysis
     meanings: Meanings
     operators: tuple[OperatorAccount, ...]
     units: tuple[UnitAccount, ...]
+    owners: tuple[Owners, ...] = ()
+    updates: tuple[tuple[Collective, float], ...] = ()
+
+    @property
+    def shared(self) -> list[tuple[Collective, float]]:
+        """The collectives of units of parameters, in one step."""
+        return [pair for unit in self.units for pair in unit.collectives]
 
     @property
     def communication(self) -> float:
         """Seconds of all collectives of one step."""
         parts = [seconds for account in self.operators for _, seconds in account.collectives]
-        return math.fsum(
-            [*parts, *(seconds for unit in self.units for _, seconds in unit.collectives)]
-        )
+        return math.fsum([*parts, *(seconds for _, seconds in (*self.shared, *self.updates))])
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -158,8 +168,19 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
             accounts[makers[move.tensor]].after.append(move)
     shown = tuple(accounts[op.name] for op in analysis.warm)
     units = tuple(_units(micro, seconds))
+    owners: tuple[Owners, ...] = ()
+    if micro.updates_whole:
+        chunks = plan.execution(analysis).chunks if plan.stages else ()
+        programs = [chunk.micro.program for chunk in chunks] or [program]
+        owners = tuple(one for one in map(program_owners, programs) if one.exchanges)
     return Account(
-        plan=plan, analysis=analysis, meanings=read_meanings(analysis), operators=shown, units=units
+        plan=plan,
+        analysis=analysis,
+        meanings=read_meanings(analysis),
+        operators=shown,
+        units=units,
+        owners=owners,
+        updates=tuple((c, seconds(c)) for o in owners for c in (*o.gathers(), *o.returns())),
     )
 
 

@@ -101,6 +101,7 @@ def issued_by(plan: Plan, account: Account | None) -> list[Issued]:
         for u in account.units
         for pair in u.collectives
     ]
+    pairs += [(stage.of(pair[0].tensor), pair) for pair in account.updates]
     return [
         Issued(
             stage=at,

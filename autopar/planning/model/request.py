@@ -101,17 +101,18 @@ class Request:
             if value is not None and value not in valid:
                 raise UsageError(unknown(what, value, valid))
         if self.offload == "optimizer" and not self.has_host:
-            if not self.train or optimizer_named(self.optimizer).states == 0:
-                why = "no optimizer keeps state"
-            elif not optimizer_named(self.optimizer).streams:
-                why = f"{self.optimizer} updates whole matrices together, not one after another"
-            else:
-                why = f"no host_bandwidth is given for the device {self.cluster.device.name}"
-            raise UsageError(f"--offload optimizer: {why}")
+            raise UsageError(f"--offload optimizer: {self._why_not_offloaded()}")
+
+    def _why_not_offloaded(self) -> str:
+        if not self.train or optimizer_named(self.optimizer).states == 0:
+            return "no optimizer keeps state"
+        if not optimizer_named(self.optimizer).streams:
+            return f"{self.optimizer} updates all matrices together, not one after another"
+        return f"no host_bandwidth is given for the device {self.cluster.device.name}"
 
     @property
     def has_host(self) -> bool:
-        """Whether there is optimizer state that can be streamed, and a host with a known link to keep it."""
+        """Whether there is optimizer state to stream, and a host with a known link to keep it."""
         return (
             self.train
             and optimizer_named(self.optimizer).streams

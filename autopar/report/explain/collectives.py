@@ -21,6 +21,8 @@ from autopar.report.tables import Table
 from autopar.sharding.program import Collective
 from autopar.units import bytes_text, seconds_text
 
+MATRICES = "(matrices)"
+"""The row of the collectives by which owners of matrices update them."""
 PARAMETERS = "(parameters)"
 """The row of the units' collectives, which several operators share."""
 
@@ -43,8 +45,9 @@ def issuers(account: Account, hidden: Hidden | None) -> Iterator[Issuer]:
     accounts = {one.operator.name: one for one in account.operators}
     groups = [(group.name, tuple(group.operators)) for group in groups_of(account)]
     pairs = [[pair for name in names for pair in accounts[name].collectives] for _, names in groups]
-    units = [pair for unit in account.units for pair in unit.collectives]
-    for (name, names), issued in zip([*groups, (PARAMETERS, ())], [*pairs, units], strict=True):
+    groups += [(PARAMETERS, ()), (MATRICES, ())]
+    pairs += [account.shared, list(account.updates)]
+    for (name, names), issued in zip(groups, pairs, strict=True):
         sums = tuple(
             totals(
                 (account.over(c.axes), c.phase, c.kind, c.nbytes, seconds) for c, seconds in issued

@@ -54,7 +54,20 @@ def parameter_lines(
             (number, unit) for number, unit in enumerate(account.units) if name in unit.parameters
         ]
         lines += [_unit_text(number, unit.parameters, unit.collectives) for number, unit in units]
+        lines += _owner_lines(name, account)
     return [*lines, *_reasons(storages, plan)]
+
+
+def _owner_lines(name: str, account: Account) -> list[str]:
+    """The owners of a parameter's matrices, which compute their updates."""
+    for owners in account.owners:
+        for owned in (o for exchange in owners.exchanges for o in exchange.members):
+            if owned.name == name:
+                ranks = ", ".join(str(place) for place in sorted(set(owned.places)))
+                axes = account.over(owned.shared)
+                where = f" by number {ranks} of the devices over {axes}" if axes else ""
+                return [f"  updated as a whole matrix{where}"]
+    return []
 
 
 def _unit_text(
