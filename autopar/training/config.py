@@ -18,7 +18,7 @@ from autopar.reading import read_text
 
 from .elastic import PLANNING
 
-OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb")
+OPTIMIZERS = ("adamw", "sgd", "momentum", "lamb", "muon")
 _CALLABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 Callable_ = Annotated[str, Field(pattern=_CALLABLE)]
 Positive = Annotated[int, Field(ge=1)]
@@ -76,14 +76,15 @@ class DataTable(_Table):
 class OptimizerTable(_Table):
     """The optimizer. Weight decay applies to matrices only.
 
-    `clip`: the largest norm of all gradients.
+    `clip`: the largest norm of all gradients. `betas`: of AdamW, also beside Muon. `momentum`: of
+    SGD and Muon (None: 0.9 and 0.95).
     """
 
-    name: Literal["adamw", "sgd", "momentum", "lamb"] = "adamw"
+    name: Literal["adamw", "sgd", "momentum", "lamb", "muon"] = "adamw"
     lr: Annotated[float, Field(gt=0, strict=False)]
     weight_decay: Annotated[float, Field(ge=0, strict=False)] = 0.0
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
-    momentum: Annotated[float, Field(ge=0, lt=1, strict=False)] = 0.9
+    momentum: Annotated[float, Field(ge=0, lt=1, strict=False)] | None = None
     clip: Annotated[float, Field(gt=0, strict=False)] | None = None
 
 

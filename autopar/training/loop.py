@@ -194,6 +194,9 @@ def _optimizer(table: OptimizerTable, module: ParallelModule) -> torch.optim.Opt
 
     import autopar
 
+    if table.name == "muon":
+        return _muon(table, module)
+    momentum = 0.9 if table.momentum is None else table.momentum
     own = [value for value in module.parameters() if value.requires_grad]
     # Every rank has both groups, even if a stage has no parameters for one: a checkpoint compares
     # their number.
@@ -204,13 +207,30 @@ def _optimizer(table: OptimizerTable, module: ParallelModule) -> torch.optim.Opt
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
         "adamw": (torch.optim.AdamW, {"betas": table.betas}),
         "sgd": (torch.optim.SGD, {"momentum": 0.0}),
-        "momentum": (autopar.Momentum, {"momentum": table.momentum}),
+        "momentum": (autopar.Momentum, {"momentum": momentum}),
         "lamb": (autopar.Lamb, {"betas": table.betas}),
     }
     kind, options = kinds[table.name]
     made = autopar.local_optimizer(kind, groups, lr=table.lr, **options)
     placed: torch.optim.Optimizer = autopar.host_states(made, module)
     return placed
+
+
+def _muon(table: OptimizerTable, module: ParallelModule) -> torch.optim.Optimizer:
+    """Muon, whose matrices take the learning rate and the decay of all other parameters."""
+    import autopar
+
+    made: torch.optim.Optimizer = autopar.Muon(
+        module,
+        table.lr,
+        table.weight_decay,
+        0.95 if table.momentum is None else table.momentum,
+        adjust_lr_fn="match_rms_adamw",
+        others={"betas": table.betas},
+    )
+    vectors = made.param_groups[-1]
+    vectors["weight_decay"] = 0.0
+    return made
 
 
 def rate(table: ScheduleTable, steps: int, step: int) -> float:

@@ -8,13 +8,14 @@ An owner brings a matrix [m, n], m <= n, to norm 1, and then takes Newton-Schulz
 
 each product by the device's kernels. A step of the training lasts as long as that of the rank whose
 matrices take longest. The tables of the search have each matrix's share of the mean, which no
-placement undercuts.
+placement undercuts. A stage takes as long as the mean of its ranks, or its largest matrix.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,25 +60,39 @@ def _product_seconds(m: int, n: int, k: int, device: Device) -> float:
     return float(product_seconds(product, "bfloat16", device, itemsize=ITEMSIZE)[0])
 
 
-def matrix_seconds(tensor: Tensor, layout: Layout, prices: MeshPrices) -> float:
-    """Seconds of a device for its share of the update of a parameter that is a matrix.
+class Share(NamedTuple):
+    """A device's share of the update of a parameter that is a matrix, or a batch of them.
 
-    They are its part of the owners' products, and of what all matrices send, by its bytes.
+    `products`: seconds of the mean rank. `largest`: of one whole matrix. `sent`: of its part of
+    what all matrices send, by its bytes.
     """
+
+    products: float
+    largest: float
+    sent: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds where all owners have equal work."""
+        return self.products + self.sent
+
+
+def share_of(tensor: Tensor, layout: Layout, prices: MeshPrices) -> Share:
+    """Return a device's share of the update of a parameter that is a matrix."""
     mesh = prices.mesh.shape
     count, split, copied = matrices_on(tensor, layout, mesh)
     rows, columns = tensor.shape[-2:]
     own = newton_schulz_seconds(rows, columns, prices.cluster.device)
     shards = degree_of(split, mesh)
     copies = degree_of(copied, mesh)
-    seconds = count * own / (shards * copies)
+    sent = 0.0
     shard = ITEMSIZE * count * rows * columns / shards
     if split:
         # There and back.
-        seconds += 2 * prices.unit_share("all_to_all", split, math.ceil(shard / copies))
+        sent += 2 * prices.unit_share("all_to_all", split, math.ceil(shard / copies))
     if copied:
-        seconds += prices.unit_share("all_gather", copied, math.ceil(shard))
-    return seconds
+        sent += prices.unit_share("all_gather", copied, math.ceil(shard))
+    return Share(products=count * own / (shards * copies), largest=own, sent=sent)
 
 
 def play_owners(owners: Owners, prices: MeshPrices, clock: Clock) -> None:

@@ -160,12 +160,13 @@ def differences(
             )
         )
     for name, weight in reference.weights.items():
-        whole = name in matrices
         keep = None
-        if not whole:
+        if name not in matrices:
             keep = _comparable(name, reference, observed, scale, optimizer, precision)
         pair = (weight, observed.weights.get(name))
-        slack = _rounded(weight, len(reference.losses), precision) if whole else 0.0
+        slack = 0.0
+        if matrices and precision > torch.finfo(torch.float64).eps:
+            slack = _rounded(weight, len(reference.losses), whole=name in matrices)
         entries.append(_entry("weight", name, pair, floor, absolute=slack, keep=keep))
     return Report(entries=tuple(entries))
 
@@ -231,16 +232,17 @@ def _entry(
     )
 
 
-def _rounded(weight: Tensor, steps: int, precision: float) -> float:
-    """How far Muon may move an element of a matrix by rounding alone.
+def _rounded(weight: Tensor, steps: int, *, whole: bool) -> float:
+    """How far rounding alone may move an element of a weight under Muon.
 
-    An update is computed in bfloat16, from a gradient with noise of its own, which may round to a
-    neighbour. Noise of float64 practically never does.
+    The update of a `whole` matrix is computed in bfloat16, from a gradient with noise of its own,
+    which may round to a neighbour. From the second step on other gradients differ as well. Noise of
+    float64 practically never rounds otherwise.
     """
-    if precision <= torch.finfo(torch.float64).eps:
-        return 0.0
-    rows, columns = weight.shape[-2:]
-    step = LEARNING_RATES[MUON] * max(1.0, rows / columns) ** 0.5
+    step = LEARNING_RATES[MUON]
+    if whole:
+        rows, columns = weight.shape[-2:]
+        step *= max(1.0, rows / columns) ** 0.5
     return float(steps * step * TOLERANCES[torch.bfloat16])
 
 

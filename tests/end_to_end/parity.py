@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,11 @@ from autopar.runtime.local_forms.randomness import is_random
 from autopar.runtime.models.example_inputs import example_values
 from autopar.runtime.models.model_values import model_values
 from autopar.runtime.module.parallel_module import ParallelModule
+from autopar.runtime.optimizers import Muon
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.ranks.world import World
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.matrices import MUON
 from tests.end_to_end.models import FLOAT32_INSIDE, load
 from tests.end_to_end.plans import NamedPlans, request
 
@@ -58,6 +60,14 @@ class Subject:
     values: Mapping[str, Any]
     reference: Observation
     tolerance: float
+    optimizer: str = "adamw"
+
+
+class How(TypedDict, total=False):
+    """Whether a model drops values, and the optimizer of its training (AdamW by default)."""
+
+    dropping: bool
+    optimizer: str
 
 
 def subject(
@@ -67,12 +77,14 @@ def subject(
     train: bool,
     dtype: str = "float64",
     steps: int = STEPS,
-    dropping: bool = False,
+    **how: Unpack[How],
 ) -> Subject:
     """Load a model and run it on one device: some steps in training, its outputs in inference.
 
     Of a model with dropout one device draws what any plan draws: it runs the graph on one rank.
     """
+    dropping = how.get("dropping", False)
+    optimizer = how.get("optimizer", "adamw")
     model = load(name, folder, train=train, dtype=dtype, dropping=dropping)
     assert dropping or not is_random(model.graph)
     inputs = tuple(model.inputs) if model.inputs is not None else example_values(model.graph)
@@ -83,12 +95,12 @@ def subject(
         observed = observe(
             ParallelModule(program, DeviceGroups.single(), model_values(alone)),
             inputs,
-            optimizer="adamw",
+            optimizer=optimizer,
             steps=steps,
         )
     else:
         observed = reference_observation(
-            alone, _any_plan(model, train), inputs, steps=steps if train else 1, seed=0
+            alone, _any_plan(model, train, optimizer), inputs, steps=steps if train else 1, seed=0
         )
     tolerance = TOLERANCE["float32" if name in FLOAT32_INSIDE else dtype]
     values = model_values(model)
@@ -100,11 +112,12 @@ def subject(
         values=values,
         reference=observed,
         tolerance=tolerance,
+        optimizer=optimizer,
     )
 
 
-def _any_plan(model: LoadedModel, train: bool) -> Plan:
-    return NamedPlans(model, request((1,), train=train))["found"]
+def _any_plan(model: LoadedModel, train: bool, optimizer: str) -> Plan:
+    return NamedPlans(model, request((1,), train=train, optimizer=optimizer))["found"]
 
 
 def failures(subject: Subject, wanted: Request, named: Sequence[tuple[str, Plan]]) -> list[str]:
@@ -138,7 +151,10 @@ def _unequal(subject: Subject, observed: Observation | None, where: str) -> list
     assert observed is not None
     graph = subject.model.graph
     report = differences(
-        subject.reference, observed, graph=graph, optimizer="adamw" if subject.train else "none"
+        subject.reference,
+        observed,
+        graph=graph,
+        optimizer=subject.optimizer if subject.train else "none",
     )
     kinds = {entry.what for entry in report.entries}
     assert kinds == ({"output", "loss", "gradient", "weight"} if subject.train else {"output"}), (
@@ -173,11 +189,14 @@ def _observed(subject: Subject, program: Execution) -> tuple[Observation | None,
         outputs = module(*subject.inputs)
         if module.loss_index is not None:
             outputs[module.loss_index].backward()
+            if subject.optimizer == MUON:
+                # Its collectives are those of the step; no weight changes.
+                Muon(module, lr=0.0).step()
     module.zero_grad()
     seen = observe(
         module,
         subject.inputs,
-        optimizer="adamw" if subject.train else "none",
+        optimizer=subject.optimizer if subject.train else "none",
         steps=subject.steps if subject.train else 1,
     )
     rank = dist.get_rank()

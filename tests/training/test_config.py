@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "an optimizer": (
         "lr = 1",
         'lr = 1\nname = "adam"',
-        "optimizer.name: Input should be 'adamw', 'sgd', 'momentum' or 'lamb'",
+        "optimizer.name: Input should be 'adamw', 'sgd', 'momentum', 'lamb' or 'muon'",
     ),
     "two models": (
         'config = "config.json"',

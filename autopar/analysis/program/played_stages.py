@@ -80,6 +80,15 @@ class PlayedStages:
         alone = replace(self.times, send=np.zeros(self.stages))
         return simulate(self.orders, alone, self.plan.schedule.interleave)
 
+    def _updates(self) -> list[float]:
+        """Seconds of the optimizer on each stage; of a chunk, whose owners share its matrices."""
+        ends = [*self.starts[1:], len(self.figures.update)]
+        uneven = [self.figures.uneven(*chunk) for chunk in zip(self.starts, ends, strict=True)]
+        return [
+            seconds + math.fsum(uneven[stage :: self.stages])
+            for stage, seconds in enumerate(self.by_stage(self.figures.update))
+        ]
+
     @cached_property
     def once(self) -> tuple[Once, ...]:
         """The work of each stage once a step."""
@@ -92,7 +101,6 @@ class PlayedStages:
                 figures.backward,
                 figures.gather,
                 figures.once - figures.gather,
-                figures.update,
                 figures.travel,
             ),
         )
@@ -105,7 +113,9 @@ class PlayedStages:
                 update=update,
                 units=units_of(travel, unit_bytes, self.cluster),
             )
-            for forward, backward, gather, reduced, update, travel in zip(*sums, strict=True)
+            for forward, backward, gather, reduced, travel, update in zip(
+                *sums, self._updates(), strict=True
+            )
         )
 
     @property

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autopar.costmodel.step.casts import cast_seconds
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.host_offload import state_bytes, streamed_update
-from autopar.costmodel.step.matrix_updates import matrix_seconds
+from autopar.costmodel.step.matrix_updates import Share, share_of
 from autopar.costmodel.step.mesh_prices import (
     MeshPrices,
     optimizer_of,
@@ -58,7 +58,8 @@ class OperatorCosts:
     Seconds of a step:
 
     - `once`: of gathers and reductions of parameters; `gather`: the gathers among them.
-    - `update`: of the optimizer; `streamed`: the way to host memory and back in it.
+    - `update`: of the optimizer; `streamed`: the way to host memory and back in it; `products`: of
+      the owners of whole matrices in it, on the mean rank; `largest`: of one matrix.
 
     Bytes:
 
@@ -81,12 +82,22 @@ class OperatorCosts:
     travel: Floats
     update: Floats
     streamed: Floats
+    products: Floats
+    largest: Floats
     stored: Floats
     host: Floats
     saved: Floats
     excess: Floats
     flat: Floats
     handed: Floats
+
+    def uneven(self, start: int, stop: int) -> float:
+        """Return the seconds by which a stage's largest matrix exceeds the work of its mean rank.
+
+        The update of the operators `start` to `stop` - 1 takes as much longer.
+        """
+        largest = float(self.largest[start:stop].max(initial=0.0))
+        return max(largest - float(self.products[start:stop].sum()), 0.0) if largest else 0.0
 
 
 def operator_costs(
@@ -106,6 +117,8 @@ def operator_costs(
         travel=np.zeros(count),
         update=np.zeros(count),
         streamed=np.zeros(count),
+        products=np.zeros(count),
+        largest=np.zeros(count),
         stored=np.zeros(count),
         host=np.zeros(count),
         saved=saved,
@@ -137,7 +150,7 @@ class _Adder:
         self._steps: dict[object, Seconds] = {}
         self._collectives: dict[tuple[str, Axes, int], float] = {}
         self._handlings: dict[object, Handled] = {}
-        self._matrices: dict[tuple[tuple[int, ...], Layout], float] = {}
+        self._shares: dict[tuple[tuple[int, ...], Layout], Share] = {}
 
     def add_all(self) -> None:
         """Add all steps of the program, then what its parameters take."""
@@ -295,7 +308,10 @@ class _Adder:
         seconds = float(update_seconds(tensor, shards, optimizer, cluster, self.types)[0])
         home = float(home_seconds(tensor, shards, self.types, cluster.device)[0])
         if tensor.name in matrices:
-            seconds += self._matrix_seconds(tensor, layout)
+            share = self._share(tensor, layout)
+            seconds += share.seconds
+            costs.products[index] += share.products
+            costs.largest[index] = max(costs.largest[index], share.largest)
         costs.update[index] += seconds + home
         costs.once[index] += float(cast_seconds(tensor, shards, cluster, self.types)[0])
         if tensor.name in self.program.assignment.host:
@@ -307,9 +323,9 @@ class _Adder:
             costs.stored[index] -= state
             costs.host[index] += state
 
-    def _matrix_seconds(self, tensor: Tensor, layout: Layout) -> float:
-        """Return the seconds of a device for its share of a whole matrix's update."""
+    def _share(self, tensor: Tensor, layout: Layout) -> Share:
+        """Return a device's share of a whole matrix's update."""
         key = (tensor.shape, layout)
-        if key not in self._matrices:
-            self._matrices[key] = matrix_seconds(tensor, layout, self.prices)
-        return self._matrices[key]
+        if key not in self._shares:
+            self._shares[key] = share_of(tensor, layout, self.prices)
+        return self._shares[key]

@@ -118,12 +118,14 @@ class PieceCosts:
             if figures not in self._summed:
                 rows = [self._of_pieces(figures, name) for name in SUMMED]
                 self._summed[figures] = np.array(rows)
-            sums = self._summed[figures][:, i:j].sum(axis=1).tolist()
+            sums = dict(
+                zip(SUMMED, self._summed[figures][:, i:j].sum(axis=1).tolist(), strict=True)
+            )
+            start = int(self.pieces[i])
+            stop = int(self.pieces[j])
+            sums["update"] += figures.uneven(start, stop)
             self._stages[key] = Stage(
-                start=int(self.pieces[i]),
-                stop=int(self.pieces[j]),
-                memory=self._memories[figures].of(flying, i, j),
-                **dict(zip(SUMMED, sums, strict=True)),
+                start=start, stop=stop, memory=self._memories[figures].of(flying, i, j), **sums
             )
         return self._stages[key]
 

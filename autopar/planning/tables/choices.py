@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from autopar.costmodel.memory.saved_values import SavedValues, saved_values
 from autopar.costmodel.redistribution.layout_space import LayoutSpace
 from autopar.costmodel.step.casts import cast_seconds
-from autopar.costmodel.step.matrix_updates import matrix_seconds
+from autopar.costmodel.step.matrix_updates import share_of
 from autopar.costmodel.step.mesh_prices import optimizer_of, storage_bytes, update_seconds
 from autopar.ir import Operator, Tensor
 from autopar.planning.model.restrictions import Limits
@@ -109,7 +109,7 @@ class Choosing:
         seconds = self._stored_seconds(tensor, shards) if train else np.zeros(len(rows))
         if train and tensor.name in basis.matrices:
             layouts = [space.layout(int(code)) for code in rows]
-            own = [matrix_seconds(tensor, layout, basis.prices) for layout in layouts]
+            own = [share_of(tensor, layout, basis.prices).seconds for layout in layouts]
             seconds = seconds + np.array(own)
         method = optimizer_of(tensor, basis.optimizer, basis.matrices)
         memory = storage_bytes(tensor, shards, method, train=train, types=basis.types)

@@ -28,6 +28,7 @@ MAKE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adafactor": lambda m: autopar.local_optimizer(torch.optim.Adafactor, m, lr=0.1),
     "fused adamw": lambda m: autopar.local_optimizer(torch.optim.AdamW, m, lr=0.1, fused=True),
     "lamb": lambda m: autopar.Lamb(m.parameters(), lr=0.1),
+    "muon": lambda m: autopar.Muon(m, lr=0.1),
     "rprop": lambda m: autopar.local_optimizer(torch.optim.Rprop, m, lr=0.1),
     "nadam": lambda m: torch.optim.NAdam(m.parameters(), lr=0.1),
     "adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1),
@@ -38,7 +39,7 @@ MAKE: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "amsgrad": lambda m: torch.optim.AdamW(m.parameters(), lr=0.1, amsgrad=True),
 }
 
-FAST = ["adafactor", "local small adamw"]
+FAST = ["adafactor", "local small adamw", "muon"]
 
 
 def _made(
@@ -85,7 +86,9 @@ def test_states_come_back(tmp_path: Path, names: list[str]) -> None:
     there = run_ranks(_under_stages, 2, str(tmp_path), names)[0]
     for name in names:
         assert here[name][0] == here[name][1], name
-        assert there[name] == pytest.approx(here[name][0], rel=1e-5), name
+        # Muon computes updates in bfloat16, where noise of gradients may round otherwise.
+        tolerance = 1e-2 if name == "muon" else 1e-5
+        assert there[name] == pytest.approx(here[name][0], rel=tolerance), name
 
 
 class Counting(torch.optim.SGD):
