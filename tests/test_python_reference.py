@@ -37,6 +37,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "elastic",
         "Lamb",
         "Momentum",
+        "Muon",
         "SmallAdamW",
     ),
     "Weights": ("export_checkpoint", "export_weights", "import_weights"),
