@@ -184,6 +184,7 @@ def owners_of(mesh: Mesh, matrices: Sequence[Tensor], storage: Mapping[str, Layo
             name=tensor.name, rows=rows, columns=columns, split=split, copied=copied, places=places
         )
         by_axes.setdefault((split, copied), []).append(owned)
+    # Messages of a group of ranks are few and long: all its matrices travel together.
     exchanges = tuple(
         _exchange(mesh.shape, split, copied, members)
         for (split, copied), members in by_axes.items()
@@ -198,11 +199,13 @@ def matrices_on(tensor: Tensor, layout: Layout, mesh: Sequence[int]) -> tuple[in
     split: list[int] = []
     copied: list[int] = []
     for axis, placement in enumerate(layout):
+        # An axis of one device neither cuts nor copies.
         if mesh[axis] == 1:
             continue
         if placement.kind is not Kind.SPLIT:
             copied.append(axis)
         elif batched and placement.dim == 0:
+            # A split by expert leaves every matrix whole, and each rank with fewer of them.
             count //= mesh[axis]
         else:
             split.append(axis)
@@ -218,6 +221,7 @@ def _longest_first(
     A job is a number of matrices, the work of each, and the axes over which it may be placed. Along
     the other axes every rank has as many matrices of its own.
     """
+    # Sums of whole numbers, which float64 holds exactly: equal input gives equal places.
     loads = np.zeros(mesh, dtype=np.float64)
     places: list[tuple[int, ...]] = [()] * len(jobs)
     # Equal work is placed in the order of the model.
@@ -226,7 +230,10 @@ def _longest_first(
         others = tuple(axis for axis in range(len(mesh)) if axis not in axes)
         own: list[int] = []
         for _ in range(count):
+            # Ranks that differ in other axes each get a matrix of their own at this place, so the
+            # busiest of them is what counts.
             heaviest = loads.max(axis=others) if others else loads
+            # Of equally busy places it is the first, on every rank and in every process.
             place = int(heaviest.argmin())
             own.append(place)
             at: list[int | slice] = [slice(None)] * len(mesh)
@@ -247,6 +254,7 @@ def _exchange(mesh: Sequence[int], split: Axes, copied: Axes, members: Sequence[
             elements = owned.rows * owned.columns // shards
             sent[place] += elements
             shared[copy_of(owned, place, mesh)] += elements
+    # Messages to all ranks of a group have one length, which backends move fastest.
     return Exchange(
         split=split,
         copied=copied,

@@ -94,7 +94,9 @@ class _Weights:
 
 
 def _is_product(operator: Operator) -> bool:
-    return operator.kind in RULES and bool(RULES[operator.kind].products)
+    # The weight of a convolution [out, in, place] is no batch of matrices.
+    is_filter = "conv" in operator.kind.lower()
+    return not is_filter and operator.kind in RULES and bool(RULES[operator.kind].products)
 
 
 def _looks_up(operator: Operator) -> bool:

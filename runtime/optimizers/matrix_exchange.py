@@ -40,10 +40,13 @@ def updates_of(
         _Part(exchange, groups, layouts, {o.name: shards[o.name] for o in exchange.members})
         for exchange in owners.exchanges
     ]
+    # All that comes to this rank comes before it computes: ranks then issue their collectives in
+    # one order, however long the matrices of each take.
     wholes = [part.gathered() for part in parts]
     results: dict[str, Tensor] = {}
     for part, own in zip(parts, wholes, strict=True):
         made = {item: update(matrix) for item, matrix in own.items()}
+        # Whole matrices are large, and are of no use any more.
         own.clear()
         results.update(part.returned(made))
     return results
@@ -76,6 +79,7 @@ class _Part:
 
     def gathered(self) -> dict[Item, Tensor]:
         """The whole matrices that this rank owns."""
+        # Copies are whole already; a rank updates those that it owns.
         if not self.exchange.split:
             return {item: self._shard(item) for item, row, _ in self._items() if row == self.row}
         outgoing = self._buffer(degree_of(self.exchange.split, self.mesh), self.exchange.sent)
@@ -118,6 +122,8 @@ class _Part:
 
     def _shared(self, parts: Mapping[Item, Tensor]) -> dict[Item, Tensor]:
         """The updates' shards of all copies' matrices."""
+        # Every rank lays out the rows of all copies, so that none has to tell another where its
+        # updates begin.
         starts = Counter[int]()
         places: dict[Item, tuple[int, int]] = {}
         row = self._buffer(1, self.exchange.shared)[0]
@@ -143,6 +149,7 @@ class _Part:
 
     def _items(self) -> Iterator[tuple[Item, int, int]]:
         """This copy's matrices: the row of each one's owner, and its start in that row."""
+        # Senders and owners count along the same list, which gives both the same places.
         starts = Counter[int]()
         for item, place in self._every():
             owned: Owned = self.owned[item[0]]
@@ -163,6 +170,7 @@ class _Part:
         return cuts_of(self.layouts[name], self.mesh, self.groups.coordinate)
 
     def _buffer(self, rows: int, columns: int) -> Tensor:
+        # Zeros, as what is behind a shorter row is sent as well.
         any_shard = next(iter(self.shards.values()))
         return torch.zeros(rows, columns, dtype=SENT, device=any_shard.device)
 

@@ -98,6 +98,7 @@ class Muon(Optimizer):
                 directions.update((value, self._direction(value, group)) for value in values)
             elif values:
                 self._adamw(values, group)
+        # Matrices are updated last, all at once: ranks meet there.
         updates = _alone(directions) if self._owned is None else self._owned.updates(directions)
         for group in self.param_groups:
             for value in group["params"]:
@@ -113,6 +114,7 @@ class Muon(Optimizer):
             own["momentum_buffer"] = torch.zeros_like(value)
         gradient = local_of(value.grad)
         mean = local_of(own["momentum_buffer"])
+        # The momentum is elementwise, so each shard has its own.
         momentum = group["momentum"]
         mean.lerp_(gradient, 1 - momentum)
         return gradient.lerp(mean, momentum).to(torch.bfloat16)
@@ -229,6 +231,7 @@ def _apply(value: Tensor, update: Tensor, group: Mapping[str, Any]) -> None:
     if group["adjust_lr_fn"] == "match_rms_adamw":
         scale = 0.2 * math.sqrt(max(rows, columns))
     shard = local_of(value)
+    # The decay comes before the step, in the order of torch's Muon.
     shard.mul_(1 - group["lr"] * group["weight_decay"])
     shard.add_(update, alpha=-group["lr"] * scale)
 

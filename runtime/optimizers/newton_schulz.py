@@ -23,7 +23,9 @@ def newton_schulz(matrix: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     value = matrix.to(torch.bfloat16)
+    # The product with its own transpose is then of the shorter side.
     value = value.T if tall else value
+    # The iteration needs singular values of 1 at the most.
     value = value / value.norm().clamp(min=EPS)
     for _ in range(STEPS):
         outer = value @ value.T

@@ -149,7 +149,8 @@ def test_storage_and_update_of_a_parameter(optimizer: str, copies: int, traffic:
 
 def test_an_unknown_optimizer_is_an_error_that_lists_the_valid_ones() -> None:
     with pytest.raises(
-        UsageError, match=r"valid are adamw, sgd, momentum, lamb, muon, none\. Perhaps you meant 'adamw'"
+        UsageError,
+        match=r"valid are adamw, sgd, momentum, lamb, muon, none\. Perhaps you meant 'adamw'",
     ):
         optimizer_named("adam")
 
