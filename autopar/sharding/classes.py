@@ -4,8 +4,8 @@ Rows are batch and sequence; the hidden dim joins the layers; inner dims are hea
 vocabulary. Two dims are of one class when some operator gives them the same factor, closed over the
 whole graph (union-find). A class without a dim of a weight matrix or look-up table is a class of
 rows. Of the other classes, the hidden dim is the one that a normalisation reduces; the rest are
-inner. A dim that a product shares with its weight and keeps in its output counts the experts: it
-numbers matrices and is no dim of a matrix.
+inner. A dim that a product shares with its weight and keeps in its output counts the experts, and
+so does one of whose matrices each row meets one: it numbers matrices and is no dim of a matrix.
 """
 
 from __future__ import annotations
@@ -105,9 +105,8 @@ def _of_weights(
     """
     # Only products and look-ups count. A table of positions that is added to the rows has the
     # sequence among its dims, which makes it no weight matrix.
-    if not RULES[op.kind].products and not any(
-        factor.special == "masked" for factor in rule.factors
-    ):
+    masked = {i for i, factor in enumerate(rule.factors) if factor.special == "masked"}
+    if not RULES[op.kind].products and not masked:
         return set(), set()
     pairs = list(zip(op.inputs, rule.inputs, strict=True))
     held = {factor for name, dims in pairs if name in stored for dim in dims for factor in dim}
@@ -120,6 +119,8 @@ def _of_weights(
     ]
     others = {factor for dims in rows for dim in dims for factor in dim}
     counted = held & others & {factor for dims in rule.outputs for dim in dims for factor in dim}
+    # A look-up has the rows of one table; a masked product has a matrix for each place.
+    counted |= masked & held if RULES[op.kind].products else set()
     return held - counted, counted
 
 

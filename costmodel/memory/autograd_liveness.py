@@ -89,17 +89,11 @@ class _Walk(Steps):
     # --- forward ---
 
     def _segments(self, recompute: Recompute) -> list[int]:
-        """The segment of every step, or -1; a redistribution belongs to the operator behind it."""
+        """The segment of every step, or -1."""
         names = {
             name: number for number, segment in enumerate(recompute.segments) for name in segment
         }
-        segments = []
-        behind = -1
-        for step in reversed(self.program.steps):
-            if isinstance(step, Compute):
-                behind = names.get(step.operator.name, -1)
-            segments.append(behind)
-        return segments[::-1]
+        return [names.get(name, -1) for name in self.workers]
 
     def forward(self, train: bool) -> None:
         for index, step in enumerate(self.program.steps):
@@ -113,7 +107,7 @@ class _Walk(Steps):
         self, index: int, step: Compute | Redistribute, values: dict[Place, int], *, keep: bool
     ) -> None:
         """Run one step of the forward pass; `keep`: whether values are saved for autograd."""
-        self.tick(step.tensor if isinstance(step, Redistribute) else step.operator.name)
+        self.tick(self.workers[index])
         segment = -1 if keep else self.segment_of[index]
         if isinstance(step, Redistribute):
             self.enter(segment, [(step.tensor, step.chain[0])], values)
@@ -172,7 +166,7 @@ class _Walk(Steps):
                 recomputed.add(segment)
                 self.recompute(segment)
             if isinstance(step, Redistribute):
-                self.redistribute_back(step)
+                self.redistribute_back(index, step)
             elif self.facts[step.operator.name].backward:
                 self.compute_back(index, step)
             if segment >= 0 and last[segment] == index:

@@ -18,7 +18,7 @@ class Live:
 
     `activations`: values saved for the backward pass. `saved`: bytes that the forward pass of one
     micro-batch leaves to its backward pass. `gathered`: parameters in used layouts that differ from
-    the stored ones. `moments`: the operator or redistributed tensor of every moment. `saved_of`:
+    the stored ones. `moments`: the operator at work in every moment. `saved_of`:
     the share of `saved` that each of them is the first to keep.
     """
 

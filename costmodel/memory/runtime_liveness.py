@@ -110,10 +110,10 @@ class _Played(UnitMemories):
     def _step(self, index: int, values: dict[Place, int], *, keep: bool) -> None:
         step = self.program.steps[index]
         if isinstance(step, Redistribute):
-            self.tick(step.tensor)
+            self.tick(self.workers[index])
             self.redistribute(step, values)
         elif not all(place in self.prepared for place in makes(step)):
-            self.tick(step.operator.name)
+            self.tick(self.workers[index])
             self.compute(index, step, values, keep=keep)
             if self.count > 1 and step.decision.rule is None:  # made once for all micro-batches
                 self.prepared.update((place, values[place]) for place in makes(step))
@@ -150,7 +150,7 @@ class _Played(UnitMemories):
         for index in reversed(segment.steps):
             step = steps[index]
             if isinstance(step, Redistribute):
-                self.redistribute_back(step)
+                self.redistribute_back(index, step)
             elif self.facts[step.operator.name].backward:
                 self.compute_back(index, step)
         gradients = [

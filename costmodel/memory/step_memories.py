@@ -33,6 +33,7 @@ class Steps(LiveBytes):
         self.facts = facts
         self.types = types
         self.tensors = program.graph.tensors
+        self.workers = _workers(program)
         self.mesh = program.assignment.mesh.shape
         self.shards: dict[Layout, int] = {}
         self.values: dict[Place, int] = {}
@@ -212,12 +213,12 @@ class Steps(LiveBytes):
         for memory in self.saved.get(index, ()):
             self.read(memory)
 
-    def redistribute_back(self, step: Redistribute) -> None:
+    def redistribute_back(self, index: int, step: Redistribute) -> None:
         """Run the backward pass of a redistribution."""
         gradient = self.gradients.pop((step.tensor, step.chain[-1]), None)
         if gradient is None or not step.differentiable:
             return
-        self.tick(step.tensor)
+        self.tick(self.workers[index])
         self.holders[gradient] -= 1
         for index, (before, after) in reversed(list(enumerate(itertools.pairwise(step.chain)))):
             self.read(gradient)
@@ -227,3 +228,17 @@ class Steps(LiveBytes):
                     self.scratch.append((self.now, back.scratch))
                     gradient = self.new(self.gradient_bytes(step.tensor, before))
         self.add((step.tensor, step.chain[0]), gradient)
+
+
+def _workers(program: Program) -> list[str]:
+    """The operator of every step; a redistribution belongs to the one behind it.
+
+    Those of the model's outputs have none behind them, and belong to the last operator.
+    """
+    workers = []
+    behind = program.graph.operators[-1].name if program.graph.operators else ""
+    for step in reversed(program.steps):
+        if isinstance(step, Compute):
+            behind = step.operator.name
+        workers.append(behind)
+    return workers[::-1]
