@@ -14,7 +14,17 @@ from autopar.order.schedules import SCHEDULES
 
 from .kinds import BYTES, DIMS, DIMS_FORM, MESH, SHAPES, SHAPES_FORM, SWITCH, TEXTS, WHOLE
 from .option import Option
-from .values import DTYPES, MODES, OFFLOADS, OPTIMIZERS, RECOMPUTES, SCHEMES, SEARCHES, ZEROS
+from .values import (
+    DTYPES,
+    MODES,
+    OFFLOADS,
+    OPTIMIZERS,
+    RECOMPUTED_MODULES,
+    RECOMPUTES,
+    SCHEMES,
+    SEARCHES,
+    ZEROS,
+)
 
 CLUSTER = (
     Option(
@@ -195,9 +205,11 @@ PINS = (
     ),
     Option(
         name="recompute",
-        choices=RECOMPUTES,
-        help="what is made again in the backward pass (default: searched)",
-        told='what is made again in the backward pass: "none", "selective" or "full"; '
+        metavar=f"{'|'.join(RECOMPUTES)}|MODULE,...",
+        help="what is made again in the backward pass: all, or modules by Megatron's names "
+        f"({', '.join(RECOMPUTED_MODULES)}) (default: searched)",
+        told='what is made again in the backward pass: "none", "selective" or "full", or modules '
+        f'by Megatron\'s names, as "core_attn,mlp" ({", ".join(RECOMPUTED_MODULES)}); '
         "by default searched",
     ),
     Option(

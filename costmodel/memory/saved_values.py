@@ -198,8 +198,8 @@ def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> 
     facts = facts_of(analysis)
     tensors = analysis.graph.tensors
     segment_of = {name: number for number, segment in enumerate(segments) for name in segment}
-    roots = _roots(analysis, facts)
-    places = _places(analysis, facts, segment_of)
+    roots = roots_of(analysis, facts)
+    places = places_saved(analysis, facts, segment_of)
     count = Counter(roots.get(name, name) for listed in places.values() for _, _, name in listed)
     shares: dict[str, tuple[Share, ...]] = {}
     for op in analysis.warm:
@@ -222,7 +222,7 @@ def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> 
     )
 
 
-def _roots(analysis: Analysis, facts: Mapping[str, Facts]) -> dict[str, str]:
+def roots_of(analysis: Analysis, facts: Mapping[str, Facts]) -> dict[str, str]:
     """The tensor whose memory each view is, through views of views."""
     roots: dict[str, str] = {}
     for op in analysis.warm:
@@ -231,7 +231,7 @@ def _roots(analysis: Analysis, facts: Mapping[str, Facts]) -> dict[str, str]:
     return roots
 
 
-def _places(
+def places_saved(
     analysis: Analysis, facts: Mapping[str, Facts], segment_of: Mapping[str, int]
 ) -> dict[str, list[tuple[bool, int, str]]]:
     """The values that each operator saves: whether an output, its position, and its name."""

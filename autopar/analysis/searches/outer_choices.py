@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from autopar.costmodel import Cluster
 from autopar.errors import NoPlanFits, UsageError
 from autopar.plan import Plan
-from autopar.planning.model.folded_model import RECOMPUTES
 from autopar.planning.model.progress import Progress
+from autopar.planning.model.recompute import RECOMPUTES
 from autopar.planning.model.request import OFFLOADS, ZEROS, Request
 from autopar.planning.planner import folded_of, search_plan
 from autopar.planning.space.candidates import divisors

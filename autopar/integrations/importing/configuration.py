@@ -25,8 +25,9 @@ class Configuration:
     `expert_tensor`: devices that split each expert (None: those that split tensors).
     `stages`, `schedule`, `interleave`: of the pipeline. `batch`: the global batch; `micro_batch`:
     samples of a device in a micro-batch; `local_batch`: samples of a device before gradients are
-    reduced; both count where `micro_batches` is None. `styles`: splits of weights by module
-    pattern. `lost`: sentences on options that are not taken over.
+    reduced; both count where `micro_batches` is None. `recompute_modules`: those that a
+    selective `recompute` names (none: as is best). `styles`: splits of weights by module pattern.
+    `lost`: sentences on options that are not taken over.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Configuration:
     micro_batch: int | None = None
     local_batch: int | None = None
     recompute: str | None = None
+    recompute_modules: tuple[str, ...] = ()
     dtype: str | None = None
     reduce: str | None = None
     optimizer: str | None = None

@@ -11,9 +11,11 @@ from autopar.api import Planned, plan_loaded
 from autopar.costmodel import Cluster
 from autopar.costmodel.known import Priced, Shape
 from autopar.errors import NoPlanFits, UsageError
+from autopar.ir import Graph
 from autopar.model import LoadedModel
 from autopar.options.plan_options import choose_cluster
 from autopar.planning.model.progress import Progress
+from autopar.planning.model.recompute import modules_of
 from autopar.schemes import scheme_named
 from autopar.schemes.pinning import stage_mesh
 
@@ -161,11 +163,19 @@ def _pins(
     shapes = (model.graph.tensors[name].shape for name in model.graph.inputs)
     batch = next((shape[0] for shape in shapes if shape), None)
     pins["micro_batches"] = configuration.count(data, batch)
-    pins["recompute"] = configuration.recompute
+    pins["recompute"] = _recompute(configuration, model.graph)
     pins["offload"] = configuration.offload
     if configuration.interleave > 1:
         pins["interleave"] = configuration.interleave
     return pins, scheme
+
+
+def _recompute(configuration: Configuration, graph: Graph) -> str | None:
+    """The mode of recompute, or the modules named beside a selective one that the model has."""
+    named = configuration.recompute_modules
+    if configuration.recompute != "selective" or not named:
+        return configuration.recompute
+    return ",".join(modules_of(graph, named)) or "none"
 
 
 def _by_scheme(configuration: Configuration, data: int) -> tuple[dict[str, Any], str]:

@@ -6,8 +6,10 @@ import re
 import shlex
 
 from autopar.costmodel.known.pipeline_layout import chunks_of
-from autopar.errors import UsageError
+from autopar.costmodel.known.recompute_modules import MODULES
+from autopar.errors import UsageError, unknown
 from autopar.order.schedules import SCHEDULES
+from autopar.planning.model.recompute import MODULES as PLANNED
 
 from .configuration import Configuration, degree, left_out, number
 from .megatron_run import READ, priced_otherwise
@@ -83,6 +85,7 @@ def read_megatron(text: str) -> Configuration:
         batch=number(SOURCE, options, "global-batch-size"),
         sequence=number(SOURCE, options, "seq-length"),
         recompute=_recompute(options),
+        recompute_modules=_modules(options, lost),
         dtype=next((name for flag, name in _TYPES.items() if flag in options), None),
         optimizer=OPTIMIZERS.get(optimizer),
         offload="optimizer" if "optimizer-cpu-offload" in options else None,
@@ -193,3 +196,18 @@ def _recompute(options: dict[str, str]) -> str:
     if granularity:
         return granularity
     return "selective" if "recompute-activations" in options else "none"
+
+
+def _modules(options: dict[str, str], lost: list[str]) -> tuple[str, ...]:
+    """The modules of selective recompute that a plan has, too."""
+    named = options.get("recompute-modules", "").split()
+    for name in named:
+        if name not in MODULES:
+            raise UsageError(unknown("recompute module", name, MODULES))
+    inside = [name for name in named if name not in PLANNED]
+    if inside:
+        lost.append(
+            f"--recompute-modules {' '.join(inside)}: a plan makes a layer's products of experts "
+            "and the calls between them as one operator; the run itself is priced with it"
+        )
+    return tuple(name for name in named if name in PLANNED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -10,26 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.memory.worthwhile_recompute import worthwhile
 from autopar.costmodel.step.mesh_prices import MeshPrices
-from autopar.errors import UsageError, unknown
-from autopar.ir import Graph, Role
+from autopar.errors import UsageError
+from autopar.ir import Graph
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.micro_batches import micro_batch_options, split_batch
-from autopar.sharding.rules import RULES, preamble
-from autopar.sharding.rules.experts import EXPERTS
 
 from .counts import Counts, Segments
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
+from .recompute import stretches
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
 SMALL_GRAPH = 500
 """The most operators of a graph whose whole program is made in a fraction of a second."""
-RECOMPUTES = ("none", "selective", "full")
-"""Nothing; all but products with a weight (so norms, activation functions, attention's core); whole
-layers.
-"""
 
 
 class FoldedModel:
@@ -130,47 +126,24 @@ class FoldedModel:
         return np.concatenate(([0], inner[low]))
 
     def segments(self, recompute: str, *, short: bool) -> Segments:
-        """The groups of operators that a recompute mode repeats."""
-        if recompute not in RECOMPUTES:
-            raise UsageError(unknown("recompute", recompute, RECOMPUTES))
+        """The groups of operators that a mode of recompute, or modules, repeat (see `recompute`).
+
+        Groups that save nothing are left out.
+        """
         key = (short, recompute)
         if key not in self._segments:
+            all_of = tuple(stretches(self.graph, self.runs, recompute))
+            names = {op.name for op in self.folding.graph.operators}
             # Of the folded graph only whole layers that are in it are repeated.
-            folded_names = {op.name for op in self.folding.graph.operators} if short else None
-            groups = tuple(self._groups(recompute)) if recompute != "none" else ()
-            self._segments[key] = tuple(
-                g for g in groups if folded_names is None or set(g) <= folded_names
-            )
+            folded = {one.names: one.key for one in all_of if names.issuperset(one.names)}
+            chosen = worthwhile(self.analysis(short=True), tuple(folded)) if folded else ()
+            # The last of equal layers, which represents all behind the first, speaks for them.
+            last = {where: group for group, where in folded.items()}
+            taken = {where for where, group in last.items() if group in chosen}
+            for part in (True, False):
+                self._segments[part, recompute] = tuple(
+                    one.names
+                    for one in all_of
+                    if one.key in taken and (not part or one.names in folded)
+                )
         return self._segments[key]
-
-    def _groups(self, recompute: str) -> Iterator[tuple[str, ...]]:
-        """The layers, or ("selective") their stretches without a product with a weight."""
-        cold = preamble(self.graph)
-        for run in self.runs:
-            for layer in run.segments():
-                names: list[str] = []
-                for index in layer:
-                    operator = self.graph.operators[index]
-                    if operator.name in cold:
-                        continue
-                    # Products with weights cost most to repeat, and the stretches between keep
-                    # most.
-                    if recompute == "selective" and self._has_weight_product(index):
-                        if names:
-                            yield tuple(names)
-                        names = []
-                    else:
-                        names.append(operator.name)
-                if names:
-                    yield tuple(names)
-
-    def _has_weight_product(self, index: int) -> bool:
-        operator = self.graph.operators[index]
-        return operator.kind == EXPERTS or (
-            bool(RULES[operator.kind].products)
-            and any(
-                self.graph.tensors[name].role is Role.PARAMETER
-                and len(self.graph.tensors[name].shape) > 1
-                for name in operator.inputs
-            )
-        )

@@ -16,7 +16,7 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.schedule import PLAIN, PLAINLY, Reductions, Types
 
-from .folded_model import RECOMPUTES
+from .recompute import read_recompute
 from .restrictions import Limits
 
 ZEROS = (0, 1, 2, 3)
@@ -45,11 +45,11 @@ class Request:
     stay idle if that is faster. `types`: of stored parameters and gradients. `reductions`: how
     gradients are reduced.
 
-    `mesh`: of one stage. `recompute`: "none", "selective" or "full". `zero`: 0, parameters are
-    stored whole; 1 and 2, stored split and gathered once a step, with gradients added up whole or
-    as shards; 3, gathered for every pass. `offload`: "none", or "optimizer" for the optimizer state
-    of all parameters in the host's memory. `hosted`: the parameters with their state there, if
-    these are fixed. `schedule`, `interleave`: the schedule, and its chunks a stage.
+    `mesh`: of one stage. `recompute`: a mode, or modules (see `recompute`). `zero`: 0, parameters
+    are stored whole; 1 and 2, stored split and gathered once a step, with gradients added up whole
+    or as shards; 3, gathered for every pass. `offload`: "none", or "optimizer" for the optimizer
+    state of all parameters in the host's memory. `hosted`: the parameters with their state there,
+    if these are fixed. `schedule`, `interleave`: the schedule, and its chunks a stage.
     """
 
     cluster: Cluster
@@ -92,8 +92,8 @@ class Request:
                 raise UsageError(f"{name}: {count}; it must be at least 1")
             if count is not None and count > MICRO_BATCHES:
                 raise UsageError(f"{name}: {count}; it must be at most {MICRO_BATCHES}")
+        read_recompute(self.recompute or "none")
         for what, value, valid in (
-            ("recompute", self.recompute, RECOMPUTES),
             ("offload", self.offload, OFFLOADS),
             ("pipeline schedule", self.schedule, tuple(SCHEDULES)),
             ("ZeRO stage", None if self.zero is None else str(self.zero), tuple(map(str, ZEROS))),

@@ -15,6 +15,7 @@ from autopar.planning.bounds.too_slow import TooSlow
 from autopar.planning.model.counts import Counts
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
+from autopar.planning.model.recompute import RECOMPUTES
 from autopar.planning.model.request import Request
 from autopar.planning.solve.peak_beyond_tables import bytes_beyond
 from autopar.planning.solve.solved_candidate import Case, Solved
@@ -62,7 +63,9 @@ class CandidateSolver:
         recomputes = ["none"]
         # What is recomputed is found layer by layer, in runs of equal ones.
         if request.train and self.folded.runs:
-            recomputes = ["none", "selective", "full"]
+            recomputes += [
+                mode for mode in RECOMPUTES[1:] if self.folded.segments(mode, short=True)
+            ]
         if request.recompute is not None:
             recomputes = [request.recompute]
         for recompute in recomputes:

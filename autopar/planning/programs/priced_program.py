@@ -85,9 +85,14 @@ class DraftProgram:
 
     @staticmethod
     def of(tables: Tables, solution: Solution, schedule: Schedule) -> DraftProgram:
-        """Decode a solution."""
+        """Decode a solution; recompute that saves nothing at the peak is left out."""
         program = build_program(tables.analysis.graph, decode(tables, solution.choices))
-        return DraftProgram(tables=tables, solution=solution, plan=scheduled(program, schedule))
+        draft = DraftProgram(tables=tables, solution=solution, plan=scheduled(program, schedule))
+        if not schedule.recompute:
+            return draft
+        # Each recomputed segment holds its inputs to its end, which small ones do not earn.
+        plain = draft.under(replace(schedule, recompute=()))
+        return plain if plain.memory.total <= draft.memory.total else draft
 
     @cached_property
     def memory(self) -> Memory:

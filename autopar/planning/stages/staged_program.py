@@ -138,9 +138,26 @@ def best_pipeline(
             break
         limits.approach()
     if best is not None:
-        return best
+        return _without_waste(best, terms)
     memory_limit = min(terms.request.memory_limit_on(group.cluster) for group in groups)
     raise Infeasible(max(least, math.nextafter(memory_limit, math.inf)), memory_limit)
+
+
+def _without_waste(best: StagedProgram, terms: Terms) -> StagedProgram:
+    """Return the same solutions without their recompute, where that needs no more memory.
+
+    A short stage with little in flight holds at its peak what its layers make either way.
+    """
+    if not terms.schedule.recompute:
+        return best
+    schedule = replace(terms.schedule, recompute=())
+    plain = replace(terms, schedule=schedule)
+    parts = tuple(plain.part(part.group, part.tables, part.solution) for part in best.parts)
+    cutter, schedules = plain.cutter(parts)
+    pipeline = cutter.best(schedules)
+    if pipeline is None or pipeline.memory > best.pipeline.memory:
+        return best
+    return replace(best, parts=parts, pipeline=pipeline, schedule=schedule)
 
 
 def interleaved(staged: StagedProgram, request: Request, *, always: float) -> StagedProgram:
