@@ -24,7 +24,9 @@ from .options.table import READING
 from .plan import Plan
 from .plan_origin import cluster_of_plan, model_of_plan
 from .planning.model.progress import Progress
+from .planning.model.routing import read_routing
 from .planning.planner import folded_of, search_plan
+from .planning.programs.routed_experts import require_counts, routed
 from .sharding.analysis import Analysis, analyse
 
 if TYPE_CHECKING:
@@ -107,13 +109,23 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     ruled, said = provide_rules(
         model, discover=wanted.discover, replicate_unknown=wanted.replicate_unknown
     )
+    routing = read_routing(wanted.routing)
+    require_counts(routing, ruled.graph)
     request, request_notes = wanted.request(ruled, cluster)
     before = time.process_time()
     folded = folded_of(ruled.graph, request)
     best = search_plan(ruled.graph, request, progress=progress, folded=folded)
     seconds = time.process_time() - before
     analysis = folded.analysis(short=False)
-    best = best.model_copy(update={"model": best.model.model_copy(update={"dtype": ruled.dtype})})
+    under = routed(
+        best,
+        folded.analysis(short=False, micro_batches=best.schedule.micro_batches),
+        cluster,
+        routing,
+        request.memory_limit,
+    )
+    named = best.model.model_copy(update={"dtype": ruled.dtype})
+    best = best.model_copy(update={"model": named, "routing": under})
     notes = (sentence, *model.notes, *said, *request_notes)
     return Planned(
         plan=best, model=ruled, cluster=cluster, notes=notes, seconds=seconds, analysis=analysis

@@ -12,6 +12,14 @@ CLUSTER_BYTES = 1 * MIB
 """A cluster file."""
 CONFIGURATION_BYTES = 4 * MIB
 """A configuration of another project, and a Hugging Face configuration."""
+ROUTING_BYTES = 16 * MIB
+"""Counts of rows by expert and layer."""
+LAYERS = 4096
+"""Layers of experts for which a file gives counts."""
+EXPERTS = 65536
+"""Experts of a layer in it."""
+ROWS = 2**53
+"""Rows of an expert in it: floats hold all whole numbers up to here."""
 STRATEGY_BYTES = 64 * MIB
 """A strategy checkpoint of MindSpore."""
 NAME_BYTES = 4096

@@ -27,6 +27,7 @@ from .plan_parts import (
     Part,
     Predicted,
     Provenance,
+    RoutingPlan,
     RulePlan,
     SchedulePlan,
     StagePlan,
@@ -47,7 +48,7 @@ class Plan(Part):
     listed). `unused`: idle devices of the cluster. `redistributions`: for every tensor the chains
     of layouts that bring it to its readers. `rules`: rules found for this model, not taken from the
     table. `replicated`: operator kinds without a rule, computed whole on every device. `mixtures`:
-    equal layers with unequal strategies.
+    equal layers with unequal strategies. `routing`: of tokens to experts, where ranks split them.
     """
 
     schema_: Literal["autopar-plan"] = Field(default="autopar-plan", alias="schema")
@@ -66,6 +67,7 @@ class Plan(Part):
     stages: tuple[StagePlan, ...] = ()
     unused: int = Field(default=0, ge=0)
     mixtures: tuple[MixturePlan, ...] = ()
+    routing: RoutingPlan | None = None
     predicted: Predicted
     provenance: Provenance
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from .errors import UsageError, unknown
-from .file_limits import DEGREE, MICRO_BATCHES, TENSOR_BYTES
+from .file_limits import DEGREE, LAYERS, MICRO_BATCHES, TENSOR_BYTES
 from .ir.dtype import FLOATS
 from .order.schedules import SCHEDULES
 from .sharding.gradient_formats import check_format
@@ -277,6 +277,25 @@ class Predicted(Part):
     memory_parts: dict[str, float]
     host_memory: float = 0.0
     streamed: float = 0.0
+
+
+class RoutingPlan(Part):
+    """The stated routing of tokens to experts, and what the busiest rank of experts then needs.
+
+    `kind`: "even", "worst" (as many of each token's experts as possible on one rank) or "counts":
+    the rows of each expert, by layer of experts (one row: of all layers). `imbalance`: rows of the
+    busiest rank over the mean; `step`: seconds of a step that waits for it. `memory`: bytes of the
+    fullest device with that many rows; `at`: with 1, 2 and 4 times the mean rows. `most`: the
+    multiple of the mean rows from which on the plan exceeds the memory (null: no routing does).
+    """
+
+    kind: Literal["even", "worst", "counts"]
+    counts: tuple[tuple[int, ...], ...] = Field(default=(), max_length=LAYERS)
+    imbalance: float = Field(ge=1)
+    step: float
+    memory: float
+    at: tuple[float, float, float]
+    most: float | None
 
 
 class Provenance(Part):

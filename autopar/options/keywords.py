@@ -35,6 +35,7 @@ class PlanKeywords(TypedDict, total=False):
     memory: float | str | None
     loss: str | Callable[..., Any] | None
     search: str
+    routing: str | Path
     mesh: Mesh | Sequence[int] | None
     scheme: str | None
     stages: int | None

@@ -46,6 +46,7 @@ class PlanOptions:
     reduce: str | None = None
     optimizer: str = "adamw"
     search: str = "dynamic_programming"
+    routing: str | Path = "even"
     memory: float | None = None
     pins: Sequence[str] | Pins | Restriction = ()
     scheme: str | None = None

@@ -173,6 +173,16 @@ SEARCH = (
         help="search method (default: dynamic_programming, exact)",
         told="search method: " + ", ".join(SEARCHES),
     ),
+    Option(
+        name="routing",
+        default="even",
+        metavar="even|worst|FILE",
+        help="rows of each expert: even (default), the worst case, or a JSON file with counts of "
+        "tokens for each expert, one row for all layers or one for each",
+        told='rows of each expert: "even", "worst" (as many of each token\'s experts as possible '
+        'on one rank), or a JSON file with counts of tokens for each expert (`{"counts": '
+        "[...]}`, one row for all layers or one for each)",
+    ),
 )
 PINS = (
     Option(

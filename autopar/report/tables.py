@@ -50,6 +50,7 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         f"search {made.method}: {gap_text(made)}"
         + ("" if made.complete else "; interrupted, the best plan so far"),
     ]
+    lines += _routing_lines(plan)
     lines += _types_lines(plan) + _schedule_lines(plan) + _host_lines(plan)
     if plan.replicated:
         lines.append(
@@ -61,6 +62,29 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
         if len(named.axes) > 1:
             lines += [f"axis {axis}: {name}" for axis, name in named.axes.items()]
     return lines
+
+
+def _routing_lines(plan: Plan) -> list[str]:
+    """The routing of tokens to experts, and what the busiest rank needs."""
+    routing = plan.routing
+    if routing is None:
+        return []
+    stated = {"even": "even", "worst": "worst case", "counts": "by counts"}[routing.kind]
+    busiest = ""
+    if routing.kind != "even":
+        busiest = (
+            f", up to {routing.imbalance:.2f} times the mean rows on a rank: step at most "
+            f"{seconds_text(routing.step)}, memory {bytes_text(routing.memory)}"
+        )
+    at = ", ".join(
+        f"{multiple}x {bytes_text(size)}"
+        for multiple, size in zip((1, 2, 4), routing.at, strict=True)
+    )
+    ends = "any routing fits" if routing.most is None else f"fits up to {routing.most:.2f}x"
+    return [
+        f"routing of experts {stated}{busiest}",
+        f"memory by rows of a rank, as multiples of the mean: {at}; {ends}",
+    ]
 
 
 def _batch_text(plan: Plan) -> str:

@@ -219,6 +219,7 @@ class Explained:
                 "provenance": plan.provenance.model_dump(mode="json"),
             }
             out |= certainty_json(plan, self.cluster) if self.cluster is not None else {}
+            out["routing"] = plan.routing and plan.routing.model_dump(mode="json")
             out["groups"] = [group_json(group) for group in groups_of(account)] if account else None
         if self.parameter:
             stored = plan.parameters[self.parameter].model_dump(mode="json")
