@@ -36,7 +36,7 @@ def planned(model: str = "experts", **options: Any) -> Plan:
 
 def counts(tmp_path: Path, rows: Any) -> Path:
     text = json.dumps({"counts": rows})
-    # Several are written before the first is read.
+    # One file for each content, as several are written before the first is read.
     file = tmp_path / f"{zlib.crc32(text.encode())}.json"
     file.write_text(text)
     return file

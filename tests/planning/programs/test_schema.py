@@ -28,6 +28,7 @@ def test_a_plan_of_version_2_is_read() -> None:
     assert old["version"] == 2 and old["schedule"]["gathered"] == "again"
     assert json.loads(Plan.load(VERSION_2).to_json()) == old | {
         "version": 3,
+        "routing": None,
         "schedule": old["schedule"] | {"gathered": "per_pass"},
     }
 
