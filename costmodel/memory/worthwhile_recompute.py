@@ -56,12 +56,12 @@ class _Keepers:
     ) -> set[str]:
         """The activations that operators keep, each as the tensor whose memory it is."""
         tensors = self.analysis.graph.tensors
-        kept = {
+        saved = {
             self.roots.get(name, name)
             for operator in names
             for _, _, name in places.get(operator, ())
         }
-        return {name for name in kept if tensors[name].role is Role.ACTIVATION}
+        return {name for name in saved if tensors[name].role is Role.ACTIVATION}
 
     def worthwhile(self) -> Segments:
         """Leave out segments that save nothing, until all of the rest save something."""

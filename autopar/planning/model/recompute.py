@@ -70,6 +70,7 @@ def stretches(graph: Graph, runs: Sequence[Run], recompute: str) -> Iterator[Str
         return
     cold = preamble(graph)
     wanted = read_recompute(recompute)
+    # A module may be in some layers only, as experts behind dense ones.
     missing = set(wanted) - set(RECOMPUTES)
     for number, run in enumerate(runs):
         for layer in run.segments():
@@ -85,7 +86,7 @@ def stretches(graph: Graph, runs: Sequence[Run], recompute: str) -> Iterator[Str
 
 
 def modules_of(graph: Graph, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the named modules that the layers of a model have."""
+    """The named modules that the layers of a model have."""
     runs = find_runs(graph)
     return tuple(
         name
@@ -101,10 +102,10 @@ def _stretches(
     run: int, operators: Sequence[Operator], repeated: Sequence[bool], cold: frozenset[str]
 ) -> Iterator[Stretch]:
     names: list[str] = []
-    for place, (operator, again) in enumerate(zip(operators, repeated, strict=True)):
+    for place, (operator, twice) in enumerate(zip(operators, repeated, strict=True)):
         if operator.name in cold:
             continue
-        if again:
+        if twice:
             names.append(operator.name)
         elif names:
             yield Stretch(key=(run, place), names=tuple(names))
@@ -129,6 +130,7 @@ def _between_weights(graph: Graph, operators: Sequence[Operator]) -> list[bool]:
 def _core(graph: Graph, operators: Sequence[Operator]) -> list[bool]:
     """Operators from the first to the last product of two values in attention."""
     inside = [bool(path) and bool(_ATTENTION.search(path[-1])) for path in map(_path, operators)]
+    # Views, masks and softmax between the products belong to the core, too.
     products = [
         place
         for place, operator in enumerate(operators)

@@ -67,6 +67,7 @@ def routed(
     layers = list(_layers(plan, analysis, cluster, routing))
     if not any(layer.worst > 1 for layer in layers):
         return None
+    # One figure for the plan: that of its most uneven layer.
     imbalance = max(layer.imbalance for layer in layers)
     fixed, rows = _bytes(plan, layers)
 
@@ -135,17 +136,18 @@ def _layers(plan: Plan, analysis: Analysis, cluster: Cluster, routing: Routing) 
         step = Compute(operator=operator, decision=decision)
         most = _worst(step, offer.call, mesh)
         imbalance = min(_imbalance(routing, number, step, mesh, most), most)
-        again = operator.name in recomputed
+        twice = operator.name in recomputed
         further = 0.0
         if imbalance > 1:
             prices = MeshPrices(cluster=cluster, mesh=mesh)
-            further = _seconds(step, analysis, prices, imbalance, again=again) - _seconds(
-                step, analysis, prices, 1.0, again=again
+            further = _seconds(step, analysis, prices, imbalance, twice=twice) - _seconds(
+                step, analysis, prices, 1.0, twice=twice
             )
         made = keeps(offer.call, (True,) * len(offer.call.inputs)).made
         rows = _made_bytes(step, offer.call, made, mesh)
         scratch = backward_scratch(offer.call) if analysis.train else ()
-        saves = analysis.train and not again
+        # A recomputed layer makes its rows when its backward pass begins.
+        saves = analysis.train and not twice
         yield _Layer(
             stage=stage,
             imbalance=imbalance,
@@ -196,10 +198,11 @@ def _ranks(step: Compute, mesh: Mesh) -> int:
 
 
 def _seconds(
-    step: Compute, analysis: Analysis, prices: MeshPrices, multiple: float, *, again: bool
+    step: Compute, analysis: Analysis, prices: MeshPrices, multiple: float, *, twice: bool
 ) -> float:
     """Seconds of both passes of a micro-batch through a layer with so many times the mean rows."""
     offer = analysis.offers[step.operator.name]
+    # A capacity multiplies the rows of every expert, and so prices a fuller rank.
     attributes = {**offer.call.operator.attributes, "capacity": multiple}
     call = replace(offer.call, operator=replace(offer.call.operator, attributes=attributes))
     options = step.decision.options
@@ -213,6 +216,7 @@ def _seconds(
     for collective in operator_collectives(
         analysis.graph, step, prices.mesh.shape, analysis.gradients
     ):
+        # Rows travel in all-to-alls; partial sums are of all tokens, wherever rows go.
         travels = multiple if collective.kind == "all_to_all" else 1.0
         seconds = prices.seconds(
             collective.kind, collective.axes, round(travels * collective.nbytes)
@@ -221,7 +225,7 @@ def _seconds(
             back += seconds
         else:
             ahead += seconds
-    return ahead * (2.0 if again else 1.0) + back
+    return ahead * (2.0 if twice else 1.0) + back
 
 
 def _made_bytes(step: Compute, call: Call, made: Sequence[Made], mesh: Mesh) -> float:
@@ -272,5 +276,6 @@ def _further(plan: Plan, layers: Sequence[_Layer]) -> float:
     further = [0.0] * stages
     for layer in layers:
         further[layer.stage % stages] += layer.further
+    # Every micro-batch waits for the slowest stage, the first one for the others, too.
     slowest = max(further)
     return plan.schedule.micro_batches * slowest + (sum(further) - slowest) / each
