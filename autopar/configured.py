@@ -13,10 +13,13 @@ from .frontends.huggingface import (
     DTYPE,
     OPTIONS,
     PREFIX,
+    Batch,
     Configured,
     configured,
     example_inputs,
     placed,
+    telling,
+    told_sizes,
 )
 from .frontends.load import ModelOptions, load_model
 from .ir import Graph
@@ -54,28 +57,37 @@ def load_configured(
     """
     dtype = options.dtype or DTYPE
     made = configured(path, dtype)
-    sized: list[str] = []
-    batch = options.batch
     if given is None:
         has_labels = options.train and options.loss is None
-        given, sized = example_inputs(made, batch or 1, options.dims, labels=has_labels)
-        batch = None
-    inputs = {**given, **made.constants}
-    values = placed(made, given)
+        inputs = example_inputs(made, options.batch or 1, options.dims, labels=has_labels)
+        options = replace(options, batch=None)
+    else:
+        inputs = Batch(given=given)
+    told = told_sizes(made, inputs.given)
+
+    def ready(module: Any) -> Any:
+        return telling(frozen(module, frozen_parameters), told)
+
     loaded = load_model(
-        frozen(made.module, frozen_parameters),
-        replace(options, dims={}, batch=batch, dtype=None),
-        inputs,
+        ready(made.module),
+        replace(options, dims={}, dtype=None),
+        {**inputs.given, **made.constants},
     )
-    if values:
+    if values := placed(made, inputs.given, told, loaded.graph):
         loaded = _with_values(loaded, values)
     return replace(
         loaded,
-        build=functools.cache(lambda: frozen(build(made), frozen_parameters)),
+        build=functools.cache(lambda: ready(build(made))),
         given=None,
         reload=None,
         dtype=dtype,
-        notes=(_sized(loaded.graph, sized), *made.notes, *_idle(loaded.graph), *loaded.notes),
+        notes=(
+            _sized(loaded.graph, inputs.options),
+            *made.notes,
+            *_told(told),
+            *_idle(loaded.graph),
+            *loaded.notes,
+        ),
     )
 
 
@@ -120,6 +132,13 @@ def _sized(graph: Graph, options: Sequence[str]) -> str:
         f"{graph.name}: {count_text(parameters)} parameters; a batch is {', '.join(shapes)} "
         f"({', '.join(['--batch', *options])})"
     )
+
+
+def _told(values: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} is {value[0].tolist()} for every image: a constant of the plan, no input"
+        for name, value in values.items()
+    ]
 
 
 def _idle(graph: Graph) -> list[str]:

@@ -9,7 +9,7 @@ import functools
 import pytest
 
 from autopar.api import plan_loaded
-from autopar.errors import RunError, UsageError
+from autopar.errors import RunError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.runtime.run import run_plan
@@ -17,11 +17,6 @@ from tests.end_to_end.small_pictures import PICTURED, misplaced, pictured
 from tests.end_to_end.test_configured_types import PLANS
 
 pytest.importorskip("transformers")
-
-REFUSED = {("qwen2_vl", "pipeline"): "2 stages: .*needs the whole batch"}
-"""Types and plans that cannot be, and why: the attention of each image is an operator of its own,
-and a micro-batch has fewer of them.
-"""
 
 
 @functools.cache
@@ -38,10 +33,6 @@ def _loaded(kind: str, moved: bool = False) -> LoadedModel:
 def test_one_device_is_equalled(kind: str, name: str) -> None:
     devices, scheme = PLANS[name]
     model = _loaded(kind)
-    if (kind, name) in REFUSED:
-        with pytest.raises(UsageError, match=REFUSED[kind, name]):
-            plan_loaded(model, devices=devices, cluster="local-cpu", scheme=scheme)
-        return
     plan = plan_loaded(model, devices=devices, cluster="local-cpu", scheme=scheme).plan
     report = run_plan(model, plan, check=True)
     assert report.ok, report.check

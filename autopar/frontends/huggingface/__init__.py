@@ -5,7 +5,8 @@ No code of a model's repository is executed, nothing is downloaded, and planning
 
 from .file import DTYPE, PREFIX, content_of
 from .image_tokens import placed
-from .inputs import example_inputs
+from .images import telling, told_sizes
+from .inputs import Batch, example_inputs
 from .made import Configured
 from .modules import configured
 from .sizes import OPTIONS, SEQUENCE
@@ -15,9 +16,12 @@ __all__ = [
     "OPTIONS",
     "PREFIX",
     "SEQUENCE",
+    "Batch",
     "Configured",
     "configured",
     "content_of",
     "example_inputs",
     "placed",
+    "telling",
+    "told_sizes",
 ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.errors import UsageError
 
 from . import diffusion, diffusion_inputs
+from .image_tokens import AXES, PLACES, has_places
+from .images import GRIDS, PIXELS, TOKENS, shape_of_images
 from .made import Configured
 from .sizes import FRAMES, IMAGE, SEQUENCE, Sizes
 
@@ -22,31 +25,38 @@ _OF_CLASSES = "Classification"
 """The part of a task's name that tells one label for each sample."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Tensors on the meta device, by argument, and the spelling of the options that size them."""
+
+    given: Mapping[str, Any]
+    options: tuple[str, ...] = ()
+
+
 def example_inputs(
     model: Configured, batch: int, asked: Mapping[str, int], *, labels: bool = True
-) -> tuple[dict[str, Any], list[str]]:
-    """Tensors on the meta device, by argument, and the options that size them.
+) -> Batch:
+    """A batch of so many samples.
 
-    `asked`: sizes by the names of `sizes.OPTIONS`. `labels`: those of the `batch` samples, too,
-    where the module takes some and makes a loss of them.
+    `asked`: sizes by the names of `sizes.OPTIONS`. `labels`: those of the samples, too, where the
+    module takes some and makes a loss of them.
     """
     sizes = Sizes(asked, type(model.module).__name__)
     if model.project == diffusion.PROJECT:
-        given = diffusion_inputs.inputs(model, batch, sizes)
+        made = Batch(given=diffusion_inputs.inputs(model, batch, sizes))
     else:
-        given = _inputs(model, batch, sizes, labels=labels)
+        made = _inputs(model, batch, sizes, labels=labels)
     sizes.require_used()
-    return given, sizes.used
+    return replace(made, options=tuple(sizes.used))
 
 
-def _inputs(model: Configured, batch: int, sizes: Sizes, *, labels: bool) -> dict[str, Any]:
+def _inputs(model: Configured, batch: int, sizes: Sizes, *, labels: bool) -> Batch:
     takes = inspect.signature(model.module.forward).parameters
     main = getattr(model.module, "main_input_name", "input_ids")
     given = {}
-    if main == "pixel_values" or ("pixel_values" in takes and sizes.has(IMAGE)):
-        _require_plain_images(model, takes)
-        given["pixel_values"] = _images(model, batch, sizes)
-    elif "pixel_values" in takes and "image_grid_thw" not in takes:
+    if main == PIXELS or (PIXELS in takes and sizes.has(IMAGE)):
+        given[PIXELS] = _images(model, takes, batch, sizes)
+    elif PIXELS in takes:
         sizes.offer(IMAGE, "an image of each text")
     if main == "input_features":
         given["input_features"] = _sounds(model, batch, sizes)
@@ -54,16 +64,25 @@ def _inputs(model: Configured, batch: int, sizes: Sizes, *, labels: bool) -> dic
         given["input_values"] = _waves(model, batch, sizes)
     labels = labels and "labels" in takes
     if _OF_CLASSES in model.task:
-        return {**given, **({"labels": _whole(batch)} if labels else {})}
-    # The decoder's tokens are the labels, moved by one.
+        return Batch(given={**given, **({"labels": _whole(batch)} if labels else {})})
+    names = _names_of_tokens(model, takes, main, given, labels=labels)
+    tokens = _whole(batch, _length(model, sizes)) if names else None
+    given = {**dict.fromkeys(names, tokens), **given}
+    if {GRIDS, PLACES} <= set(takes) and {TOKENS, PIXELS} <= set(given) and has_places(model):
+        given[PLACES] = _whole(AXES, *given[TOKENS].shape)
+    return Batch(given=given)
+
+
+def _names_of_tokens(
+    model: Configured, takes: Collection[str], main: str, given: Collection[str], *, labels: bool
+) -> list[str]:
+    """The arguments with tokens: the decoder's tokens are the labels, moved by one."""
+    if model.task == "AutoModel" and given:
+        return []
     whole = getattr(model.config, "is_encoder_decoder", False)
     names = ["input_ids"] if main == "input_ids" or not (whole or given) else []
     names += ["decoder_input_ids"] if whole and not labels and "decoder_input_ids" in takes else []
-    names += ["labels"] if labels else []
-    if model.task == "AutoModel" and given:
-        names = []
-    tokens = _whole(batch, _length(model, sizes)) if names else None
-    return {**dict.fromkeys(names, tokens), **given}
+    return names + (["labels"] if labels else [])
 
 
 def _whole(*shape: int) -> Any:
@@ -99,23 +118,14 @@ def _sides(size: Any) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _images(model: Configured, batch: int, sizes: Sizes) -> Any:
+def _images(model: Configured, takes: Collection[str], batch: int, sizes: Sizes) -> Any:
     """Images of the configuration's own size, or videos where it has a number of frames."""
     config = getattr(model.config, "vision_config", model.config)
     own = getattr(config, "image_size", None) or DEFAULT_IMAGE
     sides = _sides(sizes.asked(IMAGE) or own)
     frames = getattr(config, "num_frames", None)
-    of_video = [] if frames is None else [sizes.asked(FRAMES) or frames]
-    return _values(model, batch, *of_video, getattr(config, "num_channels", 3), *sides)
-
-
-def _require_plain_images(model: Configured, takes: Mapping[str, Any]) -> None:
-    """Refuse images whose sizes are numbers of a tensor, which an export does not have."""
-    if "image_grid_thw" in takes:
-        raise UsageError(
-            f"{type(model.module).__name__} reads the sizes of images from image_grid_thw, whose "
-            "numbers decide its operators: plan it without --image"
-        )
+    of_video = () if frames is None else (sizes.asked(FRAMES) or frames,)
+    return _values(model, *shape_of_images(model, takes, (batch, *of_video), sides))
 
 
 def _sounds(model: Configured, batch: int, sizes: Sizes) -> Any:

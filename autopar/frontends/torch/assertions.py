@@ -23,6 +23,7 @@ from autopar.model import Check
 
 READS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 ASSERTS = "aten._assert_scalar.default"
+SIZE = "aten.sym_size.int"
 _ARITHMETIC: Mapping[Any, str] = {
     operator.eq: "==",
     operator.ne: "!=",
@@ -76,17 +77,20 @@ class Number:
         return frozenset({self.tensor} if self.function is None else frozenset()).union(*inner)
 
 
-def number_of(target: object, arguments: Sequence[Any]) -> Number | None:
-    """The number that a call of an exported program makes of others; None where it makes none."""
+def number_of(target: object, arguments: Sequence[Any]) -> Any:
+    """The number that a call of an exported program makes of others; None where it makes none.
+
+    It is a plain number if it is made of such.
+    """
     read = str(target) in READS and len(arguments) == 1 and isinstance(arguments[0], str)
     if read:
         return Number(None, tensor=arguments[0])
-    known = (
-        any(isinstance(one, Number) for one in arguments)
-        and callable(target)
-        and target in _ARITHMETIC
-    )
-    return Number(target, tuple(arguments)) if known else None  # type: ignore[arg-type]
+    if not callable(target) or target not in _ARITHMETIC:
+        return None
+    if any(isinstance(one, Number) for one in arguments):
+        return Number(target, tuple(arguments))
+    plain = all(isinstance(one, (bool, int, float)) for one in arguments)
+    return target(*arguments) if plain else None
 
 
 def place_of(node: torch.fx.Node) -> str:

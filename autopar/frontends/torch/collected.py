@@ -11,6 +11,15 @@ import torch
 from autopar.ir import Operator, Ref, Role, Tensor, Value
 
 
+def settled_size(size: int | torch.SymInt) -> int | None:
+    """A size as a number, also one that the program's own operators leave no choice of."""
+    if isinstance(size, int):
+        return int(size)
+    node = size.node
+    known = node.shape_env.simplify(node.expr) if node.shape_env is not None else node.expr
+    return int(known) if known.is_number else None
+
+
 class Collected:
     """Tensors, operators and buffers so far, and what of the program cannot be read (`problems`).
 
@@ -46,9 +55,8 @@ class Collected:
         trainable: bool = False,
     ) -> None:
         """Note a tensor of the graph, with the shape and dtype of `value`."""
-        shape = tuple(
-            int(size) if isinstance(size, int) else self._dynamic(name) for size in value.shape
-        )
+        sizes = [settled_size(size) for size in value.shape]
+        shape = tuple(self._dynamic(name) if size is None else size for size in sizes)
         self.tensors[name] = Tensor(
             name=name,
             shape=shape,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 from autopar.errors import ModelError
 from autopar.forking import keep_forkable
 
-from .folding import Folding, Kind, folded_calls
+from .folding import Folding, Kind, folded_calls, passed
+from .known_arguments import KnownArguments, known_arguments
 from .scans import scans_as_operators
 
 KNOWN_NUMBERS = 2**16
@@ -33,12 +34,13 @@ def export_fake(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dtype: torch.dtype | None,
+    known: KnownArguments | None = None,
 ) -> torch.export.ExportedProgram:
-    """Export a module by `torch.export` on fake tensors.
+    """Export a module by `torch.export` on fake tensors, and follow what is known with `known`.
 
     Real weights stay untouched, meta weights become fake CPU ones.
     """
-    with _faked(module, args, kwargs, dtype) as (inputs, keyword_inputs, _):
+    with _faked(module, args, kwargs, dtype, known) as (inputs, keyword_inputs, _):
         return _exported(module, inputs, keyword_inputs)
 
 
@@ -50,20 +52,31 @@ def export_folded(
     folding: Folding,
 ) -> tuple[torch.export.ExportedProgram, list[torch.export.ExportedProgram]]:
     """Export a module with calls of its layers, and a layer of each kind."""
-    with _faked(module, args, kwargs, dtype) as (inputs, keyword_inputs, mode):
+    with _faked(module, args, kwargs, dtype, folding.known) as (inputs, keyword_inputs, mode):
         with folded_calls(folding):
             program = _exported(module, inputs, keyword_inputs)
-        return program, [_exported(kind.layer, *_arguments(kind, mode)) for kind in folding.kinds]
+        return program, [_layer(kind, mode, folding.known) for kind in folding.kinds]
 
 
-def _arguments(kind: Kind, mode: FakeTensorMode) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _layer(kind: Kind, mode: FakeTensorMode, known: KnownArguments) -> torch.export.ExportedProgram:
+    """The program of a kind of layer: a function of the tensors that it is passed."""
     with mode:
-        leaves = [
-            torch.empty(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in kind.arguments
+        given = [
+            torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in kind.arguments if passed(leaf)
         ]
-    args, kwargs = pytree.tree_unflatten(leaves, kind.spec)
-    return tuple(args), dict(kwargs)
+
+    def forward(*tensors: torch.Tensor) -> Any:
+        own = iter(tensors)
+        leaves = [next(own) if passed(leaf) else leaf for leaf in kind.arguments]
+        args, kwargs = pytree.tree_unflatten(leaves, kind.spec)
+        with known.called((args, kwargs)):
+            return type(kind.layer).forward(kind.layer, *args, **kwargs)
+
+    kind.layer.forward = forward
+    try:
+        return _exported(kind.layer, tuple(given), {})
+    finally:
+        del kind.layer.forward
 
 
 @contextmanager
@@ -72,6 +85,7 @@ def _faked(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dtype: torch.dtype | None,
+    known: KnownArguments | None,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], FakeTensorMode]]:
     """Fake copies of the inputs, while the module has fake parameters and buffers."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -106,6 +120,7 @@ def _faked(
         torch.nn.utils.stateless._reparametrize_module(module, fakes),
         scans_as_operators(module),
         _small_constants_known(),
+        known_arguments(module, known) if known is not None else nullcontext(),
     ):
         yield inputs, keyword_inputs, mode
 

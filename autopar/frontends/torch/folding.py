@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import ModelError
 
+from .known_arguments import KnownArguments, equal_values, value_of
 from .reads import of_its_code
 
 CALL = "autopar.layer.default"
@@ -52,6 +53,7 @@ class Folding:
     def __init__(self, module: torch.nn.Module, reads: Mapping[str, set[str]]) -> None:
         self.reads = reads
         self.layers = dict(_listed(module))
+        self.known = KnownArguments()
         self.kinds: list[Kind] = []
         self.places: list[tuple[str, Kind]] = []
 
@@ -59,6 +61,7 @@ class Folding:
         """The results of a layer's call, as one operator of the export."""
         layer = self.layers[path]
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves = [leaf if (value := value_of(leaf)) is None else value for leaf in leaves]
         if any(path == other for other, _ in self.places):
             # It has two sets of names then, which its path alone does not tell.
             raise ModelError(f"{path} is called twice")
@@ -72,10 +75,10 @@ class Folding:
             )
             self.kinds.append(kind)
         self.places.append((path, kind))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in leaves if passed(leaf)]
         made = iter(torch.ops.autopar.layer(tensors, len(self.places) - 1))
         assert kind.results is not None, "known from the first call on"
-        results = [next(made) if isinstance(r, torch.Tensor) else r for r in kind.results]
+        results = [next(made) if passed(r) else r for r in kind.results]
         return pytree.tree_unflatten(results, kind.out_spec)
 
     def fake(self, tensors: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
@@ -83,19 +86,22 @@ class Folding:
         _, kind = self.places[place]
         if kind.results is None:
             given = iter(tensors)
-            leaves = [next(given) if isinstance(a, torch.Tensor) else a for a in kind.arguments]
+            leaves = [next(given) if passed(a) else a for a in kind.arguments]
             args, kwargs = pytree.tree_unflatten(leaves, kind.spec)
-            outputs = type(kind.layer).forward(kind.layer, *args, **kwargs)
+            with self.known, self.known.called((args, kwargs)):
+                outputs = type(kind.layer).forward(kind.layer, *args, **kwargs)
             after, spec = pytree.tree_flatten((args, kwargs))
             if spec != kind.spec or any(a is not b for a, b in zip(after, leaves, strict=True)):
                 # The next layers would not see what this one has put into a list or dict.
                 raise ModelError(f"{kind.path} changes the containers that it is given")
             kind.results, kind.out_spec = pytree.tree_flatten(outputs)
+            if any(value_of(result) is not None for result in kind.results):
+                raise ModelError(f"{kind.path} returns numbers that it is given")
             own = of_its_code(
                 {p: names for p, names in self.reads.items() if _inside(p, kind.path)}
             )
             kind.read = {p.removeprefix(kind.path).lstrip("."): own[p] for p in own}
-        return [torch.empty_like(r) for r in kind.results if isinstance(r, torch.Tensor)]
+        return [torch.empty_like(r) for r in kind.results if passed(r)]
 
     def _fits(self, kind: Kind, path: str, leaves: Sequence[Any], spec: Any) -> bool:
         same = spec == kind.spec and all(map(_alike, leaves, kind.arguments))
@@ -159,19 +165,27 @@ def _in_a_region() -> bool:
     return not torch.is_grad_enabled() or any(map(torch.is_autocast_enabled, devices))
 
 
+def passed(leaf: Any) -> bool:
+    """Whether a tensor is passed to a layer; one that is known belongs to the kind of layer."""
+    return isinstance(leaf, torch.Tensor) and value_of(leaf) is None
+
+
 def _inside(path: str, outer: str) -> bool:
     return path == outer or path.startswith(f"{outer}.")
 
 
 def _bare(leaf: Any) -> Any:
     """A tensor of the same shape and type on the meta device; anything else as it is."""
-    if not isinstance(leaf, torch.Tensor):
+    if not passed(leaf):
         return leaf
     return torch.empty(tuple(leaf.shape), dtype=leaf.dtype, device="meta")
 
 
 def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        values = (value_of(one), value_of(other))
+        if any(value is not None for value in values):
+            return one is other or equal_values(*values)
         return one.shape == other.shape and one.dtype == other.dtype
     return type(one) is type(other) and bool(one == other)
 

@@ -17,6 +17,7 @@ from autopar.model import TorchModel
 from .caches import without_caches
 from .export import export_fake, export_folded
 from .folding import folding_of
+from .known_arguments import KnownArguments
 from .reader import Reader, simplified
 from .reads import all_that_can_be_read, of_its_code, recorded_reads
 from .unfolding import Layer, unfolded
@@ -101,10 +102,14 @@ def _exported(
     with without_caches(module):
         try:
             with recorded_reads(module) as reads:
-                return export_fake(module, args, kwargs, dtype), of_its_code(reads)
-        except ModelError:
+                program = export_fake(module, args, kwargs, dtype, KnownArguments())
+                return program, of_its_code(reads)
+        except ModelError as error:
             # Regions that torch compiles inside an export (`torch.cond`) cannot be watched.
-            return export_fake(module, args, kwargs, dtype), all_that_can_be_read(module)
+            try:
+                return export_fake(module, args, kwargs, dtype), all_that_can_be_read(module)
+            except ModelError:
+                raise error from None
 
 
 def _with_loss(

@@ -37,6 +37,12 @@ class _Pattern(Enum):
     CAUSAL = "a query sees the keys up to its own place"
 
 
+class _Blocks(NamedTuple):
+    """So many blocks of equal size along the diagonal: a query sees the keys of its own."""
+
+    blocks: int
+
+
 class _Window(NamedTuple):
     """A query among `size` sees so many keys before its own place, and so many behind it."""
 
@@ -45,11 +51,14 @@ class _Window(NamedTuple):
     after: int
 
 
+_Known: TypeAlias = "_Pattern | _Window | _Blocks"
+
+
 def without_known_masks(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with every mask left out that is known to hide nothing, or what comes later.
 
-    A known window has a mask without a batch. Others stay as they are. `constants`: what the
-    exported program holds.
+    A known window has a mask without a batch, and known blocks are samples of their own. Others
+    stay as they are. `constants`: what the exported program holds.
     """
     if not any(map(_mask_of, graph.operators)):
         return graph
@@ -67,6 +76,9 @@ def without_known_masks(graph: Graph, constants: Mapping[str, torch.Tensor]) -> 
                 masks[pattern] = made[-1].outputs[0]
                 first += made
             operator = replace(operator, inputs=(*operator.inputs[:3], masks[pattern]))
+        elif isinstance(pattern, _Blocks):
+            operators += _in_blocks(_unmasked(operator, _Pattern.WHOLE), pattern.blocks, tensors)
+            continue
         elif pattern is not None:
             operator = _unmasked(operator, pattern)
         operators.append(operator)
@@ -75,28 +87,26 @@ def without_known_masks(graph: Graph, constants: Mapping[str, torch.Tensor]) -> 
     return replace(graph, tensors=tensors, operators=needed)
 
 
-def _patterns(
-    graph: Graph, constants: Mapping[str, torch.Tensor]
-) -> dict[str, _Pattern | _Window | None]:
+def _patterns(graph: Graph, constants: Mapping[str, torch.Tensor]) -> dict[str, _Known | None]:
     """The patterns of the attentions' masks, by operator."""
     numbers = {
         name: value.cpu()
         for name, value in constants.items()
         # Other constants are the module's own, which may change between runs.
-        if name.startswith(_LIFTED)
+        if name.rpartition(".")[2].startswith(_LIFTED)
         and type(value) is torch.Tensor
-        and value.numel() == 1
         and not value.is_meta
     }
     known = KnownValues(graph, numbers)
-    patterns: dict[str, _Pattern | _Window | None] = {}
-    by_mask: dict[tuple[str, int, int], _Pattern | _Window | None] = {}
+    patterns: dict[str, _Known | None] = {}
+    by_mask: dict[tuple[object, int, int], _Known | None] = {}
     for operator in graph.operators:
         name = _mask_of(operator)
         if name is None:
             continue
         queries, keys = (graph.tensors[one].shape[-2] for one in operator.inputs[:2])
-        case = (name, queries, keys)
+        # Layers of one kind hold one constant, under names of their own.
+        case = (id(constants[name]) if name in constants else name, queries, keys)
         if case not in by_mask:
             by_mask[case] = _pattern(known.value(name), queries, keys)
         patterns[operator.name] = by_mask[case]
@@ -147,7 +157,7 @@ def _window_mask(window: _Window, tensors: dict[str, Tensor]) -> list[Operator]:
     return operators
 
 
-def _pattern(value: Known | None, queries: int, keys: int) -> _Pattern | _Window | None:
+def _pattern(value: Known | None, queries: int, keys: int) -> _Known | None:
     """The pattern of what queries see behind a mask, if it is one of them."""
     if isinstance(value, Band):
         seen = _seen_of_band(value)
@@ -164,11 +174,23 @@ def _pattern(value: Known | None, queries: int, keys: int) -> _Pattern | _Window
     places = torch.arange(queries).unsqueeze(1)
     if bool((low == 0).all()) and bool((high == places + 1).all()):
         return _Pattern.CAUSAL
+    if count := _blocks(low, high, places):
+        return _Blocks(count)
     window = _Window(queries, queries - 1 - int(low.flatten()[-1]), int(high.flatten()[0]) - 1)
     fits = (low == (places - window.before).clamp(min=0)) & (
         high == (places + window.after + 1).clamp(max=keys)
     )
     return window if bool(fits.all()) and min(window.before, window.after) >= 0 else None
+
+
+def _blocks(low: torch.Tensor, high: torch.Tensor, places: torch.Tensor) -> int:
+    """The blocks of equal size along the diagonal that make up what is seen; 0 if none do."""
+    queries = places.numel()
+    size = int(high.flatten()[0])
+    if size == 0 or queries % size:
+        return 0
+    first = places - places % size
+    return queries // size if bool(((low == first) & (high == first + size)).all()) else 0
 
 
 def _seen_of_band(band: Band) -> _Range | None:
@@ -211,3 +233,56 @@ def _shown(mask: torch.Tensor) -> torch.Tensor | None:
     shown = mask == 0
     hides = -math.inf if mask.dtype == torch.float16 else torch.finfo(mask.dtype).min
     return shown if bool((shown | (mask <= hides)).all()) else None
+
+
+def _in_blocks(attention: Operator, count: int, tensors: dict[str, Tensor]) -> list[Operator]:
+    """The operators of an attention without a mask, for `count` blocks of each sample.
+
+    Sums over the keys of [b, heads, n s, d] with n blocks of s are those of [b n, heads, s, d]. New
+    tensors go into `tensors`.
+    """
+    operators: list[Operator] = []
+    result = tensors[attention.outputs[0]]
+
+    def add(kind: str, source: str, sizes: tuple[int, ...], **attributes: Value) -> str:
+        name = f"{attention.name}.blocks.{len(operators)}"
+        made = replace(tensors[source], name=f"{name}:0", shape=sizes, role=result.role)
+        tensors[made.name] = replace(made, trainable=False)
+        operators.append(
+            Operator(
+                name=name,
+                kind=kind,
+                inputs=(source,),
+                outputs=(made.name,),
+                attributes={"self": Ref(0), **attributes},
+            )
+        )
+        return made.name
+
+    def view(source: str, *shape: int) -> str:
+        return add("aten.reshape.default", source, shape, shape=shape)
+
+    def swap(source: str) -> str:
+        """Exchange the two dims behind the first."""
+        samples, one, other, *rest = tensors[source].shape
+        shape = (samples, other, one, *rest)
+        return add("aten.transpose.int", source, shape, dim0=1, dim1=2)
+
+    def apart(source: str) -> str:
+        samples, heads, places, width = tensors[source].shape
+        cut = swap(view(source, samples, heads, count, places // count, width))
+        return view(cut, samples * count, heads, places // count, width)
+
+    inputs = tuple(apart(name) for name in attention.inputs)
+    samples, heads, places, width = result.shape
+    name = f"{attention.name}.blocks"
+    small = replace(
+        result, name=f"{name}:0", shape=(samples * count, heads, places // count, width)
+    )
+    tensors[small.name] = small
+    operators.append(replace(attention, name=name, inputs=inputs, outputs=(small.name,)))
+    cut = view(small.name, samples, count, heads, places // count, width)
+    last = view(swap(cut), *result.shape)
+    joined = replace(operators[-1], name=attention.name, outputs=attention.outputs)
+    del tensors[last]
+    return [*operators[:-1], joined]

@@ -17,15 +17,16 @@ from autopar.errors import ModelError
 from autopar.ir import Graph, Operator, Ref, Role, Value, needed_operators
 from autopar.model import Check, TorchModel
 
-from .assertions import ASSERTS, Number, checks_of, number_of, place_of
+from .assertions import ASSERTS, SIZE, Number, checks_of, number_of, place_of
 from .causal import read_as_causal
 from .collected import Collected
 from .experts import with_experts
 from .forms import explicit, plain_form
+from .lanes import read_parts_together
 from .losses import split_means
 from .masks import without_known_masks
 from .state import RUNNING, functional, tracked
-from .views import read_as_views
+from .views import read_as_additions, read_as_views
 
 # Arguments that say where or how memory lies; the runtime decides both.
 _PLACEMENT_ARGUMENTS = frozenset(
@@ -47,8 +48,10 @@ _IN_PLACE = (
 
 def simplified(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with what the exported code writes at length in shorter forms, of equal values."""
-    graph = without_known_masks(read_as_views(read_as_causal(graph)), constants)
-    return with_experts(split_means(graph))
+    graph = without_known_masks(
+        read_as_views(read_parts_together(read_as_causal(graph))), constants
+    )
+    return with_experts(split_means(read_as_additions(graph)))
 
 
 class Reader(Collected):
@@ -192,6 +195,8 @@ class Reader(Collected):
             self.memory[node] = node if shared is node.args[0] else shared
         elif isinstance(target, torch._ops.HigherOrderOperator):
             self._region(node, graph_module)
+        elif str(target) == SIZE:
+            self.values[node] = self._size(*node.args)
         elif (number := number_of(target, [self._argument(a) for a in node.args])) is not None:
             self.values[node] = number
         elif str(target) == ASSERTS:
@@ -204,6 +209,10 @@ class Reader(Collected):
             self.values[node] = self.results(node, node.name)
         elif str(target) not in _DROPPED:
             self._operator(node, target)
+
+    def _size(self, tensor: Any, dim: Any) -> int:
+        shape = self.tensors[self.values[tensor]].shape
+        return int(shape[dim])
 
     def _argument(self, argument: Any) -> Any:
         """The tensor's name, the number or the plain value that a node is given."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autopar.ir import Graph, Operator, Ref, Tensor, needed_operators
+from autopar.ir import Graph, Operator, Ref, Tensor, Value, needed_operators
 
 _INDEX = "aten.index.Tensor"
+_PUT = "aten.index_put.default"
+_ADD = "aten.add.Tensor"
 _MOVED = frozenset({"aten.unsqueeze.default", "aten.view.default", "aten.reshape.default"})
-_JOIN = "aten.cat.default"
-_TAKEN_APART = frozenset(
+JOIN = "aten.cat.default"
+TAKEN_APART = frozenset(
     {"aten.unbind.int", "aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default"}
 )
 _RANGES = frozenset({"aten.arange.default", "aten.arange.start"})
@@ -88,9 +90,9 @@ def _rejoined(
     """The tensor whose parts an operator joins, all of them in their order and along their dim."""
     maker = producers.get(operator.inputs[0]) if operator.inputs else None
     if (
-        operator.kind != _JOIN
+        operator.kind != JOIN
         or maker is None
-        or maker.kind not in _TAKEN_APART
+        or maker.kind not in TAKEN_APART
         or operator.inputs != maker.outputs
     ):
         return None
@@ -112,3 +114,81 @@ def _as_view(operator: Operator, source: str, tensors: Mapping[str, Tensor]) -> 
         inputs=(source,),
         attributes={"self": Ref(0), "shape": shape},
     )
+
+
+def read_as_additions(graph: Graph) -> Graph:
+    """Make an addition of every write of rows that are those of the same places, plus others.
+
+    `x[mask] = x[mask] + rows` is `x + zeros.masked_scatter(mask, rows)`. How many rows are selected
+    is a matter of the data; how many are put in place is not, so that it can be split.
+    """
+    producers = {name: op for op in graph.operators for name in op.outputs}
+    tensors = dict(graph.tensors)
+    operators: list[Operator] = []
+    for operator in graph.operators:
+        rows = _added(operator, producers, tensors)
+        operators += [operator] if rows is None else _addition(operator, rows, tensors)
+    if len(operators) == len(graph.operators):
+        return graph
+    needed = {*graph.outputs, *graph.updates.values(), *((graph.loss,) if graph.loss else ())}
+    return replace(graph, tensors=tensors, operators=needed_operators(operators, needed))
+
+
+def _added(
+    put: Operator, producers: Mapping[str, Operator], tensors: Mapping[str, Tensor]
+) -> str | None:
+    """The rows that a write adds to those that are there."""
+    if put.kind != _PUT or put.attributes.get("accumulate") or not _by_mask(put, tensors):
+        return None
+    add = producers.get(put.inputs[-1])
+    if (
+        add is None
+        or add.kind != _ADD
+        or len(add.inputs) != 2
+        or add.attributes.get("alpha", 1) != 1
+    ):
+        return None
+    for own, other in (add.inputs, add.inputs[::-1]):
+        select = producers.get(own)
+        if select is not None and select.kind == _INDEX and select.inputs == put.inputs[:2]:
+            same = tensors[other].shape == tensors[own].shape and _by_mask(select, tensors)
+            return other if same else None
+    return None
+
+
+def _by_mask(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether an operator's places are where one mask of the first dims is true."""
+    indices = operator.attributes.get("indices")
+    return (
+        operator.attributes.get("self") == Ref(0)
+        and indices == (Ref(1),)
+        and tensors[operator.inputs[1]].dtype == "bool"
+    )
+
+
+def _addition(put: Operator, rows: str, tensors: dict[str, Tensor]) -> list[Operator]:
+    """The operators that put rows in place and add them; the last one stands for the write."""
+    operators: list[Operator] = []
+    whole = tensors[put.inputs[0]]
+    mask = tensors[put.inputs[1]]
+
+    def add(what: str, like: Tensor, inputs: tuple[str, ...], **attributes: Value) -> str:
+        name = f"{put.name}.{what.split('.')[1]}"
+        result = replace(like, name=f"{name}:0", trainable=False)
+        tensors[result.name] = result
+        operators.append(
+            Operator(
+                name=name, kind=what, inputs=inputs, outputs=(result.name,), attributes=attributes
+            )
+        )
+        return result.name
+
+    made = tensors[put.outputs[0]]
+    behind = (1,) * (len(whole.shape) - len(mask.shape))
+    deep = replace(made, shape=(*mask.shape, *behind), dtype=mask.dtype)
+    places = add("aten.reshape.default", deep, (mask.name,), self=Ref(0), shape=deep.shape)
+    zeros = add("aten.zeros_like.default", made, (whole.name,), self=Ref(0))
+    given: dict[str, Value] = {"self": Ref(0), "mask": Ref(1), "source": Ref(2)}
+    placed = add("aten.masked_scatter.default", made, (zeros, places, rows), **given)
+    both: dict[str, Value] = {"self": Ref(0), "other": Ref(1)}
+    return [*operators, replace(put, kind=_ADD, inputs=(whole.name, placed), attributes=both)]

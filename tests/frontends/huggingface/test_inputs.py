@@ -26,8 +26,32 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "llava": {"image_token_index": 5},
     "internvl": {"image_token_id": 5},
     "videomae": {"num_frames": 4},
+    **{
+        kind: {"image_token_id": 5}
+        for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3", "idefics3", "smolvlm")
+    },
 }
 """Keys in which types differ from the small sizes."""
+_OF_QWEN = {
+    "depth": 2,
+    "embed_dim": 32,
+    "num_heads": 4,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+    "fullatt_block_indexes": [1],
+    "window_size": 32,
+}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+NESTED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "qwen2_vl": {
+        "vision_config": {**_OF_QWEN, "hidden_size": 32},
+        "text_config": {"rope_parameters": _ROPE},
+    },
+    "qwen2_5_vl": {"vision_config": _OF_QWEN, "text_config": {"rope_parameters": _ROPE}},
+    "qwen3_vl": {"vision_config": _OF_QWEN, "text_config": {"rope_parameters": _ROPE}},
+}
+"""Keys of their parts."""
 BATCHES: Mapping[tuple[str, str], tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]]] = {
     ("vit", "own"): ({}, {"pixel_values": (4, 3, 32, 32), "labels": (4,)}),
     ("siglip", "own"): ({}, {"pixel_values": (4, 3, 32, 32), "labels": (4,)}),
@@ -52,12 +76,23 @@ SPLIT: Mapping[str, tuple[str | None, Mapping[str, int]]] = {
     # What is scattered among the tokens depends on all of them, so that no scheme follows a batch.
     "llava": (None, {"sequence": 24, "image": 32}),
 }
+PICTURED: Mapping[str, tuple[tuple[int, ...], bool]] = {
+    "qwen2_vl": ((4 * 16, 3 * 2 * 8 * 8), True),
+    "qwen2_5_vl": ((4 * 16, 3 * 2 * 8 * 8), True),
+    "qwen3_vl": ((4 * 16, 3 * 2 * 8 * 8), True),
+    "mistral3": ((4, 3, 32, 32), True),
+    "idefics3": ((4, 1, 3, 32, 32), False),
+    "smolvlm": ((4, 1, 3, 32, 32), False),
+}
+"""The shape of four images of types that choose rows of them, and whether they are told sizes."""
 """Types that run, with the schemes of their plans and their sizes."""
 
 
 def loaded(folder: Path, kind: str, **options: Any) -> LoadedModel:
     """A small model of a type."""
     keys = {**small_configuration(kind), **OWN.get(kind, {})}
+    for part, own in NESTED.get(kind, {}).items():
+        keys[part] = {**keys[part], **own}
     (folder / "config.json").write_text(json.dumps(keys))
     return load_any(f"hf:{folder}", ModelOptions(batch=4, dtype="float64", **options))
 
@@ -80,6 +115,23 @@ def test_a_split_batch_equals_one_device(tmp_path: Path, kind: str) -> None:
     model = loaded(tmp_path, kind, dims=sizes)
     plan = plan_loaded(model, devices=2, cluster="local-cpu", mesh=(2,), scheme=scheme).plan
     assert plan.devices == 2
+    report = run_plan(model_of_plan(f"hf:{tmp_path}", plan), plan, check=True)
+    assert report.ok, report.check
+
+
+@pytest.mark.slow
+@pytest.mark.gloo
+@pytest.mark.parametrize("kind", PICTURED)
+def test_images_of_sizes_that_shapes_follow_equal_one_device(tmp_path: Path, kind: str) -> None:
+    shape, told = PICTURED[kind]
+    sizes = {"sequence": 24, "image": 32}
+    model = loaded(tmp_path, kind, dims=sizes)
+    assert model.graph.tensors["pixel_values"].shape == shape
+    assert told == any("a constant of the plan, no input" in note for note in model.notes)
+    assert model.build is not None
+    built = {name: tuple(p.shape) for name, p in model.build().named_parameters()}
+    assert {tensor.name: tensor.shape for tensor in model.graph.parameters} == built
+    plan = plan_loaded(model, devices=2, cluster="local-cpu", mesh=(2,), scheme="zero3").plan
     report = run_plan(model_of_plan(f"hf:{tmp_path}", plan), plan, check=True)
     assert report.ok, report.check
 
@@ -114,7 +166,7 @@ def test_an_image_is_of_the_size_asked_for(tmp_path: Path) -> None:
             {"image": 32, "sequence": 9},
             "--seq is 9, and the image of a sample alone has 16",
         ),
-        ("qwen3_vl", {"image": 32}, "reads the sizes of images from image_grid_thw"),
+        ("qwen2_vl", {"image": 40}, "an image of Qwen2VL.* is cut into squares of 16"),
     ],
 )
 def test_sizes_that_do_not_apply_are_refused(

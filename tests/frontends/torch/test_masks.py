@@ -230,7 +230,7 @@ OTHER: Mapping[str, Callable[[], Tensor]] = {
     "all but one": lambda: but_one(ones(), 3, 0),
     "a window but one key": lambda: but_one(ones().triu(-1) & ones().tril(1), 3, 4),
     "a window that holds no key of the first query": lambda: ones().tril(-1) | ~ones().tril(4),
-    "two documents": lambda: places()[0] // 3 == places()[1] // 3,
+    "two documents of unequal lengths": lambda: (places()[0] < 1) == (places()[1] < 1),
     "one batch only": lambda: ones().tril() | (torch.arange(2) > 0).view(2, 1, 1, 1),
     "added, a small number": lambda: added(-5.0),
     "added, and more": lambda: added(-math.inf) + 0.5 * (places()[1] == 0),
@@ -279,6 +279,13 @@ def test_a_window_is_made_of_two_comparisons(name: str) -> None:
     (attention,) = attentions(graph)
     assert len(windows(graph)) == 7
     assert graph.tensors[attention.inputs[3]].shape == (COUNT, COUNT)
+
+
+def test_blocks_are_samples_of_their_own() -> None:
+    graph = imported(lambda: places()[0] // 3 == places()[1] // 3)
+    assert seen(graph) == [(False, False)]
+    (attention,) = attentions(graph)
+    assert graph.tensors[attention.outputs[0]].shape == (2 * COUNT // 3, 2, 3, 4)
 
 
 @pytest.mark.parametrize("name", OTHER)

@@ -1,0 +1,51 @@
+"""Types of further families, planned with ZeRO 3, compute on two ranks what one device does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.api import plan_loaded
+from autopar.configured import load_any
+from autopar.frontends.load import ModelOptions
+from autopar.runtime.run import run_plan
+from tests.end_to_end.small_types import small_configuration
+
+pytest.importorskip("transformers")
+
+FURTHER: Mapping[str, Mapping[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "exaone4": {},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "glm4_moe_lite": {"num_key_value_heads": 4},
+    "hunyuan_v1_moe": {"head_dim": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {},
+    "modernbert": {},
+    "olmoe": {},
+    "seed_oss": {},
+}
+"""Types, and the keys in which they differ from the small sizes."""
+
+
+@pytest.mark.slow
+@pytest.mark.gloo
+@pytest.mark.parametrize("kind", FURTHER)
+def test_one_device_is_equalled(tmp_path: Path, kind: str) -> None:
+    keys = {**small_configuration(kind), **FURTHER[kind]}
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    options = ModelOptions(batch=4, dtype="float32", dims={"sequence": 16})
+    model = load_any(f"hf:{tmp_path}", options)
+    assert model.build is not None
+    built = {name: tuple(value.shape) for name, value in model.build().named_parameters()}
+    assert {tensor.name: tensor.shape for tensor in model.graph.parameters} == built
+    plan = plan_loaded(
+        model, devices=2, cluster="local-cpu", mesh=(2,), scheme="zero3", optimizer="sgd"
+    ).plan
+    report = run_plan(model, plan, check=True)
+    assert report.ok, report.check
