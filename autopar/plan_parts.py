@@ -58,7 +58,8 @@ class InputSpec(Part):
 class ModelSpec(Part):
     """The model of the plan, and how it runs.
 
-    `dtype`: the floating-point type of its cast (null: it keeps its own).
+    `dtype`: the floating-point type of its cast (null: it keeps its own). `flops`: of a step's
+    products, by their type (`autopar.sharding.model_flops`; empty: not counted).
     """
 
     name: str
@@ -68,6 +69,7 @@ class ModelSpec(Part):
     loss: str | None = None
     dtype: FloatName | None = None
     inputs: dict[str, InputSpec]
+    flops: dict[str, Annotated[float, Field(ge=0)]] = {}
 
 
 class AxisSpec(Part):

@@ -41,6 +41,19 @@ def parse_bytes(text: str, option: str) -> float:
     return nbytes
 
 
+def parse_count(text: str, option: str) -> float:
+    """Read a count, in full or with the letter of a power of a thousand.
+
+    >>> parse_count("1T", "--tokens"), parse_count("300b", "--tokens"), parse_count("2e9", "-")
+    (1000000000000.0, 300000000000.0, 2000000000.0)
+    """
+    letters = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d{1,2})?)\s*([KMBT]?)\s*", text, re.IGNORECASE)
+    if match is None or not float(match[1]) > 0:
+        raise UsageError(f"{option} {text!r} is no count: give 1T, 300B, 500M or the whole number")
+    return float(match[1]) * letters[match[2].upper()]
+
+
 def parse_rate(value: float | str, usual: float, what: str) -> float:
     """A bandwidth as a factor of the usual one: a number, "2x", or a rate such as "100GB/s".
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from autopar.errors import UsageError, unknown
 from autopar.options.kinds import pair_of
 
+from .shared_options import price_of
+
 MOST_COUNTS = 16
 """The most numbers of devices of one cluster."""
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
@@ -34,11 +36,14 @@ class Scaling:
 def scaling_of(args: argparse.Namespace, counts: tuple[int, ...]) -> Scaling | None:
     """The comparison over several clusters or counts; None if one of each is asked about."""
     clusters = tuple(args.cluster)
-    targets = args.price or args.plot or args.target_step or args.target_per_money
+    # A price without a cluster is that of the one cluster that schemes are compared on.
+    by_cluster = [text for text in args.price if "=" in text]
+    targets = by_cluster or args.plot or args.target_step or args.target_per_money
     if len(clusters) <= 1 and len(counts) <= 1 and not targets:
         return None
-    if args.scheme:
-        raise UsageError("--scheme is for one cluster and one number of devices")
+    for option in ("scheme", "tokens"):
+        if getattr(args, option):
+            raise UsageError(f"--{option} is for one cluster and one number of devices")
     if not (clusters and counts):
         raise UsageError(
             "give --cluster and --devices: which clusters, and how many devices of each (1..64)"
@@ -91,17 +96,10 @@ def _counts(part: str) -> list[int] | None:
 
 def prices_of(pairs: Mapping[str, str], clusters: Sequence[str]) -> dict[str, float]:
     """The prices of a device and hour by cluster."""
-    prices = {}
-    for name, text in pairs.items():
+    for name in pairs:
         if name not in clusters:
             raise UsageError(unknown("cluster of --price", name, clusters))
-        try:
-            prices[name] = float(text)
-        except ValueError:
-            raise UsageError(f"--price {name}={text}: {text!r} is no number") from None
-        if not 0 < prices[name] < float("inf"):
-            raise UsageError(f"--price {name}={text} must be above 0")
-    return prices
+    return {name: price_of(text, f"--price {name}={text}") for name, text in pairs.items()}
 
 
 def target_seconds(text: str) -> float:

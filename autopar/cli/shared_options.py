@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from autopar.errors import UsageError
 from autopar.options.option import Option
 from autopar.options.table import TABLE
+from autopar.units import parse_count
+
+if TYPE_CHECKING:
+    from autopar.analysis.program.throughput import Budget
 
 FORMATS = ("torchtitan", "megatron", "deepspeed", "hf-tp-plan")
 TARGETS = ("dtensor", "hf-tp-plan", "torchtitan", "megatron", "deepspeed", "fsdp2", "pipelining")
@@ -62,6 +67,37 @@ def json_option(parser: Parser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object on stdout and nothing else"
     )
+
+
+def budget_options(parser: Parser) -> None:
+    """Add --tokens and --price, which `budget_of` reads."""
+    parser.add_argument(
+        "--tokens", metavar="1T", help="tokens of a training run: adds its days and device hours"
+    )
+    parser.add_argument(
+        "--price", metavar="2.5", help="price of a device and hour: adds what the run costs"
+    )
+
+
+def budget_of(args: argparse.Namespace) -> Budget:
+    """The run that --tokens and --price ask about."""
+    from autopar.analysis.program.throughput import Budget
+
+    return Budget(
+        tokens=parse_count(args.tokens, "--tokens") if args.tokens else None,
+        price=price_of(args.price, "--price") if args.price else None,
+    )
+
+
+def price_of(text: str, option: str) -> float:
+    """A price of a device and hour."""
+    try:
+        price = float(text)
+    except ValueError:
+        raise UsageError(f"{option}: {text!r} is no number") from None
+    if not 0 < price < math.inf:
+        raise UsageError(f"{option}: {text} must be above 0")
+    return price
 
 
 def plan_argument(parser: Parser) -> None:

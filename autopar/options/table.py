@@ -196,7 +196,8 @@ PINS = (
         name="scheme",
         metavar="NAME|AXIS:NAME,...",
         help=f"restrict the plan to a known scheme ({', '.join(SCHEMES)}; "
-        "also PxDxT: pipeline, data, tensor), or each axis of --mesh to one",
+        "also PxDxT: pipeline, data, tensor; or a recipe: FSDP, TP8 x DP8), or each axis of --mesh "
+        "to one",
         told="a known scheme (`autopar.schemes`) to which the plan is restricted",
     ),
     Option(

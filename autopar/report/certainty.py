@@ -16,9 +16,6 @@ from autopar.costmodel.calibration.intervals import (
 from autopar.plan import Plan
 from autopar.units import bytes_text, seconds_text
 
-SHOWN = 4
-"""The most constants named in a line."""
-
 
 def certainty_lines(plan: Plan, cluster: Cluster) -> list[str]:
     """A line with the intervals of step and memory, and one with the assumed constants."""
@@ -36,17 +33,16 @@ def certainty_lines(plan: Plan, cluster: Cluster) -> list[str]:
 
 
 def assumed_line(cluster: Cluster) -> str:
-    """A line with the assumed constants."""
+    """A line with the number of assumed constants, and the command that lists them."""
     names = assumed_constants(cluster)
     if not names:
         return (
             f"assumed nothing: every constant of {cluster.name} is measured, fitted to "
             "measurements, or of a data sheet"
         )
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return (
-        f"assumed {', '.join(names[:SHOWN])}{more} of {cluster.name}, which nothing measured "
-        f"(autopar cluster show {cluster.name})"
+        f"assumed {len(names)} constants of {cluster.name} that nothing measured: "
+        f"autopar cluster show {cluster.name}"
     )
 
 

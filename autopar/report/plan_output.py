@@ -9,6 +9,7 @@ from typing import Any
 from autopar.analysis.program.account import Account, account_of, has_account
 from autopar.analysis.program.equal_layers import Group, groups_of
 from autopar.analysis.program.strategy_words import idle_axes
+from autopar.analysis.program.throughput import Budget
 from autopar.analysis.program.unequal_layers import unequal_lines
 from autopar.analysis.searches.rivals import LONG, MAX_OPERATORS, SHARE, SHORT, Rival, rivals
 from autopar.api import Planned
@@ -22,6 +23,7 @@ from .certainty import certainty_json, certainty_lines
 from .comparison import comparison_table
 from .stages import stages_table, where_line
 from .tables import Table, operators_table, summary_lines
+from .throughput import speed_json, warning_lines
 
 
 def _account(planned: Planned) -> tuple[Account | None, Analysis, Named]:
@@ -73,11 +75,16 @@ def limit_line(planned: Planned, memory: float | None) -> str:
 
 
 def planned_parts(
-    planned: Planned, *, compare: bool | None, memory: float | None, saved: str | None
+    planned: Planned,
+    *,
+    compare: bool | None,
+    memory: float | None,
+    saved: str | None,
+    budget: Budget | None = None,
 ) -> list[str | Table]:
     """Sentences and tables, in the order of printing."""
     account, analysis, named = _account(planned)
-    said = summary_lines(planned.plan, cluster_sentence(planned), named)
+    said = summary_lines(planned.plan, cluster_sentence(planned), named, planned.cluster, budget)
     sure = certainty_lines(planned.plan, planned.cluster)
     # The table of operators may be hundreds of lines long, so the sentences stand before it.
     parts: list[str | Table] = [
@@ -98,7 +105,9 @@ def planned_parts(
         parts.append(operators_table(groups_of(account), account))
     compared = _rivals(planned, analysis, compare=compare, memory=memory)
     if compared:
-        parts.append(comparison_table(planned.plan, named.called, compared))
+        parts.append(
+            comparison_table(planned.plan, named.called, compared, planned.cluster, budget)
+        )
         parts += faster_lines(planned.plan, compared)
     elif compare is not False and planned.plan.devices > 1:
         parts.append(
@@ -130,7 +139,12 @@ def faster_lines(plan: Plan, rivals: Iterable[Rival]) -> list[str]:
 
 
 def planned_json(
-    planned: Planned, *, compare: bool | None, memory: float | None, saved: str | None
+    planned: Planned,
+    *,
+    compare: bool | None,
+    memory: float | None,
+    saved: str | None,
+    budget: Budget | None = None,
 ) -> dict[str, Any]:
     """The output as one object: seconds and bytes."""
     account, analysis, named = _account(planned)
@@ -147,6 +161,7 @@ def planned_json(
             "recomputed": sum(map(len, plan.schedule.recompute)),
             "mesh": {axis.name: axis.size for axis in plan.mesh},
             "scheme": named.scheme,
+            "recipe": named.recipe,
             "sentence": named.sentence,
             "schemes": dict(named.axes),
             "idle": idle_axes(account) if account else [],
@@ -161,6 +176,8 @@ def planned_json(
             else min(default_limit(pool) for pool in planned.cluster.pools),
             "gap": plan.provenance.gap,
             **certainty_json(plan, planned.cluster),
+            **speed_json(plan, planned.cluster, budget),
+            "warnings": warning_lines(plan),
             "operators": [group_json(group) for group in (groups_of(account) if account else ())],
             "rivals": [
                 dataclasses.asdict(rival)

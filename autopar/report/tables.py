@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from autopar.analysis.program.account import Account
 from autopar.analysis.program.equal_layers import Group
 from autopar.analysis.program.strategy_words import COLLECTIVES
+from autopar.analysis.program.throughput import Budget
+from autopar.costmodel import Cluster
 from autopar.order.owners import Owners
 from autopar.plan import Plan
 from autopar.plan_parts import Provenance
@@ -17,13 +19,23 @@ from autopar.units import bytes_text, seconds_text
 
 from .printing import Table as Table
 from .printing import show as show
+from .throughput import batch_line, speed_lines, warning_lines
 
 EVEN = 1.005
 """Largest work of a rank over the least possible that is told as even."""
 
 
-def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list[str]:
-    """The main figures of a plan: the cluster first, then mesh, time, memory and gap."""
+def summary_lines(
+    plan: Plan,
+    sentence: str,
+    named: Named | None = None,
+    cluster: Cluster | None = None,
+    budget: Budget | None = None,
+) -> list[str]:
+    """The main figures of a plan: cluster, batch, mesh, time, speed, memory and gap.
+
+    `cluster`: for MFU. `budget`: the run that is asked about.
+    """
     predicted = plan.predicted
     mesh = " x ".join(f"{axis.name}={axis.size} ({axis.level})" for axis in plan.mesh)
     parts = ", ".join(
@@ -42,10 +54,12 @@ def summary_lines(plan: Plan, sentence: str, named: Named | None = None) -> list
     lines = [
         sentence,
         f"model {plan.model.name}, {plan.model.mode}"
-        + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else "")
-        + _batch_text(plan),
+        + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else ""),
+        *([batch_line(plan)] if plan.model.inputs else []),
+        *warning_lines(plan),
         _mesh_line(plan, mesh),
         f"{step} {seconds_text(predicted.step)}: " + ", ".join(times),
+        *speed_lines(plan, cluster, budget),
         f"memory {bytes_text(predicted.memory)} per device: {parts}",
         f"search {made.method}: {gap_text(made)}"
         + ("" if made.complete else "; interrupted, the best plan so far"),
@@ -87,17 +101,6 @@ def _routing_lines(plan: Plan) -> list[str]:
     ]
 
 
-def _batch_text(plan: Plan) -> str:
-    """Tell the sizes of the first input, and that a batch is smaller than the devices."""
-    if not plan.model.inputs:
-        return ""
-    name, spec = next(iter(plan.model.inputs.items()))
-    text = f", on {name} {' x '.join(map(str, spec.shape))}"
-    if spec.shape and spec.shape[0] < plan.devices:
-        text += f", fewer than the {plan.devices} devices (--batch)"
-    return text
-
-
 def gap_text(made: Provenance) -> str:
     """The largest possible distance of the predicted step from the best."""
     if made.gap is None:
@@ -113,7 +116,9 @@ def scheme_line(named: Named) -> str:
 
     The name is called a scheme only if `--scheme` takes it.
     """
-    return (f"scheme {named.name}: " if named.scheme else f"{named.called}: ") + named.sentence
+    recipe = f", {named.recipe}" if named.recipe not in ("", named.name) else ""
+    called = f"scheme {named.name}" if named.scheme else named.called
+    return f"{called}{recipe}: {named.sentence}"
 
 
 def _mesh_line(plan: Plan, mesh: str) -> str:

@@ -7,6 +7,7 @@ from .axis import AxisScheme
 from .axis_schemes import AXIS_SCHEMES
 from .known import SCHEMES, Scheme, scheme_named
 from .naming import Named, scheme_of, stages_of
+from .recipes import scheme_text, usual_recipes
 from .wording import Factor
 
 __all__ = [
@@ -18,5 +19,7 @@ __all__ = [
     "Scheme",
     "scheme_named",
     "scheme_of",
+    "scheme_text",
     "stages_of",
+    "usual_recipes",
 ]

@@ -28,9 +28,9 @@ from autopar.sharding.mesh import Mesh
 
 from .axis import AxisScheme, axis_limits, lacking
 from .axis_schemes import AXIS_SCHEMES
+from .recipes import scheme_text
 from .splits import Part, profiles_of
-
-PRODUCT = " x "
+from .wording import PRODUCT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,8 @@ _FACTOR = re.compile(r"([\w.+-]+) (\d+)(?: \((zero[123])\))?")
 def scheme_named(text: str) -> Scheme:
     """The scheme called `text`.
 
-    A name, PxDxT (pipeline, data, tensor), a product as plans are named, or AXIS:NAME,...
+    A name, PxDxT (pipeline, data, tensor), a product as plans are named, AXIS:NAME,..., or a recipe
+    as people write it (DDP, FSDP, TP8 x DP8).
 
     >>> scheme_named("p4d2t8").sizes
     (2, 8)
@@ -284,7 +285,9 @@ def scheme_named(text: str) -> Scheme:
     factors = [_FACTOR.fullmatch(part) for part in text.split(PRODUCT)]
     if all(factors):
         return _product(text, [(f[1], int(f[2]), f[3]) for f in factors if f])
-    raise UsageError(unknown("scheme", text, (*SCHEMES, "PxDxT")))
+    if recipe := scheme_text(text):
+        return replace(scheme_named(recipe), name=text)
+    raise UsageError(unknown("scheme", text, (*SCHEMES, "PxDxT", "TP8 x DP8", "DDP", "FSDP")))
 
 
 def _by_axis_name(text: str) -> Scheme:

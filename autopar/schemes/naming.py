@@ -29,9 +29,10 @@ from autopar.sharding.schedule import zero_stage
 from autopar.sharding.strategies import Option
 
 from .axis import ENOUGH
-from .known import PRODUCT, scheme_named
+from .known import scheme_named
+from .recipes import recipe_of
 from .splits import Part, Profiles, Split, profiles_of
-from .wording import UNUSED, Factor, sentence_of
+from .wording import PRODUCT, UNUSED, Factor, sentence_of
 
 MIXED = "mixed"
 ALONE = "one device"
@@ -62,6 +63,11 @@ class Named:
         except UsageError:
             return None
         return self.name
+
+    @property
+    def recipe(self) -> str:
+        """The name that people use; empty if stages differ, and of a single device."""
+        return recipe_of(self.factors) if self.factors and " | " not in self.name else ""
 
     @property
     def called(self) -> str:

@@ -11,9 +11,9 @@ from autopar.ir import Operator
 from autopar.sharding.analysis import Analysis, Offer
 from autopar.sharding.classes import FactorClass
 from autopar.sharding.layout import Kind
+from autopar.sharding.model_flops import multiply_adds
 from autopar.sharding.notation import TRAVELS
 from autopar.sharding.rules import RULES
-from autopar.sharding.rules.experts import EXPERTS, multiply_adds
 from autopar.sharding.strategies import Option
 
 from .meanings import Meanings, read_meanings
@@ -134,16 +134,8 @@ def _profile(
 
 def _work(op: Operator, offer: Offer) -> float:
     """The multiply-adds of an operator, or else the product of all its factors."""
-    if op.kind == EXPERTS:
-        return float(multiply_adds(offer.call))
-    # Each product names the factors that it leaves out; other operators multiply all of them.
-    left_out = RULES[op.kind].products or ("",)
-    sizes = {factor.name: factor.size for factor in offer.rule.factors}
-    return float(
-        sum(
-            math.prod(size for name, size in sizes.items() if not name.startswith(tuple(left)))
-            for left in left_out
-        )
+    return multiply_adds(op, offer) or float(
+        math.prod(factor.size for factor in offer.rule.factors)
     )
 
 

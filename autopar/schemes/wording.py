@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.plan_parts import SchedulePlan
 
+PRODUCT = " x "
 UNUSED = "replicated"
 _PARALLEL = "heads, feed-forward and vocabulary are split over {}"
 WORDS = {

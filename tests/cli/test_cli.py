@@ -106,7 +106,7 @@ def test_plan_is_printed_and_written(
     assert lines[0] == "cluster dgx-h100; 4 x H100-SXM5-80GB"
     assert any(line.startswith("mesh gpu=4 (nvlink): 4 devices") for line in lines)
     assert any(line.strip().startswith("h.{0,1}/attn/c_attn ") for line in lines)
-    assert any(line.strip().startswith("megatron ") for line in lines)
+    assert any(line.strip().startswith("TP (megatron) ") for line in lines)
     assert lines[-1] == f"saved to {saved}"
     assert Plan.load(saved).devices == 4
     assert saved.read_bytes() == (folder / "two.json").read_bytes()

@@ -70,6 +70,7 @@ _FIGURES = (
     (re.compile(r"this machine can[^\n]*(?:\n  [^\n]*)*"), "this machine ..."),
     (re.compile(r"\d[\d,.]*(?= ?(?:s|ms|us|ns|KiB|MiB|GiB|B|%|x)\b)"), "#"),
     (re.compile(r"(?<= )\d+\.\d+(?:e[-+]\d+)?"), "#"),
+    (re.compile(r"(?<= )\d{1,3}(?:,\d{3})+"), "#"),
     (re.compile(r"(?<= )[-+]\d[\d,.]*%"), "#"),
 )
 

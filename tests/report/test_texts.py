@@ -46,7 +46,10 @@ def _text(parts: list[str | Table]) -> str:
     show(parts, out)
     text = re.sub(r"^memory .*$", "memory BYTES", out.getvalue(), flags=re.MULTILINE)
     text = re.sub(
-        r"^(interval|assumed|memory limit|this machine) .*$", r"\1 ...", text, flags=re.MULTILINE
+        r"^(interval|assumed|speed|memory limit|this machine) .*$",
+        r"\1 ...",
+        text,
+        flags=re.MULTILINE,
     )
     text = re.sub(r"\d[\d.]* (s|ms|us|ns)\b", "TIME", text)
     text = re.sub(r"[+-]?\d[\d.]*(%|x)( |$)", r"RATIO\2", text, flags=re.MULTILINE)

@@ -16,6 +16,7 @@ from autopar.planning.model.request import Request
 from autopar.planning.planner import folded_of, search_plan
 from autopar.schemes import scheme_named, scheme_of, stages_of
 from autopar.schemes.pinning import pinned
+from autopar.schemes.recipes import ALONE
 from autopar.sharding.analysis import Analysis, analyse
 
 SHORT = ("data", "megatron")
@@ -126,6 +127,16 @@ class Rival:
     def name(self) -> str:
         """The name of the row."""
         return self.scheme or "plan found"
+
+    @property
+    def recipe(self) -> str:
+        """The name of the scheme that people use, if it has one."""
+        return ALONE.get(self.scheme, "")
+
+    @property
+    def label(self) -> str:
+        """The name of the row with the one that people use."""
+        return f"{self.recipe} ({self.name})" if self.recipe else self.name
 
 
 def rival_of(scheme: str, plan: Plan, named: str, *, fits: bool = True) -> Rival:

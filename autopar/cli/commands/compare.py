@@ -13,6 +13,7 @@ from autopar.cli.output import print_answer, print_json, stdout_to_stderr
 from autopar.cli.scaling_arguments import Scaling, counts_of, scaling_of
 from autopar.cli.shared_options import (
     Parser,
+    budget_of,
     json_option,
     model_argument,
     planning_option,
@@ -46,9 +47,10 @@ def add_options(parser: Parser) -> None:
         "--price",
         action="append",
         default=[],
-        metavar="CLUSTER=2.5",
-        help="price of a device and hour of a --cluster; repeatable",
+        metavar="2.5|CLUSTER=2.5",
+        help="price of a device and hour, or of those of a --cluster; repeatable",
     )
+    add("--tokens", metavar="1T", help="tokens of a training run: adds device hours and price")
     add(
         "--target-step",
         metavar="500ms",
@@ -78,6 +80,8 @@ def run(args: argparse.Namespace) -> None:
     check_outputs(args, args.plot)
     counts = counts_of(args.devices) if args.devices is not None else ()
     scaling = scaling_of(args, counts)
+    if scaling is None:
+        args.price = args.price[0] if args.price else None
     # The model is read, and the words are checked, for the first of several.
     args.cluster = args.cluster[0] if args.cluster else None
     args.devices = counts[0] if counts else None
@@ -94,18 +98,20 @@ def _compare_schemes(args: argparse.Namespace) -> None:
     from autopar.cli.progress import ProgressBar
     from autopar.report.comparison import compared_json, compared_parts
     from autopar.report.plan_output import cluster_sentence
-    from autopar.schemes import SCHEMES
+    from autopar.schemes import SCHEMES, usual_recipes
 
+    budget = budget_of(args)
+    budget = budget_of(args)
     asked = planning_values(args, ("devices", "cluster", *ASKED))
     with stdout_to_stderr(), ProgressBar() as bar:
         planned = plan_loaded(load_asked(args), progress=bar, **asked)
-        schemes = args.scheme or list(SCHEMES)
+        schemes = args.scheme or [*SCHEMES, *usual_recipes(planned.cluster)]
         compared = rivals(planned, schemes, memory=asked["memory"], progress=bar)
     sentence = cluster_sentence(planned)
     print_answer(
         args,
-        lambda: compared_json(planned, compared),
-        lambda: compared_parts(planned, compared, sentence, named=bool(args.scheme)),
+        lambda: compared_json(planned, compared, budget),
+        lambda: compared_parts(planned, compared, sentence, named=bool(args.scheme), budget=budget),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopar.cli.command import Command
 from autopar.cli.files import check_outputs
@@ -11,6 +11,8 @@ from autopar.cli.loading import check_words, load_asked, warn_replicated
 from autopar.cli.output import print_answer, stdout_to_stderr
 from autopar.cli.shared_options import (
     Parser,
+    budget_of,
+    budget_options,
     json_option,
     model_argument,
     planning_options,
@@ -36,6 +38,7 @@ def add_options(parser: Parser) -> None:
     )
     planning_options(parser, (*CLUSTER, *MODEL, *SEARCH, *PINS, *EARLIER_PLANS, *RULES))
     trace_option(parser)
+    budget_options(parser)
     parser.add_argument(
         "--compare",
         action=argparse.BooleanOptionalAction,
@@ -52,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from autopar.cli.progress import ProgressBar
 
     check_outputs(args, args.output, args.trace)
+    budget_of(args)
     with counted() as interrupts:
         with stdout_to_stderr(), ProgressBar(wanted=not args.quiet) as bar:
             planned = _planned(args, bar)
@@ -84,10 +88,10 @@ def _print(args: argparse.Namespace, planned: Planned, *, compare: bool | None) 
     from autopar.report.plan_output import planned_json, planned_parts
 
     (memory,) = planning_values(args, ["memory"]).values()
+    asked: dict[str, Any] = {"compare": compare, "memory": memory, "saved": args.output}
+    asked["budget"] = budget_of(args)
     print_answer(
-        args,
-        lambda: planned_json(planned, compare=compare, memory=memory, saved=args.output),
-        lambda: planned_parts(planned, compare=compare, memory=memory, saved=args.output),
+        args, lambda: planned_json(planned, **asked), lambda: planned_parts(planned, **asked)
     )
 
 

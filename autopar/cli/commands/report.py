@@ -5,13 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.cli.command import Command
 from autopar.cli.files import check_outputs
 from autopar.cli.output import stdout_to_stderr
-from autopar.cli.shared_options import Parser, plan_argument, planning_option, planning_values
+from autopar.cli.shared_options import (
+    Parser,
+    budget_of,
+    budget_options,
+    plan_argument,
+    planning_option,
+    planning_values,
+)
 from autopar.errors import UsageError
 from autopar.printable import printable
 
@@ -71,6 +79,7 @@ def add_options(parser: Parser) -> None:
         help="memory limit per device of the known schemes (default: the cluster's)",
     )
     planning_option(parser, "cluster", help="price on this cluster (default: the plan's)")
+    budget_options(parser)
     planning_option(parser, "trust")
     planning_option(parser, "rules")
 
@@ -98,9 +107,10 @@ def _contents(args: argparse.Namespace) -> Contents:
     plan = Plan.load(args.plan)
     other = Plan.load(args.plan2) if args.plan2 else None
     measured = read_measured(args.measured) if args.measured else None
+    beside = Compared(other=other, measured=measured, budget=budget_of(args))
     if args.model is None:
         cluster = known_cluster(plan, args.cluster)
-        return Contents.of(plan, cluster=cluster, compared=Compared(other=other, measured=measured))
+        return Contents.of(plan, cluster=cluster, compared=beside)
 
     from autopar.analysis.searches.rivals import rivals
     from autopar.api import Planned
@@ -120,7 +130,7 @@ def _contents(args: argparse.Namespace) -> Contents:
             plan,
             graph=model.graph,
             cluster=cluster,
-            compared=Compared(other=other, rivals=priced, measured=measured),
+            compared=replace(beside, rivals=priced),
             more=lambda tree: _searched_sections(tree, planned, args, bar),
         )
 

@@ -32,6 +32,7 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.layout import format_layout
 from autopar.sharding.mesh import Axes, Mesh
 from autopar.sharding.micro_batches import of_whole_batch
+from autopar.sharding.model_flops import model_flops
 from autopar.sharding.program import Assignment, Program
 from autopar.sharding.rules.discovered import found_in
 from autopar.sharding.schedule import Schedule
@@ -126,6 +127,7 @@ def _model(whole: Analysis, request: Request) -> ModelSpec:
             name: InputSpec(shape=graph.tensors[name].shape, dtype=graph.tensors[name].dtype)
             for name in graph.inputs
         },
+        flops=model_flops(whole),
     )
 
 

@@ -165,7 +165,9 @@ class Explained:
         """The plan in words, then the asked answers, or else all operators and parameters."""
         plan = self.plan
         account = self.account
-        lines: list[str | Table] = [*summary_lines(plan, f"cluster {plan.cluster}", self.named)]
+        lines: list[str | Table] = [
+            *summary_lines(plan, f"cluster {plan.cluster}", self.named, self.cluster)
+        ]
         if self.cluster is not None:
             lines += certainty_lines(plan, self.cluster)
         if self.beside is not None:

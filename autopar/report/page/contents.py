@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autopar.analysis.measurements.measured_steps import Measured
 from autopar.analysis.program.account import account_of, has_account
 from autopar.analysis.program.exchanges import issued_by
+from autopar.analysis.program.throughput import Budget
 from autopar.analysis.searches.rivals import Rival
 from autopar.costmodel import Cluster
 from autopar.costmodel.calibration.intervals import step_interval
@@ -38,12 +39,13 @@ class Compared:
     """The things that the report sets beside the plan.
 
     `other`: another plan. `rivals`: the known schemes with their costs. `measured`: a run of the
-    plan.
+    plan. `budget`: a run that is asked about.
     """
 
     other: Plan | None = None
     rivals: Sequence[Rival] = ()
     measured: Measured | None = None
+    budget: Budget | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +77,12 @@ class Contents:
             named = scheme_of(plan, analysis)
             account = account_of(plan, analysis, cluster) if has_account(plan) else None
         sections = [
-            figures.summary(plan, named, cluster),
+            figures.summary(plan, named, cluster, compared.budget),
             figures.time(plan, timeline_of(plan, graph, cluster)),
         ]
         sections += [figures.memory(plan, cluster), communication(plan, account, cluster)]
         if compared.rivals:
-            sections.append(_schemes(plan, named, compared.rivals, cluster))
+            sections.append(_schemes(plan, named, compared, cluster))
         if compared.measured is not None:
             sections.append(beside(plan, compared.measured, issued_by(plan, account), cluster))
         tree = tree_of(plan, account)
@@ -97,8 +99,9 @@ class Contents:
 
 
 def _schemes(
-    plan: Plan, named: Named | None, rivals: Sequence[Rival], cluster: Cluster | None
+    plan: Plan, named: Named | None, compared: Compared, cluster: Cluster | None
 ) -> Section:
+    rivals = compared.rivals
     around = step_interval(cluster) if cluster else None
     rows = []
     for name, step in (
@@ -115,7 +118,11 @@ def _schemes(
             )
         )
     table = comparison_table(
-        plan, named.called if named else "", [r for r in rivals if r.step is not None]
+        plan,
+        named.called if named else "",
+        [r for r in rivals if r.step is not None],
+        cluster,
+        compared.budget,
     )
     absent = [f"{r.name} ({r.why})" for r in rivals if r.step is None]
     told = [

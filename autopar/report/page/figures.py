@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autopar.analysis.program.throughput import Budget, throughput_of
 from autopar.costmodel import Cluster
 from autopar.costmodel.calibration.intervals import memory_interval, step_interval
 from autopar.plan import Plan
@@ -11,6 +12,7 @@ from autopar.planning.model.request import default_limit
 from autopar.report.certainty import assumed_line, certainty_lines
 from autopar.report.stages import stages_table
 from autopar.report.tables import Table, gap_text, summary_lines
+from autopar.report.throughput import DEFINITION, speed_text, unit_of
 from autopar.schemes import Named, stages_of
 from autopar.units import amount_text, bytes_text, seconds_text
 
@@ -31,11 +33,19 @@ MOST_LANES = 20
 """
 
 
-def summary(plan: Plan, named: Named | None, cluster: Cluster | None) -> Section:
+def summary(
+    plan: Plan, named: Named | None, cluster: Cluster | None, budget: Budget | None = None
+) -> Section:
     """The main figures as a table, and the sentences that `autopar plan` prints."""
     told = summary_lines(
-        plan, f"cluster {plan.cluster}" + (f"; {cluster.inventory}" if cluster else ""), named
+        plan,
+        f"cluster {plan.cluster}" + (f"; {cluster.inventory}" if cluster else ""),
+        named,
+        cluster,
+        budget,
     )
+    if plan.model.flops:
+        told.append(f"{DEFINITION}.")
     if cluster:
         told += [*certainty_lines(plan, cluster)[:1], assumed_line(cluster)]
     else:
@@ -63,18 +73,12 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
         else "How long does an inference take?",
         seconds_text(p.step) + between,
     )
-    shapes = [spec.shape for spec in plan.model.inputs.values() if spec.shape]
-    if shapes and p.step > 0:
-        per_second = shapes[0][0] / p.step
-        numbers = next(iter(plan.model.inputs.values())).dtype.startswith("int")
-        tokens = (
-            f", {per_second * shapes[0][1]:,.0f} tokens" if len(shapes[0]) == 2 and numbers else ""
-        )
-        each = amount_text(per_second / plan.devices)
-        yield (
-            "How much is that a second?",
-            f"{amount_text(per_second)} samples{tokens}; {each} samples a device",
-        )
+    if p.step > 0:
+        speed = throughput_of(plan, cluster)
+        of_all = f"{amount_text(speed.samples_per_second)} samples"
+        if speed.tokens:
+            of_all += f", {amount_text(speed.tokens_per_second)} tokens"
+        yield "How much is that a second?", f"{of_all}; {speed_text(speed, unit_of(cluster))}"
     limit = min(default_limit(pool) for pool in cluster.pools) if cluster else None
     of = f" of {bytes_text(limit)} ({p.memory / limit:.0%})" if limit else ""
     yield "Does it fit?", f"{bytes_text(p.memory)}{of} on the fullest device"
@@ -92,7 +96,8 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
     ]
     yield "Where does the time go?", "; ".join(said)
     if named is not None:
-        yield "What is it called?", named.called
+        recipe = f" ({named.recipe})" if named.recipe else ""
+        yield "What is it called?", named.called + recipe
     stages = f"{stages_of(plan)} stages of " if plan.stages else ""
     used = f"{stages}{' x '.join(f'{axis.name}={axis.size}' for axis in plan.mesh) or 'one device'}"
     yield (

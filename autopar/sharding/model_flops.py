@@ -1,0 +1,72 @@
+"""The FLOPs that a model asks of a step, whatever plan runs it: those of its products.
+
+    FLOPs of a product = 2 * multiply-adds of the whole batch * passes
+    passes             = 1 forward + 1 backward for each operand with a gradient
+
+Products are those with weights, convolutions, and both of attention. Of attention's scores count
+those that its causal mask or its window leaves: of s x s behind a causal mask half. What a plan
+recomputes is not counted, nor are norms, activations and the optimizer. It is the count of "model
+FLOPs utilization" (Chowdhery et al., arXiv:2204.02311, appendix B). For a decoder, 6 * (parameters
+that a token meets, without the embedding) * tokens, and attention beside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from autopar.ir import Operator
+
+from .analysis import Analysis, Offer
+from .rules import RULES
+from .rules.experts import EXPERTS
+from .rules.experts import multiply_adds as of_experts
+
+
+def multiply_adds(operator: Operator, offer: Offer) -> float:
+    """The multiply-adds of an operator's products, 0 of one without any."""
+    if operator.kind == EXPERTS:
+        return float(of_experts(offer.call))
+    sizes = {factor.name: factor.size for factor in offer.rule.factors}
+    # Each product names the factors that it leaves out.
+    return float(
+        sum(
+            math.prod(size for name, size in sizes.items() if not name.startswith(tuple(left)))
+            for left in RULES[operator.kind].products
+        )
+    )
+
+
+def model_flops(analysis: Analysis) -> dict[str, float]:
+    """FLOPs of a step by the floating-point type of the products."""
+    flops: defaultdict[str, float] = defaultdict(float)
+    for operator in analysis.warm:
+        offer = analysis.offers[operator.name]
+        if work := multiply_adds(operator, offer):
+            kind = analysis.graph.tensors[operator.outputs[0]].dtype
+            flops[kind] += 2 * work * _computed(offer) * _passes(operator, analysis)
+    return dict(flops)
+
+
+def _passes(operator: Operator, analysis: Analysis) -> int:
+    """The forward pass, and a product for the gradient of each of two operands."""
+    if operator.outputs[0] not in analysis.gradients:
+        return 1
+    tensors = analysis.graph.tensors
+    # A bias, of one dim, is added and not multiplied. Attention has two products of two operands.
+    operands = [
+        name
+        for name in operator.inputs
+        if name in analysis.gradients and len(tensors[name].shape) > 1
+    ]
+    return 1 + min(len(operands), 2)
+
+
+def _computed(offer: Offer) -> float:
+    """The share of attention's scores that a causal mask or a window of keys leaves."""
+    window = offer.call.get("window", default=0)
+    sizes = {factor.name: factor.size for factor in offer.rule.factors}
+    keys = sizes.get("k", 0)
+    within = min(window / keys, 1.0) if isinstance(window, int) and window and keys else 1.0
+    causal = offer.call.get("is_causal") is True
+    return within - within**2 / 2 if causal else within
