@@ -5,53 +5,44 @@ Importing it is cheap: what is named below loads on first use.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from importlib import import_module
-from types import ModuleType
-from typing import Any
+import sys as _sys
+from collections.abc import Callable as _Callable
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+from typing import Any as _Any
 
 __version__ = "0.2.0"
 
-_LAZY = {
-    "Plan": "autopar.plan",
-    "parallelize": "autopar.api",
-    "register_rule": "autopar.operators",
-    "discover": "autopar.operators",
-    "set_auto_parallel_context": "autopar.integrations.mindspore.context",
-    "get_auto_parallel_context": "autopar.integrations.mindspore.context",
-    "reset_auto_parallel_context": "autopar.integrations.mindspore.context",
-    "host_states": "autopar.api",
-    "shard": "autopar.integrations.mindspore.context.marks",
-    "add_prim_attr": "autopar.integrations.mindspore.context.marks",
-    "layerwise_parallel": "autopar.integrations.mindspore.context.marks",
-    "what_if": "autopar.report.what_if",
-    "summary": "autopar.report.summary",
-    "parameters_on_meta": "autopar.api",
-    "local_optimizer": "autopar.api",
-}
+__all__ = [
+    "Cluster",
+    "Plan",
+    "compare",
+    "convert",
+    "estimate_memory",
+    "explain",
+    "import_plan",
+    "parallelize",
+    "plan",
+    "report",
+    "train",
+    "verify",
+]
 
-
-_MODULES = {"communication": "autopar.communication", "sbp": "autopar.integrations.oneflow.sbp"}
-_LAZY |= {
-    "Lamb": "autopar.runtime.optimizers",
-    "Momentum": "autopar.runtime.optimizers",
-    "Muon": "autopar.runtime.optimizers",
-    "SmallAdamW": "autopar.runtime.compression",
-}
-_LAZY |= {"save": "autopar.runtime.training.saving", "resume": "autopar.runtime.training.resuming"}
-_LAZY |= {
-    "sampler": "autopar.runtime.training.sampling",
-    "steps": "autopar.runtime.training.stopping",
-}
-_LAZY |= dict.fromkeys(("export_checkpoint", "export_weights"), "autopar.runtime.training.export")
-_LAZY |= {
-    "import_weights": "autopar.runtime.training.importing",
-    "tokens": "autopar.runtime.training.tokens",
-}
-_LAZY |= {"elastic": "autopar.training.elastic", "profile": "autopar.runtime.profiling.profile"}
-_LAZY |= dict.fromkeys(
-    (
+_OF_MODULE = {
+    "autopar.analysis.measurements.recalibration": ("recalibrated",),
+    "autopar.api": ("host_states", "local_optimizer", "parallelize", "parameters_on_meta", "plan"),
+    "autopar.costmodel": ("Cluster",),
+    "autopar.integrations.mindspore.context": (
+        "get_auto_parallel_context",
+        "reset_auto_parallel_context",
+        "set_auto_parallel_context",
+    ),
+    "autopar.integrations.mindspore.context.marks": (
+        "add_prim_attr",
+        "layerwise_parallel",
+        "shard",
+    ),
+    "autopar.integrations.oneflow": (
         "GlobalTensor",
         "from_dtensor",
         "global_tensor",
@@ -63,48 +54,81 @@ _LAZY |= dict.fromkeys(
         "to_local",
         "zeros",
     ),
-    "autopar.integrations.oneflow",
-)
-_LAZY["recalibrated"] = "autopar.analysis.measurements.recalibration"
-_LAZY["summary_html"] = "autopar.report.summary"
+    "autopar.interface.answers": ("compare", "explain", "report"),
+    "autopar.interface.memory": ("estimate_memory",),
+    "autopar.interface.projects": ("convert", "import_plan", "train", "verify"),
+    "autopar.operators": ("discover", "register_rule"),
+    "autopar.plan": ("Plan",),
+    "autopar.report.summary": ("summary", "summary_html"),
+    "autopar.report.what_if": ("what_if",),
+    "autopar.runtime.compression": ("SmallAdamW",),
+    "autopar.runtime.optimizers": ("Lamb", "Momentum", "Muon"),
+    "autopar.runtime.profiling.profile": ("profile",),
+    "autopar.runtime.training.export": ("export_checkpoint", "export_weights"),
+    "autopar.runtime.training.importing": ("import_weights",),
+    "autopar.runtime.training.resuming": ("resume",),
+    "autopar.runtime.training.sampling": ("sampler",),
+    "autopar.runtime.training.saving": ("save",),
+    "autopar.runtime.training.stopping": ("steps",),
+    "autopar.runtime.training.tokens": ("tokens",),
+    "autopar.training.elastic": ("elastic",),
+}
+"""Public names by their module."""
+_LAZY = {name: module for module, names in _OF_MODULE.items() for name in names}
+_MODULES = {
+    "communication": "autopar.communication",
+    "errors": "autopar.errors",
+    "sbp": "autopar.integrations.oneflow.sbp",
+}
 _NAMES = {"summary_html": "html"}
 """Public names with another name in their module."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name in _MODULES:
-        return import_module(_MODULES[name])
+        return _import_module(_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), _NAMES.get(name, name))
+    return getattr(_import_module(_LAZY[name]), _NAMES.get(name, name))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_MODULES, "plan"})
+    """The documented names."""
+    return sorted({*_LAZY, *_MODULES, "__version__", "__all__"})
 
 
-class _Package(ModuleType):
-    """The package as a module whose attribute `plan` is always the function of `autopar/api.py`.
+class _Package(_ModuleType):
+    """The package as a module whose attributes `plan` and `report` are always functions.
 
-    An import of the module `autopar/plan.py` would otherwise replace it.
+    An import of the modules of these names would otherwise replace them.
     """
 
     @property
-    def plan(self) -> Callable[..., Any]:
+    def plan(self) -> _Callable[..., _Any]:
         """The function that plans a model; `from autopar.plan import ...` reaches the module."""
-        function: Callable[..., Any] = import_module("autopar.api").plan
+        function: _Callable[..., _Any] = __getattr__("plan")
         return function
 
     @plan.setter
-    def plan(self, module: ModuleType) -> None:
+    def plan(self, module: _ModuleType) -> None:
         """The import system binds a loaded submodule here; the function stays."""
 
-    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+    @property
+    def report(self) -> _Callable[..., _Any]:
+        """The function that writes a page; `from autopar.report import ...` reaches the package."""
+        function: _Callable[..., _Any] = __getattr__("report")
+        return function
+
+    @report.setter
+    def report(self, module: _ModuleType) -> None:
+        """The import system binds a loaded subpackage here; the function stays."""
+
+    def __reduce__(self) -> tuple[_Callable[[str], _ModuleType], tuple[str]]:
         """Support pickling with a program's globals, as Ray does.
 
         The worker imports this package.
         """
-        return import_module, (__name__,)
+        return _import_module, (__name__,)
 
 
-sys.modules[__name__].__class__ = _Package
+_sys.modules[__name__].__class__ = _Package

@@ -19,6 +19,7 @@ from .operators import bring_rules, provide_rules
 from .options.checking import completed
 from .options.keywords import PlanKeywords
 from .options.plan_options import PlanOptions, choose_cluster, is_training
+from .options.python_words import python_words
 from .options.signature import with_options
 from .options.table import READING
 from .plan import Plan
@@ -52,6 +53,7 @@ class Planned:
     analysis: Analysis | None = None
 
 
+@python_words
 @with_options
 def plan(model: Any, example_inputs: Any = None, **options: Unpack[PlanKeywords]) -> Plan:
     """Find the cheapest way to run `model` on `devices` devices of `cluster`.
@@ -61,6 +63,11 @@ def plan(model: Any, example_inputs: Any = None, **options: Unpack[PlanKeywords]
     arguments). Where keys of the auto-parallel context are set, they hold for what is not given
     here. Raises the errors of `autopar.errors`.
     """
+    return planned_with(model, example_inputs, options).plan
+
+
+def planned_with(model: Any, example_inputs: Any, options: Mapping[str, Any]) -> Planned:
+    """The plan of `plan`, with the model and the cluster."""
     values = completed(options)
     reading = {name: values.pop(name) for name in READING}
     compress = values.pop("compress")
@@ -73,7 +80,7 @@ def plan(model: Any, example_inputs: Any = None, **options: Unpack[PlanKeywords]
 
 def _in_context(
     loaded: LoadedModel, given: dict[str, Any], compress: Mapping[str, str] | float | None
-) -> Plan:
+) -> Planned:
     """The plan of a loaded model, with what the auto-parallel context says beside the arguments."""
     from .integrations.gradient_formats import compressed
     from .integrations.mindspore.context import current
@@ -96,7 +103,7 @@ def _in_context(
         )
     if path := current().strategy_ckpt_save_file:
         save_strategies(planned.plan, planned.model.graph, path)
-    return planned.plan
+    return planned
 
 
 def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked: Any) -> Planned:
@@ -153,6 +160,7 @@ def _loaded(model: LoadedModel, wanted: PlanOptions, cluster: Cluster) -> Planne
     )
 
 
+@python_words
 def parallelize(
     model: Any,
     plan: Plan | str | Path,

@@ -67,6 +67,7 @@ TOP = {
     "plan_origin",
     "operators",
     "report",
+    "interface",
     "integrations.communication",
     "integrations.gradient_formats",
     "integrations.importing",

@@ -19,7 +19,9 @@ from autopar import errors
 WIDTH = 110
 PAGE = Path(__file__).parent.parent / "docs" / "reference-python.md"
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Planning": ("plan", "what_if", "Plan", "summary", "summary_html"),
+    "Planning": ("plan", "what_if", "Plan", "Cluster", "summary", "summary_html"),
+    "Answers": ("compare", "explain", "report", "estimate_memory"),
+    "Other projects": ("convert", "import_plan", "verify"),
     "Running": (
         "parallelize",
         "profile",
@@ -29,6 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "parameters_on_meta",
     ),
     "Training": (
+        "train",
         "save",
         "resume",
         "steps",

@@ -10,6 +10,7 @@ from typing import Any
 from autopar.analysis.searches.what_if import Changes, ModelSource, replan
 from autopar.api import Planned
 from autopar.costmodel import Cluster
+from autopar.options.python_words import python_words
 from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.schemes import scheme_of
@@ -72,6 +73,7 @@ class WhatIf:
         return "\n\n".join([self.summary(), *map(plain, self.tables())])
 
 
+@python_words
 def what_if(
     plan: Plan,
     model: Any,

@@ -31,8 +31,8 @@ class Case:
     """A sharding to verify.
 
     `parallelize(module, mesh)` shards a copy of the `module` in place, or returns the one to use.
-    `mesh`: sizes of the device mesh. `loss(module, *inputs)`: a scalar, of the whole and of the
-    sharded module; by default the mean of the squared outputs.
+    `mesh`: sizes of the device mesh. `loss(outputs, *inputs)`: a scalar, as of `autopar.plan`,
+    of the whole and of the sharded module; by default the mean of the squared outputs.
     """
 
     name: str
@@ -41,6 +41,11 @@ class Case:
     parallelize: Sharding
     loss: Loss | None = None
     mesh: tuple[int, ...] = (2,)
+
+    def loss_of(self, module: nn.Module) -> Tensor:
+        """The loss of the module's outputs on the case's inputs."""
+        outputs = module(*self.inputs)
+        return self.loss(outputs, *self.inputs) if self.loss else mean_of_squares(outputs)
 
 
 def case_named(text: str, ranks: int | None = None) -> Case:
@@ -94,11 +99,11 @@ def made_case(name: str, parts: Any, ranks: int | None = None) -> Case:
     )
 
 
-def mean_of_squares(module: nn.Module, *inputs: Any) -> Tensor:
+def mean_of_squares(outputs: Any) -> Tensor:
     """The mean of the squares of every output, summed: a loss to which each of them adds."""
     outputs = [
         value
-        for value in tree_leaves(module(*inputs))
+        for value in tree_leaves(outputs)
         if isinstance(value, Tensor) and value.is_floating_point()
     ]
     if not outputs:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.runtime.launch import run_ranks
 
-from .case import Case, mean_of_squares
+from .case import Case
 from .operator_watch import Finding, Watch, close, difference, scaled_by
 
 SEED = 7
@@ -101,7 +101,7 @@ def _one_device(case: Case) -> _Whole:
     """The whole module's step."""
     torch.manual_seed(SEED)
     module = copy.deepcopy(case.module)
-    loss = (case.loss or mean_of_squares)(module, *case.inputs)
+    loss = case.loss_of(module)
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     return _Whole(loss=loss.detach(), gradients=gradients)
@@ -120,7 +120,7 @@ def _rank(case: Case, whole: _Whole) -> _Report:
     failure = None
     try:
         with watch:
-            loss = (case.loss or mean_of_squares)(sharded, *case.inputs)
+            loss = case.loss_of(sharded)
             loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         failure = error

@@ -49,10 +49,10 @@ def _ignored_error() -> float:
     """How far torch's loss of a split batch with ignored labels is from that of the whole."""
     case = made_case("ignored", ignored(), 2)
     assert case.loss is not None
-    whole = case.loss(case.module, *case.inputs).detach()
+    whole = case.loss(case.module(*case.inputs), *case.inputs).detach()
     mesh = init_device_mesh("cpu", case.mesh)
     case.parallelize(case.module, mesh)
-    split = case.loss(case.module, *case.inputs).detach()
+    split = case.loss(case.module(*case.inputs), *case.inputs).detach()
     assert isinstance(split, DTensor)
     return float((split.full_tensor() - whole).abs())
 

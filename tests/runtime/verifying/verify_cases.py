@@ -28,9 +28,9 @@ def _seeded() -> torch.Generator:
 
 
 def _weights(
-    split: Callable[[str, Tensor], list[Any]],
+    split: Callable[[str, Tensor], list[Any]], inputs: list[Any] | None = None
 ) -> Callable[[nn.Module, DeviceMesh], nn.Module]:
-    """Distributes every parameter as `split` says, and inputs as they come."""
+    """Distributes every parameter as `split` says, and `inputs` so, or as they come."""
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def shard(_: str, inner: nn.Module, mesh: DeviceMesh) -> None:
@@ -40,7 +40,12 @@ def _weights(
                     nn.Parameter(distribute_tensor(parameter.data, mesh, split(name, parameter))),
                 )
 
-        return distribute_module(module, mesh, shard)
+        def place(_: nn.Module, given: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
+            if inputs is None:
+                return given
+            return tuple(distribute_tensor(value, mesh, inputs) for value in given)
+
+        return distribute_module(module, mesh, shard, place)
 
     return parallelize
 
@@ -53,21 +58,10 @@ def wrong_convolution() -> Case:
     module = nn.Conv2d(4, 8, 3, padding=1)
     x = torch.randn(2, 4, 8, 8, generator=generator)
 
-    def loss(conv: nn.Module, x: Tensor) -> Tensor:
-        weight = conv.weight
-        given = (
-            DTensor.from_local(x, weight.device_mesh, [Replicate()])
-            if isinstance(weight, DTensor)
-            else x
-        )
-        output: Tensor = conv(given).square().mean()
-        return output
-
     return {
         "module": module,
         "inputs": (x,),
-        "parallelize": _weights(lambda name, p: [Shard(0)]),
-        "loss": loss,
+        "parallelize": _weights(lambda name, p: [Shard(0)], [Replicate()]),
     }
 
 
@@ -82,18 +76,15 @@ def ignored() -> Case:
     labels = torch.randint(0, 10, (8,), generator=generator)
     labels[:3] = -100
 
-    def loss(linear: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
-        weight = linear.weight
-        if isinstance(weight, DTensor):
-            x, labels = (
-                distribute_tensor(value, weight.device_mesh, [Shard(0)]) for value in (x, labels)
-            )
-        return nn.functional.cross_entropy(linear(x), labels, ignore_index=-100)
+    def loss(outputs: Tensor, x: Tensor) -> Tensor:
+        split = isinstance(outputs, DTensor)
+        own = distribute_tensor(labels, outputs.device_mesh, [Shard(0)]) if split else labels
+        return nn.functional.cross_entropy(outputs, own, ignore_index=-100)
 
     return {
         "module": module,
-        "inputs": (x, labels),
-        "parallelize": _weights(lambda name, p: [Replicate()]),
+        "inputs": (x,),
+        "parallelize": _weights(lambda name, p: [Replicate()], [Shard(0)]),
         "loss": loss,
     }
 
@@ -116,21 +107,10 @@ def wrong_dropout() -> Case:
     generator = _seeded()
     x = torch.randn(8, 16, generator=generator)
 
-    def loss(module: nn.Module, x: Tensor) -> Tensor:
-        weight = module.linear.weight
-        given = (
-            DTensor.from_local(x, weight.device_mesh, [Replicate()])
-            if isinstance(weight, DTensor)
-            else x
-        )
-        output: Tensor = module(given).square().mean()
-        return output
-
     return {
         "module": Dropping(),
         "inputs": (x,),
-        "parallelize": _weights(lambda name, p: [Shard(0)]),
-        "loss": loss,
+        "parallelize": _weights(lambda name, p: [Shard(0)], [Replicate()]),
     }
 
 
@@ -176,13 +156,12 @@ def _head(tail: Callable[[Tensor], Tensor]) -> Case:
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         return parallelize_module(module, mesh, {"1": ColwiseParallel(use_local_output=False)})
 
-    def loss(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
-        logits = module(x)
+    def loss(logits: Tensor, x: Tensor) -> Tensor:
         if not isinstance(logits, DTensor):
             return nn.functional.cross_entropy(logits, labels)
-        return tail(logits) if labels is None else _region(tail(logits), labels)
+        return _region(tail(logits), labels)
 
-    return {"module": module, "inputs": (x, labels), "parallelize": parallelize, "loss": loss}
+    return {"module": module, "inputs": (x,), "parallelize": parallelize, "loss": loss}
 
 
 class _Region(torch.autograd.Function):
@@ -269,8 +248,7 @@ def _centring(dim: int) -> Case:
         )
         return parallelize_module(module, mesh, {})
 
-    def loss(module: nn.Module, x: Tensor) -> Tensor:
-        y = module(x)
+    def loss(y: Tensor, x: Tensor) -> Tensor:
         if dist.get_world_size() > 1:
             mesh = init_device_mesh("cpu", (dist.get_world_size(),))
             y = DTensor.from_local(y, mesh, [Replicate()]).redistribute(mesh, [Shard(dim)])
@@ -371,6 +349,9 @@ def right_data_parallel() -> Case:
         wrong = copy.copy(module)
         for parameter in wrong.parameters():
             parameter.register_hook(averaged)
+        wrong.register_forward_pre_hook(
+            lambda _, given: given[0].chunk(dist.get_world_size())[dist.get_rank()]
+        )
         return wrong
 
     def averaged(gradient: Tensor) -> Tensor:
@@ -378,12 +359,7 @@ def right_data_parallel() -> Case:
         dist.all_reduce(total)
         return total / dist.get_world_size()
 
-    def loss(module: nn.Module, x: Tensor) -> Tensor:
-        mine = x.chunk(dist.get_world_size())[dist.get_rank()] if dist.is_initialized() else x
-        output: Tensor = module(mine).square().mean()
-        return output
-
-    return {"module": nn.Linear(16, 4), "inputs": (x,), "parallelize": parallelize, "loss": loss}
+    return {"module": nn.Linear(16, 4), "inputs": (x,), "parallelize": parallelize}
 
 
 def built() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -1,0 +1,1 @@
+"""Answers of `autopar` in Python, beside `plan` and `parallelize`, as its command line does."""
