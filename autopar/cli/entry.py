@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import gc
 import io
 import os
@@ -10,14 +11,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from autopar.errors import AutoparError, UsageError, unknown
+from autopar.errors import AutoparError, UsageError
 from autopar.printable import printable
 
 from .command import Action
 from .commands import COMMANDS as ALL
 from .defaults import with_defaults
 from .interrupts import INTERRUPTED
-from .output import stdout_to_stderr
+from .output import print_json_error, stdout_to_stderr
 from .parser import build_parser, options_of, spellings
 
 BROKEN_PIPE = 128 + 13
@@ -50,6 +51,8 @@ def main() -> None:
         if verbose:
             traceback.print_exception(error)
         print(f"autopar: error: {printable(str(error))}", file=sys.stderr)
+        if "--json" in argv:
+            print_json_error(error)
         status = error.exit_code
     except KeyboardInterrupt:
         print("autopar: interrupted", file=sys.stderr)
@@ -99,7 +102,9 @@ def _unexpected(parser: argparse.ArgumentParser, word: str) -> str:
     if not stray.startswith("-"):
         return f"unexpected argument {stray!r} (see {parser.prog} --help)"
     names = [name for name in spellings(parser) if name.startswith("--")]
-    return unknown("option", stray, names)
+    near = difflib.get_close_matches(stray, names, n=1)
+    hint = f"perhaps you meant {near[0]}?" if near else "there is none of a similar name"
+    return f"unknown option {stray}: {hint} ({parser.prog} --help lists them)"
 
 
 def _import_rules(modules: Sequence[str]) -> None:

@@ -7,17 +7,40 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autopar.errors import AutoparError, NoPlanFits
 from autopar.printable import printable
 
 if TYPE_CHECKING:
     from autopar.report.printing import Table
 
 
+@dataclass(slots=True)
+class _Printed:
+    """Whether the process has printed its object."""
+
+    done: bool = False
+
+
+_PRINTED = _Printed()
+
+
 def print_json(answer: dict[str, Any]) -> None:
     """Print one object on stdout."""
     print(json.dumps(answer, indent=1))
+    _PRINTED.done = True
+
+
+def print_json_error(error: AutoparError) -> None:
+    """Print an error as the object on stdout, unless the answer was printed before it."""
+    if _PRINTED.done:
+        return
+    said: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
+    if isinstance(error, NoPlanFits):
+        said |= {"minimum_memory": error.minimum, "memory_limit": error.memory_limit}
+    print_json({"error": said | {"exit_code": error.exit_code}})
 
 
 def print_answer(

@@ -65,8 +65,11 @@ def load_model(model: Any, options: ModelOptions, example_inputs: Any = None) ->
         if ":" in text:
             module, example_inputs = call_function(text)
             return _module(module, example_inputs, options)
+        inside = Path(text) / "config.json"
+        named = str(inside) if inside.is_file() else text
+        hint = f", or hf:{named} for a configuration's model" if named.endswith(".json") else ""
         raise UsageError(
-            f"{text!r} is no model: give FILE.onnx, FILE.pt2 or package.module:function"
+            f"{text!r} is no model: give FILE.onnx, FILE.pt2 or package.module:function{hint}"
         )
     if type(model).__name__ == "ModelProto":
         return _onnx(model, options)

@@ -264,7 +264,7 @@ BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
     "unknown option": (
         2,
         ("plan", "@two.onnx", "--device", "4"),
-        "unknown option '--device': valid are .*--devices",
+        r"unknown option --device: perhaps you meant --devices\? \(autopar plan --help",
     ),
     "unknown command": (
         2,

@@ -121,7 +121,7 @@ def test_bytes_of_a_parameter() -> None:
 
 def test_a_memory_that_holds_16_bits_alone() -> None:
     limit = 0.75 * planned().predicted.memory
-    with pytest.raises(NoPlanFits, match="--master"):
+    with pytest.raises(NoPlanFits, match="master="):
         planned(memory=limit, offload="none")
     small = planned(memory=limit, offload="none", master="bfloat16")
     assert small.predicted.memory <= limit and small.schedule.types == Types()
