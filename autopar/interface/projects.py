@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 @python_words
-def convert(plan: Plan | str | Path, to: str) -> Converted:
+def convert(plan: Plan | str | Path, to: str, version: str | None = None) -> Converted:
     """The plan as `text` in the format of the target `to`, and what the target cannot say.
 
     `to`: "dtensor", "fsdp2", "pipelining", "hf-tp-plan", "torchtitan", "megatron" or "deepspeed".
     `lost`: a sentence for each thing that the target cannot say. What would be another computation
-    is a `UsageError`.
+    is a `UsageError`. `version`: of torchtitan, which reads TOML up to 0.2.
     """
     from autopar.integrations.convert import convert as write
 
-    return write(plan if isinstance(plan, Plan) else Plan.load(plan), to)
+    return write(plan if isinstance(plan, Plan) else Plan.load(plan), to, version)
 
 
 @python_words

@@ -20,7 +20,12 @@ def add_options(parser: Parser) -> None:
         required=True,
         choices=TARGETS,
         help="dtensor, fsdp2 and pipelining: Python for PyTorch; hf-tp-plan and deepspeed: JSON; "
-        "torchtitan: TOML; megatron: arguments",
+        "torchtitan: Python for its registries, or TOML; megatron: arguments",
+    )
+    parser.add_argument(
+        "--version",
+        metavar="0.2",
+        help="of torchtitan: up to 0.2 it reads TOML (default: the present one, Python)",
     )
     parser.add_argument(
         "-o",
@@ -37,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     from autopar.plan import Plan
 
     check_outputs(args, args.output)
-    converted = convert(Plan.load(args.plan), args.to)
+    converted = convert(Plan.load(args.plan), args.to, args.version)
     print_notes(args.to, converted.lost)
     if args.output:
         write_whole(Path(args.output), converted.text)

@@ -34,8 +34,16 @@ Each raises a `UsageError` that names what the target lacks.
 """
 
 
-def convert(plan: Plan, to: str) -> Converted:
-    """The plan in the format of the target `to`, with sentences on the parts left out."""
+def convert(plan: Plan, to: str, version: str | None = None) -> Converted:
+    """The plan in the format of the target `to`, with sentences on the parts left out.
+
+    `version`: of torchtitan, whose formats differ; by default the present one.
+    """
     if to not in TARGETS:
         raise UsageError(unknown("target", to, TARGETS))
-    return TARGETS[to](setup_of(plan))
+    setup = setup_of(plan)
+    if version is None:
+        return TARGETS[to](setup)
+    if to != "torchtitan":
+        raise UsageError(f"{to} has one format: --version is for torchtitan")
+    return torchtitan(setup, version)

@@ -32,7 +32,8 @@ class AxisWork:
     `stored_split`: whether parameters that are used whole on it are stored split. `repeated`: the
     number of products that the plan repeats on every device of the axis; the target splits them
     like the others, with the same values. `mixed`: operators that do other work, by its kind.
-    `share`: the share of operators that do the axis's own work.
+    `share`: the share of operators that do the axis's own work. `whole_experts`: whether experts
+    that are used split on it are stored whole.
     """
 
     name: str
@@ -42,6 +43,7 @@ class AxisWork:
     repeated: int = 0
     mixed: Mapping[Work, Sequence[str]] = field(default_factory=dict)
     share: float = 1.0
+    whole_experts: bool = False
 
     def odd(self) -> str:
         """The operators that do other work, counted by its kind."""
@@ -54,8 +56,9 @@ def axis_work(plan: Plan, index: int) -> AxisWork:
     """The work of most products on an axis, and the other kinds of work there."""
     axis = plan.mesh[index]
     names: dict[Work, list[str]] = defaultdict(list)
+    weights = _weights(plan)
     for name, operator in plan.operators.items():
-        kind = _work(plan, operator, index)
+        kind = _work(plan, operator, index, weights)
         if kind is not None:
             names[kind].append(name)
     # A product that is repeated on every device says nothing about the axis.
@@ -75,6 +78,7 @@ def axis_work(plan: Plan, index: int) -> AxisWork:
         repeated=0 if work in ("idle", "tensor") else len(names["idle"]),
         mixed={kind: tuple(names[kind]) for kind in kinds if kind != work},
         share=share,
+        whole_experts=work == "expert" and _whole_experts(plan, index),
     )
 
 
@@ -93,17 +97,24 @@ def is_split(place: Placement) -> bool:
     return place.kind is Kind.SPLIT
 
 
-def _work(plan: Plan, operator: OperatorPlan, index: int) -> Work | None:
+def _weights(plan: Plan) -> frozenset[str]:
+    """Parameters of several dims, and what is made of them alone, as by a transpose."""
+    weights = {name for name, parameter in plan.parameters.items() if len(parameter.shape) > 1}
+    for operator in plan.operators.values():
+        if operator.inputs and all(name in weights for name, _ in operator.inputs):
+            weights.update(name for name, _ in operator.outputs)
+    return frozenset(weights)
+
+
+def _work(plan: Plan, operator: OperatorPlan, index: int, held: frozenset[str]) -> Work | None:
     """The work of a weight's product with a value, or of a split embedding; None for others."""
     if not is_product(operator) and operator.kind not in EMBEDDINGS:
         return None
     inputs = placements(operator.inputs)
-    weights = [
-        layout[index]
-        for name, layout in inputs
-        if name in plan.parameters and len(plan.parameters[name].shape) > 1
+    weights = [layout[index] for name, layout in inputs if name in held]
+    values = [
+        layout[index] for name, layout in inputs if name not in held and name not in plan.parameters
     ]
-    values = [layout[index] for name, layout in inputs if name not in plan.parameters]
     if not weights or not values:
         return None
     splits = [place for place in weights if is_split(place)]
@@ -116,6 +127,25 @@ def _work(plan: Plan, operator: OperatorPlan, index: int) -> Work | None:
     if not is_split(values[0]):
         return "idle"
     return "data" if values[0].dim == 0 else "sequence"
+
+
+def _whole_experts(plan: Plan, index: int) -> bool:
+    """Whether nothing that is made of a parameter, and used split by experts, is stored split."""
+    made = {
+        output: name
+        for operator in plan.operators.values()
+        for name, _ in operator.inputs[:1]
+        for output, _ in operator.outputs
+        if name in plan.parameters
+    }
+    read = {
+        made.get(name, name)
+        for operator in plan.operators.values()
+        if operator.kind == EXPERTS
+        for name, _ in operator.inputs
+    }
+    stored = [plan.parameters[name].storage for name in read if name in plan.parameters]
+    return bool(stored) and not any(is_split(parse_layout(text)[index]) for text in stored)
 
 
 def _stored_split(plan: Plan, index: int) -> bool:

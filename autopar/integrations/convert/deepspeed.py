@@ -14,6 +14,7 @@ from .setup import Converted, Setup
 TARGET = "deepspeed"
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
 TYPES = {"bfloat16": "bf16", "float16": "fp16"}
+SHORT = {**TYPES, "float32": "fp32"}
 
 
 def deepspeed(setup: Setup) -> Converted:
@@ -21,6 +22,11 @@ def deepspeed(setup: Setup) -> Converted:
     setup.refuse(TARGET, *_lacks(setup))
     # Offloading is part of this configuration, so nothing of it is left to the target.
     lost = [note for note in (*setup.lost, *setup.minor()) if "host memory" not in note]
+    if setup.degree("tensor", "sequence") > 1:
+        lost.append(
+            f"the global batch of {setup.batch} is left to the micro-batch and the accumulation: "
+            "train_batch_size would count ranks that share samples"
+        )
     if setup.recompute != "none":
         lost.append(f"recompute ({setup.recompute}) is called for in the model's code")
     text = json.dumps(_configuration(setup), indent=1)
@@ -45,8 +51,10 @@ def _lacks(setup: Setup) -> Iterable[str]:
 
 def _configuration(setup: Setup) -> Mapping[str, Any]:
     plan = setup.plan
+    # It multiplies its batch by all ranks, those that share a batch by their weights among them.
+    whole = {} if setup.degree("tensor", "sequence") > 1 else {"train_batch_size": setup.batch}
     configuration: dict[str, Any] = {
-        "train_batch_size": setup.batch,
+        **whole,
         "train_micro_batch_size_per_gpu": setup.local_batch,
         "gradient_accumulation_steps": plan.schedule.micro_batches,
     }
@@ -59,6 +67,10 @@ def _configuration(setup: Setup) -> Mapping[str, Any]:
     configuration["zero_optimization"] = zero
     if dtype := setup.parameter_type(TYPES):
         configuration[TYPES[dtype]] = {"enabled": True}
+        # Without these gradients travel and add up in the type of the computation.
+        summed = SHORT[plan.schedule.reduce or dtype]
+        configuration["communication_data_type"] = summed
+        configuration["data_types"] = {"grad_accum_dtype": summed}
     if setup.degree("tensor") > 1:
         configuration["tensor_parallel"] = {"autotp_size": setup.degree("tensor")}
     if setup.degree("sequence") > 1:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from autopar.printable import printable
 
 from .axis_work import AxisWork
-from .fsdp2 import units_of
+from .fsdp2 import UNITS_FUNCTION, precision_of, units_of
 from .linears import Split, splits_of
 from .setup import Converted, Setup
 
@@ -40,7 +40,10 @@ def dtensor(setup: Setup) -> Converted:
         for axis in setup.axes
         if axis.work == "data" and axis.stored_split and not axis.mixed
     )
+    compute, reduce = precision_of(setup)
     text = _FILE.format(
+        compute=compute,
+        reduce=reduce,
         model=printable(setup.plan.model.name, lines=False),
         ranks=setup.ranks,
         notes="".join(f"#   {note}\n" for note in lost),
@@ -72,6 +75,11 @@ def _losses(setup: Setup, splits: Mapping[str, Split]) -> Iterable[str]:
     micro_batches = setup.plan.schedule.micro_batches
     if micro_batches > 1:
         yield f"the training loop adds up the gradients of {micro_batches} micro-batches"
+    if setup.plan.schedule.master and setup.degree("data") == 1:
+        yield (
+            f"computing in another type than {setup.plan.schedule.master}, in which parameters are "
+            "stored, is left to torch.autocast: no data axis, whose policy would say it"
+        )
     if setup.recompute != "none":
         yield f"recompute ({setup.recompute}) is left to torch.utils.checkpoint"
     gathered = [
@@ -107,15 +115,17 @@ def _style(split: Split) -> str:
             return f"SequenceParallel(sequence_dim={split.dim}, use_local_output=True)"
 
 
-_FILE = '''# A plan for {model} on {ranks} ranks, as PyTorch's parallelize_module takes it.
+_FILE = (
+    """# A plan for {model} on {ranks} ranks, as PyTorch's parallelize_module takes it.
 # Call parallelize(module) on every rank of torchrun, before the optimizer is made.
 {notes}
 from fnmatch import fnmatchcase
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -130,6 +140,7 @@ PLAN = {{
 {plan}
 }}
 UNITS = {units}
+POLICY = MixedPrecisionPolicy(param_dtype={compute}, reduce_dtype={reduce})
 
 
 def parallelize(module: nn.Module, device: str = "cuda") -> nn.Module:
@@ -149,13 +160,20 @@ def parallelize(module: nn.Module, device: str = "cuda") -> nn.Module:
         value.register_hook(lambda gradient: averaged(gradient, mesh, data.size()))
     if data.size() > 1:
         data = data if data.size(0) > 1 else data["shards"]
-        for name, inner in reversed(list(module.named_modules())):
-            layer = name.rpartition(".")[2].isdecimal()
-            if layer and any(fnmatchcase(name, unit) for unit in UNITS):
-                fully_shard(inner, mesh=data, reshard_after_forward={reshard}, ignored_params=split)
-        fully_shard(module, mesh=data, reshard_after_forward={reshard}, ignored_params=split)
+        for inner in (*units(module), module):
+            fully_shard(
+                inner,
+                mesh=data,
+                mp_policy=POLICY,
+                reshard_after_forward={reshard},
+                ignored_params=split,
+            )
     return module
 
+
+"""
+    + UNITS_FUNCTION
+    + '''
 
 def tie(module: nn.Module, named: dict[str, int]) -> None:
     """Parameters that were one are one again: each of their modules has split its own."""
@@ -177,3 +195,4 @@ def averaged(gradient: DTensor, mesh: object, ranks: int) -> DTensor:
             dist.all_reduce(local, group=mesh[name].get_group())
     return DTensor.from_local(local, gradient.device_mesh, gradient.placements, run_check=False)
 '''
+)

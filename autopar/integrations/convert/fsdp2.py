@@ -39,9 +39,7 @@ def fsdp2(setup: Setup) -> Converted:
         )
     if setup.recompute != "none":
         lost.append(f"recompute ({setup.recompute}) is left to torch.utils.checkpoint")
-    types = {p.dtype for p in setup.plan.parameters.values()} & {"bfloat16", "float16"}
-    compute = f"torch.{types.pop()}" if schedule.master and len(types) == 1 else "None"
-    reduce = f"torch.{schedule.reduce}" if schedule.reduce else "None"
+    compute, reduce = precision_of(setup)
     replicas = setup.degree("data") // setup.shards
     name = printable(setup.plan.model.name, lines=False)
     text = _FILE.format(
@@ -58,6 +56,14 @@ def fsdp2(setup: Setup) -> Converted:
     return Converted(text=text, lost=tuple(lost))
 
 
+def precision_of(setup: Setup) -> tuple[str, str]:
+    """The types of a `MixedPrecisionPolicy`: of the computation, and of gradients that travel."""
+    schedule = setup.plan.schedule
+    dtype = setup.parameter_type(("bfloat16", "float16"))
+    compute = f"torch.{dtype}" if schedule.master and dtype else "None"
+    return compute, f"torch.{schedule.reduce}" if schedule.reduce else "None"
+
+
 def units_of(plan: Plan) -> tuple[str, ...]:
     """Patterns of the repeated layers, which are gathered one at a time.
 
@@ -67,12 +73,27 @@ def units_of(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.sub(r"\d+$", "*", name) for name in layers))
 
 
-_FILE = """# A plan for {model} on {ranks} ranks, as FSDP2 takes it.
+UNITS_FUNCTION = '''def units(module: nn.Module) -> list[nn.Module]:
+    """The layers of UNITS, innermost and last first; ValueError if a pattern names none."""
+    named: dict[str, list[nn.Module]] = {{unit: [] for unit in UNITS}}
+    for name, inner in reversed(list(module.named_modules())):
+        for unit in UNITS:
+            # A star is one number: h.* is not h.0.attn.1.
+            if fnmatchcase(name, unit) and name.count(".") == unit.count("."):
+                named[unit].append(inner)
+    missing = [unit for unit, layers in named.items() if not layers]
+    if missing:
+        raise ValueError(f"no module of {{type(module).__name__}} is called {{missing[0]}}")
+    return [inner for layers in named.values() for inner in layers]
+'''
+"""The function of written files that finds the units of a module."""
+_FILE = (
+    """# A plan for {model} on {ranks} ranks, as FSDP2 takes it.
 # Call shard(module) on every rank of torchrun, before the optimizer is made.
 {notes}
 from fnmatch import fnmatchcase
 
-import torch  # noqa: F401
+import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -85,9 +106,12 @@ POLICY = MixedPrecisionPolicy(param_dtype={compute}, reduce_dtype={reduce})
 def shard(module: nn.Module, device: str = "cuda") -> nn.Module:
     whole = init_device_mesh(device, (REPLICAS, SHARDS), mesh_dim_names=("replicas", "shards"))
     mesh = whole if REPLICAS > 1 else whole["shards"]
-    for name, inner in reversed(list(module.named_modules())):
-        if any(fnmatchcase(name, unit) for unit in UNITS) and name.rpartition(".")[2].isdecimal():
-            fully_shard(inner, mesh=mesh, mp_policy=POLICY, reshard_after_forward={reshard})
+    for inner in units(module):
+        fully_shard(inner, mesh=mesh, mp_policy=POLICY, reshard_after_forward={reshard})
     fully_shard(module, mesh=mesh, mp_policy=POLICY, reshard_after_forward={reshard})
     return module
+
+
 """
+    + UNITS_FUNCTION
+)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from autopar.order import schedules
 
 from .setup import Converted, Setup
+from .stage_layers import StageLayers, stage_layers
 
 TARGET = "megatron"
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
@@ -54,6 +55,10 @@ def _losses(setup: Setup) -> Iterable[str]:
     # whole gradients until the last micro-batch.
     if setup.zero == 2:
         yield "gradients are reduced once a step (ZeRO 1), not at every micro-batch (ZeRO 2)"
+    if (layout := stage_layers(setup.plan)) is not None:
+        yield from layout.moved()
+    elif setup.stages > 1:
+        yield "layers are cut into stages of equal numbers: the plan's names do not number them"
     if setup.recompute == "selective":
         yield "its selective recompute makes the attention again, not what the plan names"
 
@@ -72,7 +77,10 @@ def _options(setup: Setup) -> Mapping[str, object]:
     }
     if setup.sequence:
         options["--seq-length"] = setup.sequence
-    if schedule.interleave > 1:
+    layout = stage_layers(setup.plan)
+    if layout is not None and not layout.even:
+        options["--pipeline-model-parallel-layout"] = f'"{_letters(layout)}"'
+    elif schedule.interleave > 1:
         options["--num-virtual-stages-per-pipeline-rank"] = schedule.interleave
     if setup.recompute == "full":
         # "uniform" in units of one layer computes every layer again by itself.
@@ -80,6 +88,12 @@ def _options(setup: Setup) -> Mapping[str, object]:
         options["--recompute-method"] = "uniform"
         options["--recompute-num-layers"] = 1
     return options
+
+
+def _letters(layout: StageLayers) -> str:
+    """The layout of stages in its letters: embedding, transformer layers, loss."""
+    parts = [f"t*{len(layers)}" for layers in layout.chunks]
+    return "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + "L"])
 
 
 def _flags(setup: Setup) -> Iterable[str]:

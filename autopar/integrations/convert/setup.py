@@ -247,6 +247,11 @@ def _axis_losses(axis: AxisWork) -> Iterable[str]:
             f"the devices along {axis.name}={axis.size} repeat each other's work, so the target "
             "goes without them"
         )
+    if axis.work == "expert" and axis.whole_experts:
+        yield (
+            f"experts are stored split over {axis.name}={axis.size}, which saves memory; the plan "
+            "stores them whole and computes with a part"
+        )
     if axis.stored_split and axis.work != "data":
         yield (
             f"parameters stored split over {axis.name}, which is no data axis, are stored whole "

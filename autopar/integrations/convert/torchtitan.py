@@ -1,19 +1,28 @@
-"""The `training`, `parallelism` and `activation_checkpoint` sections of a torchtitan configuration.
+"""torchtitan's training, parallelism and activation checkpointing, as its versions take them.
 
-The format is TOML, as torchtitan reads it up to 0.2. Later versions take the same names on the
-command line (`--parallelism.tensor_parallel_degree 8`).
+Since February 2026 a configuration is what a function of a model's `config_registry` returns; ours
+sets the plan's values in one. Up to 0.2 it is a TOML file, of which ours has the sections.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from autopar.errors import UsageError
 from autopar.order import schedules
 
 from .setup import Converted, Setup
+from .stage_layers import StageLayers, stage_layers
 
 TARGET = "torchtitan"
+COMMIT = "pytorch/torchtitan@b5bcd76c66 (2026-08-21)"
+"""The source that the names of the function are taken from."""
+LAST_TOML = (0, 2)
+"""The last version that reads TOML."""
+HEAD = "lm_head"
+HEAD_0_2 = "output"
 SCHEDULES = {
     row.name: row.other_names.torchtitan
     for row in schedules.SCHEDULES.values()
@@ -23,17 +32,53 @@ OPTIMIZERS = {"adamw": "AdamW"}
 TYPES = ("float32", "bfloat16")
 
 
-def torchtitan(setup: Setup) -> Converted:
-    """The sections, to be merged into a model's configuration."""
-    setup.refuse(TARGET, *_lacks(setup))
+def torchtitan(setup: Setup, version: str | None = None) -> Converted:
+    """A function that sets a configuration of its registries, or for `version` 0.2 the sections."""
+    toml = version is not None and _is_older(version)
+    lacks = [*_lacks(setup), *([] if toml else _function_lacks(setup))]
+    setup.refuse(TARGET, *lacks)
     lost = [*setup.lost, *setup.minor(), *_losses(setup)]
-    sections: dict[str, Mapping[str, object]] = {
-        "training": _training(setup),
-        "parallelism": _parallelism(setup),
-        "activation_checkpoint": {"mode": setup.recompute},
-        "optimizer": {"name": OPTIMIZERS[setup.plan.model.optimizer]},
-    }
-    return Converted(text=_toml(sections, lost), lost=tuple(lost))
+    if toml:
+        lost += _toml_losses(setup)
+        sections: dict[str, Mapping[str, object]] = {
+            "training": _training(setup),
+            "parallelism": _parallelism(setup, HEAD_0_2) | _of_0_2(setup),
+            "activation_checkpoint": {"mode": setup.recompute},
+            "optimizer": {"name": OPTIMIZERS[setup.plan.model.optimizer]},
+        }
+        return Converted(text=_toml(sections, lost), lost=tuple(lost))
+    lost.append("the optimizer and its learning rate stay those of the configuration")
+    return Converted(text=_function(setup, lost), lost=tuple(lost))
+
+
+def _toml_losses(setup: Setup) -> Iterable[str]:
+    """Sentences on what became possible later."""
+    if _is_replicated_beside(setup):
+        yield (
+            "parameters are stored split over the data axes and gathered once a step (ZeRO 2): it "
+            "has no replicas beside other parallelism (DDP on more than one dim)"
+        )
+    if setup.degree("tensor") > 1 and not setup.sequence_parallel:
+        yield (
+            "activations between tensor-parallel layers are split along the sequence there; the "
+            "plan keeps them whole"
+        )
+
+
+def _is_older(version: str) -> bool:
+    """Whether a version reads TOML."""
+    match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.\d+)*", version)
+    if match is None:
+        raise UsageError(f"--version {version!r} is no version of torchtitan, such as 0.2 or 0.3")
+    return (int(match[1]), int(match[2])) <= LAST_TOML
+
+
+def _function_lacks(setup: Setup) -> Iterable[str]:
+    """Parts of a plan that the present configuration cannot say, and the one with TOML could."""
+    if not setup.sequence:
+        yield "inputs without a sequence of tokens"
+    if setup.plan.schedule.reduce not in (None, "float32"):
+        yield f"gradients that travel in {setup.plan.schedule.reduce}"
 
 
 def _lacks(setup: Setup) -> Iterable[str]:
@@ -48,13 +93,17 @@ def _lacks(setup: Setup) -> Iterable[str]:
 
 def _losses(setup: Setup) -> Iterable[str]:
     """Sentences on parts of a plan that become something else."""
-    if setup.degree("tensor") > 1 and not setup.sequence_parallel:
-        yield (
-            "activations between tensor-parallel layers are split along the sequence there; the "
-            "plan keeps them whole"
-        )
     if setup.recompute == "selective":
         yield "its selective recompute keeps other operators than the plan"
+    if (layout := stage_layers(setup.plan)) is not None:
+        yield from layout.moved()
+    elif setup.stages > 1:
+        yield "layers are cut into stages by torchtitan: the plan's names do not number them"
+    if setup.degree("expert") > 1 and not setup.zero:
+        yield (
+            "its experts lie on the ranks of sharded data parallelism, so that all other "
+            "parameters are stored split there, too; the plan stores them whole"
+        )
     if setup.zero == 1:
         yield "gradients are reduced at every micro-batch (ZeRO 2)"
 
@@ -74,7 +123,8 @@ def _training(setup: Setup) -> Mapping[str, object]:
     return table
 
 
-def _parallelism(setup: Setup) -> Mapping[str, object]:
+def _parallelism(setup: Setup, head: str) -> dict[str, object]:
+    """The degrees; `head`: its name of the last layer."""
     shards = setup.shards if setup.zero else 1
     table: dict[str, object] = {
         "data_parallel_replicate_degree": setup.degree("data") // shards,
@@ -88,8 +138,63 @@ def _parallelism(setup: Setup) -> Mapping[str, object]:
     }
     if setup.stages > 1:
         table["pipeline_parallel_schedule"] = SCHEDULES[setup.plan.schedule.pipeline]
-        table["pipeline_parallel_microbatch_size"] = setup.local_batch
+        if (layout := stage_layers(setup.plan)) is not None:
+            table["module_fqns_per_model_part"] = _modules(layout, head)
     return table
+
+
+def _of_0_2(setup: Setup) -> dict[str, object]:
+    """Degrees that version 0.2 takes otherwise."""
+    table: dict[str, object] = {}
+    if setup.stages > 1:
+        table["pipeline_parallel_microbatch_size"] = setup.local_batch
+    if _is_replicated_beside(setup):
+        table["data_parallel_replicate_degree"] = 1
+        table["data_parallel_shard_degree"] = setup.degree("data")
+    return table
+
+
+def _is_replicated_beside(setup: Setup) -> bool:
+    """Whether whole replicas stand beside another kind of work, which 0.2 refuses."""
+    other = setup.stages * setup.degree("tensor", "sequence", "expert")
+    return not setup.zero and setup.degree("data") > 1 and other > 1
+
+
+def _modules(layout: StageLayers, head: str) -> list[list[str]]:
+    """The modules of every chunk, by their names in its decoders."""
+    parts = [[f"layers.{layer}" for layer in layers] for layers in layout.chunks]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", head]
+    return parts
+
+
+def _function(setup: Setup, lost: Sequence[str]) -> str:
+    """The function of Python."""
+    tokens = setup.sequence or 0
+    training: dict[str, object] = {
+        "num_tokens_per_microbatch_per_dp_rank": setup.local_batch * tokens,
+        "num_tokens_per_train_step": setup.batch * tokens,
+        "max_context_length": tokens,
+    }
+    if dtype := setup.parameter_type(TYPES):
+        training["mixed_precision_param"] = dtype
+    parallelism = _parallelism(setup, HEAD)
+    parallelism["enable_sequence_parallel"] = setup.sequence_parallel
+    if setup.stages > 1:
+        parallelism["num_pp_microbatches"] = setup.plan.schedule.micro_batches
+        training["disable_cuda_graphs"] = True
+    set_to = [f"    config.training.{key} = {value!r}" for key, value in training.items()]
+    set_to += [f"    config.parallelism.{key} = {value!r}" for key, value in parallelism.items()]
+    recompute = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}
+    checkpoint = recompute[setup.recompute]
+    wanted = checkpoint.partition(".")[0]
+    imported = f"from torchtitan.distributed.activation_checkpoint import {wanted}\n"
+    return _FILE.format(
+        commit=COMMIT,
+        notes="".join(f"#   {note}\n" for note in lost),
+        imported=imported if checkpoint != "None" else "",
+        values="\n".join([*set_to, f"    config.activation_checkpoint = {checkpoint}"]),
+    )
 
 
 def _toml(sections: Mapping[str, Mapping[str, object]], lost: Sequence[str]) -> str:
@@ -102,3 +207,13 @@ def _toml(sections: Mapping[str, Mapping[str, object]], lost: Sequence[str]) -> 
             *(f"{key} = {json.dumps(value)}" for key, value in values.items()),
         ]
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+_FILE = """# A plan as torchtitan takes it, by the names of {commit}.
+# In a model's config_registry.py: return planned(llama3_8b()), or another of its configurations.
+{notes}{imported}
+
+def planned(config):
+{values}
+    return config
+"""

@@ -79,7 +79,7 @@ READ: dict[str, Callable[[str], Any]] = {
     "pipelining": _python,
     "hf-tp-plan": json.loads,
     "deepspeed": json.loads,
-    "torchtitan": tomllib.loads,
+    "torchtitan": _python,
     "megatron": lambda text: [shlex.split(line) for line in _lines(text)],
 }
 
@@ -100,12 +100,11 @@ def test_every_plan_is_written_or_refused_by_name(
 
 
 def test_degrees(plans: dict[str, Plan]) -> None:
-    parallel = tomllib.loads(convert(plans["both"], "torchtitan").text)["parallelism"]
-    assert (parallel["data_parallel_replicate_degree"], parallel["tensor_parallel_degree"]) == (
-        2,
-        2,
-    )
-    titan = tomllib.loads(convert(plans["pipeline"], "torchtitan").text)
+    parallel = tomllib.loads(convert(plans["both"], "torchtitan", "0.2").text)["parallelism"]
+    # Version 0.2 has no replicas beside split weights.
+    assert parallel["data_parallel_shard_degree"] == parallel["tensor_parallel_degree"] == 2
+    assert parallel["data_parallel_replicate_degree"] == 1
+    titan = tomllib.loads(convert(plans["pipeline"], "torchtitan", "0.2.2").text)
     assert (
         titan["parallelism"]["pipeline_parallel_schedule"] == "1F1B"
         and titan["parallelism"]["pipeline_parallel_degree"] == 2

@@ -34,7 +34,7 @@ def is_there(name: str) -> bool:
 def test_torchtitan(plans: dict[str, Plan], name: str, tmp_path: Path) -> None:
     from torchtitan.config import ConfigManager
 
-    (tmp_path / "plan.toml").write_text(convert(plans[name], "torchtitan").text)
+    (tmp_path / "plan.toml").write_text(convert(plans[name], "torchtitan", "0.2").text)
     parsed = ConfigManager().parse_args(["--job.config_file", str(tmp_path / "plan.toml")])
     degrees = parsed.parallelism
     assert degrees.tensor_parallel_degree * abs(
