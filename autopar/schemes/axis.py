@@ -18,6 +18,7 @@ from autopar.ir import Tensor
 from autopar.planning.model.restrictions import Limits
 from autopar.sharding.analysis import Analysis, Offer
 from autopar.sharding.candidates import strategies_of
+from autopar.sharding.classes import FactorClass
 from autopar.sharding.layout import Kind, Layout, Placement
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.strategies import Option, Strategies
@@ -111,6 +112,11 @@ def lacking(
 
     `ENOUGH` of each needed part must divide.
     """
+    if _needs_hidden(by_axis) and not _has_hidden(analysis):
+        return (
+            "it splits the hidden dim, which a normalisation (layer norm, RMS norm) over features "
+            "tells apart, and the model has none"
+        )
     offers = offered(by_axis, analysis, profiles, mesh)
     for part in Part:
         wanted = _needed(by_axis, part)
@@ -131,6 +137,15 @@ def lacking(
                 f"over {size} devices ({', '.join(ways)})"
             )
     return None
+
+
+def _needs_hidden(by_axis: Sequence[AxisScheme | None]) -> bool:
+    """Whether products are to be split along the hidden dim and no other."""
+    return frozenset({Split.HIDDEN}) in _needed(by_axis, Part.PRODUCT)
+
+
+def _has_hidden(analysis: Analysis) -> bool:
+    return any(FactorClass.HIDDEN in classes for classes in analysis.classes.values())
 
 
 def _needed(by_axis: Sequence[AxisScheme | None], part: Part) -> list[Splits | None]:

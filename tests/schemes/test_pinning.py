@@ -8,10 +8,12 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
+from autopar.frontends.load import ModelOptions, load_model
 from autopar.planning.model.request import Request
 from autopar.schemes import AXIS_SCHEMES, SCHEMES, scheme_named
 from autopar.schemes.pinning import pinned, stage_mesh
 from autopar.sharding.analysis import Analysis, analyse
+from tests.report_models import perceptrons
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,13 @@ def test_what_is_impossible_is_told(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         pinned(request(devices), scheme_named(scheme), analysis)
+
+
+@pytest.mark.parametrize(("scheme", "devices"), [("3d", 8), ("hidden", 2)])
+def test_a_hidden_dim_needs_a_normalisation(scheme: str, devices: int) -> None:
+    graph = load_model(perceptrons(2, 16), ModelOptions()).graph
+    with pytest.raises(UsageError, match=r"normalisation .* tells apart, and the model has none"):
+        pinned(request(devices), scheme_named(scheme), analyse(graph, train=True))
 
 
 @pytest.mark.parametrize(

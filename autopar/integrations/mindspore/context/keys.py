@@ -5,8 +5,10 @@ A key has values, a default, and the modes in which it has an effect.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autopar.errors import UsageError, unknown
 
@@ -83,6 +85,11 @@ def _one_of(valid: Sequence[str]) -> Callable[[str, object], str]:
 def _path(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{name} is {value!r}; it is the path of a file, or '' for none")
+    if value and (value.endswith(("/", os.sep)) or Path(value).is_dir()):
+        raise UsageError(
+            f"{name} is {value!r}, a folder; it is the path of a file, as "
+            f"{os.path.join(value, 'strategy.json')!r}, or '' for none"
+        )
     return value
 
 

@@ -133,6 +133,14 @@ def test_what_is_wrong_is_refused_and_nothing_is_set(keys: dict[str, Any], why: 
     assert dict(current().values) == {"device_num": 16}
 
 
+@pytest.mark.parametrize("key", ["strategy_ckpt_save_file", "strategy_ckpt_load_file"])
+@pytest.mark.parametrize("folder", ["./", ".", "not/there/"])
+def test_a_folder_is_no_file_of_strategies(key: str, folder: str) -> None:
+    with pytest.raises(UsageError, match=rf"{key} is '{folder}', a folder"):
+        autopar.set_auto_parallel_context(**{key: folder})
+    assert autopar.get_auto_parallel_context(key) == ""
+
+
 def test_contradictions_with_the_mode_wait_until_there_is_one() -> None:
     autopar.set_auto_parallel_context(full_batch=True)  # as the document does, before any mode
     with pytest.raises(UsageError, match="full_batch"):
