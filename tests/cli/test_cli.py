@@ -20,6 +20,7 @@ import autopar.cli
 from autopar.cli import main, run
 from autopar.errors import AutoparError, NoPlanFits, PlanError, RunError, UsageError
 from autopar.plan import Plan
+from autopar.report import traces
 from autopar.report.explain import further_answers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,7 +188,7 @@ def test_a_plan_is_printed_before_its_trace_fails(
     def fails(*_: object) -> None:
         raise PlanError("not drawn")
 
-    monkeypatch.setattr("autopar.report.traces.write_trace", fails)
+    monkeypatch.setattr(traces, "write_trace", fails)
     words = [
         "plan",
         str(folder / "two.onnx"),
