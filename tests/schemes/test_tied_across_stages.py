@@ -29,9 +29,7 @@ def test_a_tied_parameter_has_the_axes_of_its_first_stage() -> None:
     graph = transformer(GPT2, batch=32).graph
     plan = search_plan(
         graph,
-        Request(
-            cluster=load_cluster("dgx-h100").sized(5), memory=1e15, stages=2, schedule="1f1b"
-        ),
+        Request(cluster=load_cluster("dgx-h100").sized(5), memory=1e15, stages=2, schedule="1f1b"),
     )
     assert len({stage.mesh for stage in plan.stages}) > 1, "stages on unlike meshes"
     assert "one device | data 4" in scheme_of(plan, analyse(graph, train=True)).name
