@@ -25,7 +25,7 @@ from scipy.optimize import nnls
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.costmodel.collectives.dispatch import LINK, NETWORK
-from autopar.sharding.routing import domains_of_a_token
+from autopar.sharding.communication import domains_of_a_token
 
 Floats = NDArray[np.float64]
 LINKS: Mapping[str, float] = {

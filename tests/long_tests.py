@@ -8,7 +8,6 @@ own, so that a test which becomes quick, or slow, is moved by the next record.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,16 +39,17 @@ def part_of(name: str) -> int:
 
 
 class Recorder:
-    """Writes down the tests of a run that took long, setup and teardown included."""
+    """Writes down the tests of a run that took long."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.names: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add up the seconds of a test's phases."""
-        self.seconds[report.nodeid] += report.duration
+        """Note a test that took long."""
+        # A setup is shared: without this test the next one would have it.
+        if report.when == "call" and report.duration >= SECONDS:
+            self.names.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         """Write the record, in the order of the names."""
-        names = sorted(name for name, seconds in self.seconds.items() if seconds >= SECONDS)
-        PATH.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        PATH.write_text("".join(f"{name}\n" for name in sorted(self.names)), encoding="utf-8")

@@ -25,12 +25,17 @@ def test_every_part_has_some() -> None:
 def test_a_record_names_those_that_took_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Setup and call count together; names come in their order."""
+    """Setups are shared, so they do not count; names come in their order."""
     path = tmp_path / "long_tests.txt"
     monkeypatch.setattr(long_tests, "PATH", path)
     recorder = long_tests.Recorder()
-    for name, seconds in (("b", 1.5), ("c", 1.0), ("a", 2.5), ("b", 0.6)):
-        report = SimpleNamespace(nodeid=name, duration=seconds)
+    for name, when, seconds in (
+        ("b", "call", 2.5),
+        ("c", "call", 1.9),
+        ("d", "setup", 9.0),
+        ("a", "call", 2.0),
+    ):
+        report = SimpleNamespace(nodeid=name, when=when, duration=seconds)
         recorder.pytest_runtest_logreport(report)  # type: ignore[arg-type]
     recorder.pytest_sessionfinish()
     assert path.read_text(encoding="utf-8") == "a\nb\n"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES, Role
+from autopar.sharding.communication import places_on_the_way
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.experts import (
     BIAS,
@@ -28,7 +29,6 @@ from autopar.sharding.rules.experts import (
     result_of,
 )
 from autopar.sharding.strategies import Strategies
-from autopar.sharding.travelling_rows import places_on_the_way
 
 from . import Device
 from .device import ITEMSIZE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.errors import ModelError, UsageError, unknown
-from autopar.sharding.routing import domains_of_a_token
+from autopar.sharding.communication import domains_of_a_token
 
 PATTERN = {"M": "state", "*": "attention alone", "E": "experts alone", "-": "dense alone"}
 """Layers that are one mixer with its residual, by their letter: state space, attention, experts,

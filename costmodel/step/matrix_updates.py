@@ -90,6 +90,7 @@ def share_of(tensor: Tensor, layout: Layout, prices: MeshPrices) -> Share:
     if split:
         # There and back.
         sent += 2 * prices.unit_share("all_to_all", split, math.ceil(shard / copies))
+    # Copies of a shard each update a part of the matrices, and then tell one another.
     if copied:
         sent += prices.unit_share("all_gather", copied, math.ceil(shard))
     return Share(products=count * own / (shards * copies), largest=own, sent=sent)

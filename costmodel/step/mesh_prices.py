@@ -20,10 +20,9 @@ from autopar.costmodel.collectives import collective_time, linear, lines
 from autopar.costmodel.device.elementwise import update_traffic_seconds, with_launch
 from autopar.errors import UsageError, unknown
 from autopar.ir import Tensor
-from autopar.sharding.communication import operator_traffic
+from autopar.sharding.communication import Move, operator_traffic
 from autopar.sharding.matrices import MUON
 from autopar.sharding.mesh import Axes, Mesh, degree_of
-from autopar.sharding.moves import Move
 from autopar.sharding.rules import Call
 from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
 from autopar.sharding.strategies import Strategies

@@ -21,9 +21,9 @@ from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import all_gather, exchange_rows
 from autopar.runtime.ranks.cuts import Cut, shard_of
 from autopar.runtime.ranks.device_groups import AxisGroup
+from autopar.sharding.communication import LOOK_UPS
 from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.rules.gather_scatter import FILL_IN
-from autopar.sharding.travelling_rows import LOOK_UPS
 
 
 def grouped_product(rows: Tensor, weights: Tensor, ends: Sequence[int], kind: str) -> Tensor:

@@ -20,7 +20,7 @@ from autopar.planning.planner import search_plan
 from autopar.schemes import scheme_named
 from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import analyse
-from autopar.sharding.routing import domains_of_a_token
+from autopar.sharding.communication import domains_of_a_token
 from tests.end_to_end.models import BATCH, SEQUENCE, WIDTH
 from tests.end_to_end.parity import Subject, failures, subject
 from tests.end_to_end.plans import request

@@ -30,7 +30,7 @@ def test_all_are_named_with_what_to_do() -> None:
     with pytest.raises(UnsupportedOperators) as caught:
         autopar.plan(*build(), devices=2, cluster="local-cpu")
     assert caught.value.counts == dict.fromkeys(KINDS, 1) and caught.value.exit_code == 3
-    for word in (*KINDS, "register_rule", "--discover", "--replicate-unknown"):
+    for word in (*KINDS, "register_rule", "discover=True", "replicate_unknown=True"):
         assert word in str(caught.value)
 
 

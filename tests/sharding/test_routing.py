@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import UsageError
-from autopar.sharding.routing import domains_of_a_token
+from autopar.sharding.communication import domains_of_a_token
 
 TOKENS = 20_000
 ROWS = [

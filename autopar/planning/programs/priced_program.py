@@ -149,6 +149,7 @@ def thriftier(draft: DraftProgram, memory_limit: float) -> DraftProgram:
     ):
         smaller = max(unit // SMALLER, LEAST_UNIT)
         other = draft.under(replace(draft.plan.schedule, unit_bytes=smaller))
+        # Smaller units are more segments, each of which holds what it is given.
         if other.memory.total >= draft.memory.total:
             break
         draft = other

@@ -25,6 +25,7 @@ OTHER = {
     ("zero1", "torchtitan"),
     ("megatron", "torchtitan"),
     ("both", "torchtitan"),
+    ("pipeline", "torchtitan"),
     ("both", "hf-tp-plan"),
 }
 """Of which the target says less than the plan, so that another comes back."""

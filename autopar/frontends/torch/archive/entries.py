@@ -45,7 +45,7 @@ class Doubts:
         raise ModelError(
             f"{path} is not read: {'; '.join(self.parts[:SHOWN])}{more}. Reading it could run code "
             "of the file: "
-            "give --trust (in Python: trust=True) if you trust who made it, or export the model "
+            "give --trust if you trust who made it, or export the model "
             "again without it"
         )
 

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES
 
-from .mesh import Axes, axis_sets, degree_of
+from ..mesh import Axes, axis_sets, degree_of
+from ..notation import ONCE, Rule, local_elements
+from ..rules import Call
+from ..rules.experts import EXPERTS
+from ..rules.gather_scatter import FILL_IN
+from ..rules.recurrent import DELTA_RULE, STATE_SPACE
+from ..rules.windows import window_index, windows_of
+from ..strategies import Strategies
 from .moves import Floats, Move, Split
-from .notation import ONCE, Rule, local_elements
-from .rules import Call
-from .rules.experts import EXPERTS
-from .rules.gather_scatter import FILL_IN
-from .rules.recurrent import DELTA_RULE, STATE_SPACE
-from .rules.windows import window_index, windows_of
-from .strategies import Strategies
 from .travelling_rows import rows_travel, rows_travel_once
 
 

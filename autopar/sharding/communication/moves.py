@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES
 
-from .notation import Rule, local_elements
-from .rules import Call
+from ..notation import Rule, local_elements
+from ..rules import Call
 
 Floats = NDArray[np.float64]
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES
 
+from ..notation import ONCE
+from ..rules import Call
+from ..rules.experts import EXPERTS, per_token, result_of
+from ..rules.gather_scatter import FILL_IN
+from ..strategies import Strategies
 from .moves import Floats, Move, Split
-from .notation import ONCE
 from .routing import domains_of_a_token
-from .rules import Call
-from .rules.experts import EXPERTS, per_token, result_of
-from .rules.gather_scatter import FILL_IN
-from .strategies import Strategies
 
 LOOK_UPS = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor"})
 """Operators whose `dispatch` brings the rows that an index names."""

@@ -1,0 +1,16 @@
+"""Communication inside operators: its table, its collectives, and rows on their way."""
+
+from .moves import Move
+from .routing import domains_of_a_token
+from .table import COMMUNICATIONS, operator_traffic, visited
+from .travelling_rows import LOOK_UPS, places_on_the_way
+
+__all__ = [
+    "COMMUNICATIONS",
+    "LOOK_UPS",
+    "Move",
+    "domains_of_a_token",
+    "operator_traffic",
+    "places_on_the_way",
+    "visited",
+]
