@@ -48,6 +48,10 @@ class Types:
         """Bytes of the gradient of a parameter as it travels, whole."""
         return tensor.size * DTYPE_BYTES[self.reduced(tensor)]
 
+    def wider(self, tensor: Tensor) -> float:
+        """Bytes of the gradient for each byte of the value; a parameter may have no elements."""
+        return DTYPE_BYTES[self.reduced(tensor)] / DTYPE_BYTES[tensor.dtype]
+
     @classmethod
     def of(cls, master: str | None, reduce: str | None, *, dtype: str | None) -> Types:
         """A request's types: with a 16-bit `dtype`, `master` is float32 by default.

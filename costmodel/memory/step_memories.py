@@ -54,10 +54,7 @@ class Steps(LiveBytes):
 
     def gradient_bytes(self, name: str, layout: Layout) -> float:
         """The bytes of a gradient; a parameter's may travel in another type than the value's."""
-        tensor = self.tensors[name]
-        return self.bytes_of(name, layout) * (
-            self.types.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0
-        )
+        return self.bytes_of(name, layout) * self.types.wider(self.tensors[name])
 
     def is_cast(self, name: str) -> bool:
         """Whether the gradient of a parameter travels in another type."""

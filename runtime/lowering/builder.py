@@ -19,6 +19,7 @@ from autopar.runtime.operators.functions import (
     on_device,
     only,
     returns_sequence,
+    writable,
 )
 from autopar.runtime.operators.local_call import LocalOperator
 from autopar.runtime.ranks.device_groups import DeviceGroups
@@ -276,6 +277,7 @@ class Builder:
             function = on_device(local.function, self.device)
         else:
             function = named(local.function)
+            arguments = writable(arguments)
         # In a zero-bubble schedule gradients of weights wait until other stages have theirs of
         # values.
         weights = self.frame.weights(item) if self.late else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -61,6 +62,10 @@ def function_of(kind: str) -> Function:
     return function
 
 
+_KEYWORDS = {f"{word}_": word for word in keyword.kwlist}
+"""Words of Python itself, such as the argument `from` of random numbers, as a graph has them."""
+
+
 def on_device(function: Function, device: torch.device) -> Function:
     """A function that makes tensors from nothing, bound to a device."""
 
@@ -79,9 +84,19 @@ def named(function: Function) -> Function:
 
     @functools.wraps(function.func)
     def call(**arguments: Any) -> Any:
-        return function(**arguments)
+        return function(**{_KEYWORDS.get(name, name): a for name, a in arguments.items()})
 
     return call
+
+
+def writable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a `named` function by names that the code of a graph can have.
+
+    >>> writable({"from": 0.5, "to": 2.0})
+    {'from_': 0.5, 'to': 2.0}
+    """
+    names = {word: name for name, word in _KEYWORDS.items()}
+    return {names.get(name, name): value for name, value in arguments.items()}
 
 
 def arguments_of(

@@ -49,3 +49,18 @@ def test_one_device_is_equalled(tmp_path: Path, kind: str) -> None:
     ).plan
     report = run_plan(model, plan, check=True)
     assert report.ok, report.check
+
+
+@pytest.mark.slow
+@pytest.mark.gloo
+def test_parameters_without_elements_and_arguments_named_by_python(tmp_path: Path) -> None:
+    """DINOv3 has no registers by default, and draws `uniform_(from=..., to=...)`."""
+    keys = {**small_configuration("dinov3_vit"), "image_size": 32, "patch_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    model = load_any(f"hf:{tmp_path}", ModelOptions(batch=4, dtype="float32"))
+    assert any(0 in tensor.shape for tensor in model.graph.parameters)
+    plan = plan_loaded(
+        model, devices=2, cluster="local-cpu", mesh=(2,), scheme="zero3", optimizer="sgd"
+    ).plan
+    report = run_plan(model, plan, check=True)
+    assert report.ok, report.check

@@ -174,7 +174,7 @@ class TableEdges:
             parameter.space,
             tensor.shape,
             tensor.bytes,
-            basis.wider(tensor),
+            basis.types.wider(tensor),
             parameter.trained,
             from_storage,
             often,
@@ -242,7 +242,7 @@ class TableEdges:
         basis = self.basis
         tensor = parameter.tensor
         space = parameter.space
-        wider = basis.wider(tensor)
+        wider = basis.types.wider(tensor)
         links = (basis.work.busy, basis.work.beside)
         # The shape matters only by the layouts that it admits.
         valid = space.valid(tensor.shape).tobytes()

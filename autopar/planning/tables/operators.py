@@ -134,7 +134,7 @@ def operator_tables(basis: Basis, outline: Outline) -> OperatorTables:
         rows=tuple(rows),
         digits=tuple(digits),
         class_of=class_of,
-        wider=max((basis.wider(tensor) for tensor in basis.graph.parameters), default=1.0)
+        wider=max((basis.types.wider(tensor) for tensor in basis.graph.parameters), default=1.0)
         if math.prod(basis.mesh) > 1
         else 0.0,
     )

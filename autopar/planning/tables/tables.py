@@ -126,10 +126,6 @@ class Basis:
         """The parameters that the optimizer updates as whole matrices."""
         return self.analysis.updated_whole(self.optimizer)
 
-    def wider(self, tensor: Tensor) -> float:
-        """Bytes of the gradient for each byte of the value."""
-        return self.types.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:

@@ -71,7 +71,7 @@ def value_tables(basis: Basis, outline: Outline) -> ValueTables:
             basis.spaces[join.tensor],
             tensor.shape,
             tensor.bytes,
-            basis.wider(tensor),
+            basis.types.wider(tensor),
             join.tensor in basis.analysis.gradients,
         )
         key = (facts, join.source_codes, join.target_codes, join.count, repeated, turned)
@@ -115,7 +115,7 @@ def _distances(basis: Basis, join: Join, repeated: bool) -> Distances:
     # Distances count a single micro-batch; the multiplicities are applied in `priced`.
     work = basis.work
     gradient = join.tensor in basis.analysis.gradients
-    wider = basis.wider(tensor)
+    wider = basis.types.wider(tensor)
     waits = work.waits
     # A recomputed reader takes its inputs a second time.
     often = (2.0 if repeated else 1.0, 1.0) if work.counted else (0.0, 0.0)

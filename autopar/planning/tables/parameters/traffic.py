@@ -262,7 +262,7 @@ def _one_way(
     if shards > 1:
         tensor = tables.analysis.graph.tensors[source.name]
         ahead, back = work.of_parameters(hidden)
-        wider = tables.types.reduced_bytes(tensor) / tensor.bytes
+        wider = tables.types.wider(tensor)
         gather = counted / (ahead + back * wider)
         return gather, gather * wider, work.gathers
     # A parameter that is stored whole is not gathered, only its gradient is reduced.
