@@ -142,7 +142,7 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
 def _loaded(model: LoadedModel, wanted: PlanOptions, cluster: Cluster) -> Planned:
     """A strategy checkpoint used as it is: it must be for this model and these devices."""
     assert wanted.load is not None
-    old = wanted.load if isinstance(wanted.load, Plan) else Plan.load(wanted.load)
+    old = Plan.of(wanted.load)
     ruled = bring_rules(model, old)
     if (wanted.devices is not None or wanted.cluster is not None) and cluster.devices not in (
         old.devices,
@@ -200,7 +200,7 @@ def parallelize(
     from .integrations.mindspore.context import current
 
     def prepare() -> tuple[LoadedModel, Plan]:
-        loaded_plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        loaded_plan = Plan.of(plan)
         return model_of_plan(
             model, loaded_plan, example_inputs, loss=loss, trust=trust
         ), loaded_plan

@@ -112,6 +112,11 @@ class Plan(Part):
         write_whole(Path(path), self.to_json())
 
     @classmethod
+    def of(cls, plan: Plan | str | Path) -> Plan:
+        """The plan itself, or the one in a file."""
+        return plan if isinstance(plan, Plan) else cls.load(plan)
+
+    @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a strategy checkpoint; `PlanError` with the fault for any other file."""
         try:
@@ -266,6 +271,16 @@ class Plan(Part):
                 f"{', '.join(map(repr, untrained[:10]))}"
             )
         return host
+
+    def chunks(self) -> dict[str, int]:
+        """The number of every operator's stage, or of its chunk in an interleaved pipeline."""
+        firsts = {stage.first: number for number, stage in enumerate(self.stages)}
+        chunks = {}
+        number = 0
+        for name in self.operators:
+            number = firsts.get(name, number)
+            chunks[name] = number
+        return chunks
 
     def _is_of(self, graph: Graph) -> bool:
         """Whether the plan was made for this very graph, and not for another mode of its model."""

@@ -92,7 +92,7 @@ def explain(
     """
     from autopar.report.explain.explanation import Explained
 
-    of = _plan(plan)
+    of = Plan.of(plan)
     if model is None:
         if stalls:
             raise UsageError("stalls= needs model=")
@@ -106,7 +106,7 @@ def explain(
     explained = explained.with_stalls() if stalls else explained
     explained = explained.with_collectives() if collectives else explained
     if beside is not None:
-        explained = explained.beside_plan(_plan(beside))
+        explained = explained.beside_plan(Plan.of(beside))
     return Answer(plan=of, text=_text(explained.parts()), values=explained.json())
 
 
@@ -132,9 +132,9 @@ def report(
     from autopar.outputs import write_whole
     from autopar.report.page import Compared, Contents, page
 
-    of = _plan(plan)
+    of = Plan.of(plan)
     compared = Compared(
-        other=None if beside is None else _plan(beside), budget=Budget(tokens=tokens, price=price)
+        other=None if beside is None else Plan.of(beside), budget=Budget(tokens=tokens, price=price)
     )
     if model is None:
         if schemes:
@@ -148,10 +148,6 @@ def report(
         contents = Contents.of(of, graph=loaded.graph, cluster=chosen, compared=compared)
     write_whole(Path(path), page(contents))
     return Path(path)
-
-
-def _plan(plan: Plan | str | Path) -> Plan:
-    return plan if isinstance(plan, Plan) else Plan.load(plan)
 
 
 def _named(cluster: str | Path | Cluster | None) -> Any:

@@ -28,7 +28,7 @@ def convert(plan: Plan | str | Path, to: str, version: str | None = None) -> Con
     """
     from autopar.integrations.convert import convert as write
 
-    return write(plan if isinstance(plan, Plan) else Plan.load(plan), to, version)
+    return write(Plan.of(plan), to, version)
 
 
 @python_words

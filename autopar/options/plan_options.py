@@ -135,7 +135,7 @@ class PlanOptions:
         Also a sentence for the user, and the parameters with their state on hosts.
         """
         assert self.reuse_from is not None
-        old = self.reuse_from if isinstance(self.reuse_from, Plan) else Plan.load(self.reuse_from)
+        old = Plan.of(self.reuse_from)
         require_consistent(old)
         if old.devices != cluster.devices:
             raise PlanError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autopar.ir import Role
 from autopar.sharding.layout import Kind, Layout
-from autopar.sharding.program import Compute, Program, Redistribute
+from autopar.sharding.program import Compute, Decision, Program, Redistribute
 from autopar.sharding.redistribution import change
 from autopar.sharding.rules.saved_for_backward import Made
 from autopar.sharding.schedule import Types
@@ -19,6 +19,28 @@ from .redistribution_memory import Action, actions
 from .saved_values import Facts
 
 Place = tuple[str, Layout]
+
+
+def made_for_each(decision: Decision, made: Made, mesh: Sequence[int]) -> float:
+    """Bytes of a buffer that an operator makes, for each element of its tensor on this rank."""
+    if decision.rule is None:
+        return 0.0 if made.passed else made.nbytes
+    each = made.nbytes
+    # The tensor lacks these factors, but the buffer is split by them.
+    if made.factors:
+        each /= math.prod(
+            size
+            for option, size in zip(decision.options, mesh, strict=True)
+            if splits_plainly(option, decision.rule, made.factors)
+        )
+    if made.passed:
+        shards = math.prod(
+            ranks
+            for option, ranks in zip(decision.options, mesh, strict=True)
+            if option.passes(decision.rule, made.passed)
+        )
+        each *= float(made.times(shards, decision.rule.size_of(made.passed)))
+    return each
 
 
 class Steps(LiveBytes):
@@ -105,27 +127,9 @@ class Steps(LiveBytes):
         names = operator.outputs if made.output else operator.inputs
         layouts = decision.outputs if made.output else decision.inputs
         name = names[made.position]
-        each = made.nbytes
-        # The tensor lacks these factors, but the buffer is split by them.
-        if made.factors and decision.rule is not None:
-            each /= math.prod(
-                size
-                for option, size in zip(decision.options, self.mesh, strict=True)
-                if splits_plainly(option, decision.rule, made.factors)
-            )
-        if made.passed and decision.rule is not None:
-            size = decision.rule.size_of(made.passed)
-            shards = math.prod(
-                ranks
-                for option, ranks in zip(decision.options, self.mesh, strict=True)
-                if option.passes(decision.rule, made.passed)
-            )
-            each *= float(made.times(shards, size))
-        elif made.passed:
-            return 0.0
         tensor = self.tensors[name]
         share = self.bytes_of(name, layouts[made.position]) / max(tensor.bytes, 1)
-        return share * tensor.size * each
+        return share * tensor.size * made_for_each(decision, made, self.mesh)
 
     def redistribute(self, step: Redistribute, values: dict[Place, int]) -> None:
         """Run a redistribution step by step; inputs arrive in the layout in which they are read."""

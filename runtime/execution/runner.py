@@ -18,7 +18,7 @@ from torch import Tensor
 from autopar.order.actions import Action, Word
 from autopar.order.scheduled import Mode
 from autopar.runtime.random_numbers.draw_state import Draws
-from autopar.runtime.ranks.current_action import at, named, present
+from autopar.runtime.ranks.current_action import at, named, record
 
 from .stage import Passing, Stage
 from .tied_parameters import TiedSums
@@ -65,10 +65,8 @@ class Call:
         """
         ahead = tuple(actions)
         try:
-            log = present().log
             for number, action in enumerate(ahead):
-                if log is not None:
-                    log.append(action)
+                record(action)
                 if action.word in COMPUTING:
                     self._expect(action, itertools.islice(ahead, number + 1, None))
                 with at(action), named(action):

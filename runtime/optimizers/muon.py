@@ -14,8 +14,7 @@ arXiv:2502.16982). A batch of matrices [experts, m, n] is updated matrix by matr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from autopar.order.owners import Owners, owned_tensors, owners_of
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.parameters.closures import Closure, loss_of
 from autopar.runtime.parameters.storage import local_of
-from autopar.runtime.ranks.current_action import at, named, present
+from autopar.runtime.ranks.current_action import at, named, record
 from autopar.sharding.matrices import hidden_matrices
 
 from .matrix_exchange import updates_of
@@ -183,7 +182,9 @@ class _OwnMatrices:
                 for owned in exchange.members
             }
             layouts = self.engine.execution.chunks[number].stored
-            with _action(Action(word=Word.UPDATE, chunk=number)):
+            action = Action(word=Word.UPDATE, chunk=number)
+            record(action)
+            with at(action), named(action):
                 made = updates_of(owners, self.engine.groups, layouts, shards, newton_schulz)
             updates.update((values[name], update) for name, update in made.items())
         return {value: update for value, update in updates.items() if value in directions}
@@ -234,13 +235,3 @@ def _apply(value: Tensor, update: Tensor, group: Mapping[str, Any]) -> None:
     # The decay comes before the step, in the order of torch's Muon.
     shard.mul_(1 - group["lr"] * group["weight_decay"])
     shard.add_(update, alpha=-group["lr"] * scale)
-
-
-@contextmanager
-def _action(action: Action) -> Iterator[None]:
-    """Inside, collectives belong to this action, which a log records."""
-    log = present().log
-    if log is not None:
-        log.append(action)
-    with at(action), named(action):
-        yield

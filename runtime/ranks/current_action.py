@@ -59,6 +59,13 @@ def named(action: Action) -> AbstractContextManager[object]:
     return torch.profiler.record_function(f"{NAMED}{action}") if watched else nullcontext()
 
 
+def record(action: Action) -> None:
+    """Let a log have the action as the next one, if there is a log."""
+    log = present().log
+    if log is not None:
+        log.append(action)
+
+
 @contextmanager
 def aside() -> Iterator[None]:
     """Inside, messages are agreements among ranks, no part of a step."""

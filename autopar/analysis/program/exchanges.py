@@ -152,13 +152,11 @@ class _Stages:
     """The stages of operators, and of tensors by their makers and readers."""
 
     def __init__(self, plan: Plan) -> None:
-        firsts = {stage.first: number % stages_of(plan) for number, stage in enumerate(plan.stages)}
-        self.operators: dict[str, int] = {}
+        count = stages_of(plan)
+        self.operators = {name: number % count for name, number in plan.chunks().items()}
         self.tensors: dict[str, int] = {}
-        at = 0
         for name, operator in plan.operators.items():
-            at = firsts.get(name, at)
-            self.operators[name] = at
+            at = self.operators[name]
             self.tensors.update(dict.fromkeys((tensor for tensor, _ in operator.outputs), at))
             for tensor, _ in operator.inputs:
                 self.tensors.setdefault(tensor, at)

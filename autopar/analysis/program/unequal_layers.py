@@ -70,11 +70,9 @@ def _words(
 
 def _meshes(plan: Plan, graph: Graph) -> Iterator[tuple[str, str]]:
     """The mesh of the stage of every operator."""
-    starts = {stage.first: stage.mesh for stage in plan.stages}
-    mesh = plan.mesh
-    for op in graph.operators:
-        mesh = starts.get(op.name, mesh)
-        yield op.name, " x ".join(f"{axis.name}={axis.size}" for axis in mesh)
+    for name, chunk in plan.chunks().items():
+        mesh = plan.stages[chunk].mesh if plan.stages else plan.mesh
+        yield name, " x ".join(f"{axis.name}={axis.size}" for axis in mesh)
 
 
 def _sentence(plan: Plan, graph: Graph, run: Run, treated: Sequence[Treated]) -> str:

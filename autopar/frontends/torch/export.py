@@ -23,8 +23,8 @@ from .folding import Folding, Kind, folded_calls, passed
 from .known_arguments import KnownArguments, known_arguments
 from .scans import scans_as_operators
 
-KNOWN_NUMBERS = 2**16
-"""The most elements of a tensor whose values are followed through an export."""
+FOLLOWED_NUMBERS = 2**16
+"""The most elements of a constant whose values torch itself follows through an export."""
 
 keep_forkable()  # before the first fake tensor
 
@@ -133,8 +133,8 @@ def _small_constants_known() -> Iterator[None]:
     images are a few numbers for each, which set the shapes of what follows.
     """
     with (
-        patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_NUMBERS),
-        patch.object(proxy_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_NUMBERS),
+        patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", FOLLOWED_NUMBERS),
+        patch.object(proxy_tensor, "CONSTANT_NUMEL_LIMIT", FOLLOWED_NUMBERS),
     ):
         yield
 

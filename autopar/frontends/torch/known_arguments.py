@@ -210,7 +210,7 @@ def _is_small(
 def _together(tensors: Sequence[torch.Tensor]) -> int:
     """The elements of what is elementwise of tensors."""
     try:
-        shape = torch.broadcast_shapes(*(one.shape for one in tensors))  # type: ignore[no-untyped-call]
-        return math.prod(shape)
+        shapes = [one.shape for one in tensors]
+        return math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
     except RuntimeError:
         return sum(tensor.numel() for tensor in tensors)

@@ -19,6 +19,7 @@ import numpy as np
 from autopar.costmodel import Cluster
 from autopar.costmodel.device.imbalance import busiest, worst
 from autopar.costmodel.device.operator_seconds import operator_parts
+from autopar.costmodel.memory.step_memories import made_for_each
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import Graph, Operator
@@ -34,7 +35,7 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules import Call
 from autopar.sharding.rules.experts import EXPERTS, per_token
 from autopar.sharding.rules.saved_for_backward import Made, backward_scratch, keeps
-from autopar.sharding.strategies import Strategies, splits_plainly
+from autopar.sharding.strategies import Strategies
 
 MULTIPLES = (1.0, 2.0, 4.0)
 """Of the mean rows, at which the bytes are told."""
@@ -126,7 +127,7 @@ def _require_row(counts: Sequence[int], graph: Graph, operator: Operator) -> Non
 
 def _layers(plan: Plan, analysis: Analysis, cluster: Cluster, routing: Routing) -> Iterator[_Layer]:
     operators = [op for op in analysis.graph.operators if op.kind == EXPERTS]
-    stage_of = _stages(plan, analysis)
+    stage_of = _stages(plan)
     recomputed = {name for segment in plan.schedule.recompute for name in segment}
     for number, operator in enumerate(operators):
         stage, mesh = stage_of[operator.name]
@@ -174,16 +175,10 @@ def _imbalance(routing: Routing, number: int, step: Compute, mesh: Mesh, most: f
     return most if routing.kind == "worst" else 1.0
 
 
-def _stages(plan: Plan, analysis: Analysis) -> dict[str, tuple[int, Mesh]]:
+def _stages(plan: Plan) -> dict[str, tuple[int, Mesh]]:
     """The stage (or chunk) of every operator, and its mesh."""
-    begins = {stage.first: number for number, stage in enumerate(plan.stages)}
-    stage_of = {}
-    number = 0
-    for operator in analysis.graph.operators:
-        number = begins.get(operator.name, number)
-        mesh = mesh_of(plan.stages[number].mesh) if plan.stages else plan.mesh_
-        stage_of[operator.name] = (number, mesh)
-    return stage_of
+    meshes = [mesh_of(stage.mesh) for stage in plan.stages] or [plan.mesh_]
+    return {name: (number, meshes[number]) for name, number in plan.chunks().items()}
 
 
 def _ranks(step: Compute, mesh: Mesh) -> int:
@@ -231,18 +226,12 @@ def _seconds(
 def _made_bytes(step: Compute, call: Call, made: Sequence[Made], mesh: Mesh) -> float:
     """Bytes on a rank of buffers that a layer makes for its rows."""
     decision = step.decision
-    assert decision.rule is not None
     total = 0.0
     for one in made:
         tensor = (call.outputs if one.output else call.inputs)[one.position]
         layout = (decision.outputs if one.output else decision.inputs)[one.position]
-        apart = math.prod(
-            size
-            for option, size in zip(decision.options, mesh.shape, strict=True)
-            if splits_plainly(option, decision.rule, one.factors)
-        )
         share = local_bytes(layout, tensor.bytes, mesh.shape) / max(tensor.bytes, 1)
-        total += share * tensor.size * one.nbytes / apart
+        total += share * tensor.size * made_for_each(decision, one, mesh.shape)
     return total
 
 

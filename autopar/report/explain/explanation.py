@@ -261,16 +261,12 @@ class Explained:
 
     def _bare(self, names: Iterable[str]) -> list[dict[str, Any]]:
         """Operators from the plan file alone; a stage's operators are split over its mesh."""
-        starts = {stage.first: stage.mesh for stage in self.plan.stages}
-        mesh = self.plan.mesh
-        meshes = {}
-        for name in self.plan.operators:
-            mesh = starts.get(name, mesh)
-            meshes[name] = [axis.name for axis in mesh]
+        chunks = self.plan.chunks()
         operators = []
         for name in names:
             held = self.plan.operators[name]
-            axes = meshes[name]
+            mesh = self.plan.stages[chunks[name]].mesh if self.plan.stages else self.plan.mesh
+            axes = [axis.name for axis in mesh]
             if len(held.strategy) != len(axes):
                 raise PlanError(
                     f"the plan's strategy of {name!r} is {' '.join(held.strategy)}, its mesh has "

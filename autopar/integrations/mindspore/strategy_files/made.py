@@ -56,12 +56,9 @@ def strategies_of_plan(plan: Plan, graph: Graph) -> Strategies:
 
 def _in_stages(plan: Plan) -> Iterator[tuple[int, OperatorPlan]]:
     """Every operator with its stage; an interleaved chunk has the stage of its devices."""
-    firsts = {stage.first: number for number, stage in enumerate(plan.stages)}
     count = max(len(plan.stages) // plan.schedule.interleave, 1)
-    chunk = 0
-    for name, operator in plan.operators.items():
-        chunk = firsts.get(name, chunk)
-        yield chunk % count, operator
+    for name, chunk in plan.chunks().items():
+        yield chunk % count, plan.operators[name]
 
 
 def _cuts(plan: Plan, layout: Layout, rank: int) -> tuple[int, ...]:
