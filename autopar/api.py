@@ -27,7 +27,7 @@ from .plan_origin import cluster_of_plan, model_of_plan
 from .planning.model.progress import Progress
 from .planning.model.routing import read_routing
 from .planning.planner import folded_of, search_plan
-from .planning.programs.routed_experts import require_counts, routed
+from .planning.programs.routed_experts import require_routing, routed
 from .sharding.analysis import Analysis, analyse
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
         model, discover=wanted.discover, replicate_unknown=wanted.replicate_unknown
     )
     routing = read_routing(wanted.routing)
-    require_counts(routing, ruled.graph)
+    require_routing(routing, ruled.graph)
     request, request_notes = wanted.request(ruled, cluster)
     before = time.process_time()
     folded = folded_of(ruled.graph, request)

@@ -63,7 +63,7 @@ def routed(
 ) -> RoutingPlan | None:
     """The plan under a routing; None where no ranks split the experts of a layer.
 
-    `analysis`: of a micro-batch. Counts are those of the layers (see `require_counts`).
+    `analysis`: of a micro-batch. Counts are those of the layers (see `require_routing`).
     """
     layers = list(_layers(plan, analysis, cluster, routing))
     if not any(layer.worst > 1 for layer in layers):
@@ -92,13 +92,16 @@ def routed(
     )
 
 
-def require_counts(routing: Routing, graph: Graph) -> None:
-    """Raise `UsageError` unless counts are of these layers, and of distinct experts of a token."""
+def require_routing(routing: Routing, graph: Graph) -> None:
+    """Raise `UsageError` unless counts are of these layers, and of distinct experts of a token.
+
+    Any routing but an even one needs layers of experts.
+    """
     operators = [op for op in graph.operators if op.kind == EXPERTS]
+    if routing.kind != "even" and not operators:
+        raise UsageError("--routing tells where rows of experts go; the model has no such layer")
     if routing.kind != "counts":
         return
-    if not operators:
-        raise UsageError("--routing gives counts of experts; the model has no layer of experts")
     if len(routing.counts) not in (1, len(operators)):
         raise UsageError(
             f"--routing gives counts of {len(routing.counts)} layers; the model has "

@@ -119,7 +119,7 @@ def test_without_ranks_that_split_experts_nothing_is_told() -> None:
         ("experts", [1] * 6, "counts of 6 experts; .* has 8"),
         ("experts", [[1] * 8] * 3, "counts of 3 layers; the model has 4"),
         ("experts", [9, *[1] * 7], "expert 0 has 9 of 16 rows; .* at most 1 of 2"),
-        ("dense", [1] * 8, "the model has no layer of experts"),
+        ("dense", [1] * 8, "the model has no such layer"),
     ],
 )
 def test_counts_of_another_model_are_refused(
@@ -128,6 +128,11 @@ def test_counts_of_another_model_are_refused(
     scheme = "data 4" if model == "dense" else "expert 4"
     with pytest.raises(UsageError, match=message):
         planned(model, scheme=scheme, routing=counts(tmp_path, rows))
+
+
+def test_a_model_without_experts_has_no_worst_case() -> None:
+    with pytest.raises(UsageError, match="the model has no such layer"):
+        planned("dense", scheme="data 4", routing="worst")
 
 
 def test_counts_may_differ_by_layer(tmp_path: Path) -> None:
