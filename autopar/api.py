@@ -25,6 +25,7 @@ from .options.table import READING
 from .plan import Plan
 from .plan_origin import cluster_of_plan, model_of_plan
 from .planning.model.progress import Progress
+from .planning.model.request import WITHOUT_LIMIT, default_limit
 from .planning.model.routing import read_routing
 from .planning.planner import folded_of, search_plan
 from .planning.programs.routed_experts import require_routing, routed
@@ -124,12 +125,16 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     best = search_plan(ruled.graph, request, progress=progress, folded=folded)
     seconds = time.process_time() - before
     analysis = folded.analysis(short=False)
+    limit = request.memory_limit
+    # A plan that is wanted though it fits no device is still told what would fit.
+    if limit >= WITHOUT_LIMIT:
+        limit = default_limit(cluster)
     under = routed(
         best,
         folded.analysis(short=False, micro_batches=best.schedule.micro_batches),
         cluster,
         routing,
-        request.memory_limit,
+        limit,
     )
     named = best.model.model_copy(update={"dtype": ruled.dtype})
     best = best.model_copy(update={"model": named, "routing": under})

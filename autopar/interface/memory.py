@@ -16,15 +16,13 @@ from autopar.costmodel.calibration.intervals import memory_interval
 from autopar.errors import UsageError, unknown
 from autopar.options.python_words import python_words
 from autopar.options.values import OPTIMIZERS
-from autopar.planning.model.request import default_limit
+from autopar.planning.model.request import WITHOUT_LIMIT, default_limit
 from autopar.units import bytes_text, parse_bytes
 
 if TYPE_CHECKING:
     import torch
 
 MB = 1e6
-WITHOUT_LIMIT = 1e18
-"""More bytes than any step needs: the estimate is wanted of what does not fit, too."""
 PLANNED_ON = "dgx-h100"
 """The cluster of the plan; bytes are those of the tensors, on any device."""
 BY_CLASS = {"Adam": "adamw", "AdamW": "adamw", "Lamb": "lamb", "Momentum": "momentum"}

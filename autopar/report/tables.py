@@ -94,7 +94,9 @@ def _routing_lines(plan: Plan) -> list[str]:
         f"{multiple}x {bytes_text(size)}"
         for multiple, size in zip((1, 2, 4), routing.at, strict=True)
     )
-    ends = "any routing fits" if routing.most is None else f"fits up to {routing.most:.2f}x"
+    ends = "any routing fits"
+    if routing.most is not None:
+        ends = f"fits up to {routing.most:.2f}x" if routing.most >= 1 else "even rows do not fit"
     return [
         f"routing of experts {stated}{busiest}",
         f"memory by rows of a rank, as multiples of the mean: {at}; {ends}",

@@ -12,7 +12,7 @@ from autopar.errors import NoPlanFits, UsageError
 from autopar.plan import Plan
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.progress import Progress
-from autopar.planning.model.request import Request
+from autopar.planning.model.request import WITHOUT_LIMIT, Request
 from autopar.planning.planner import folded_of, search_plan
 from autopar.schemes import scheme_named, scheme_of, stages_of
 from autopar.schemes.pinning import pinned
@@ -26,8 +26,6 @@ SHARE = 0.2
 """The least CPU seconds of a search that is compared by default, and the share of them for each
 scheme.
 """
-WITHOUT_LIMIT = 1e18
-"""More bytes per device than any plan needs."""
 MAX_OPERATORS = 4000
 """The most operators of a model that is compared by default: each scheme is a search of its own."""
 

@@ -16,15 +16,13 @@ from autopar.model import LoadedModel
 from autopar.options.plan_options import choose_cluster
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.recompute import modules_of
+from autopar.planning.model.request import WITHOUT_LIMIT
 from autopar.schemes import scheme_named
 from autopar.schemes.pinning import stage_mesh
 
 from .configuration import Configuration
 from .huggingface import Styles
 from .megatron_run import price_run
-
-WITHOUT_LIMIT = 1e18
-"""Bytes of a device that no plan exceeds; a search without a limit takes the cluster's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

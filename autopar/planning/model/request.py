@@ -31,6 +31,10 @@ memory, and transient bytes 6 % of it.
 """
 
 
+WITHOUT_LIMIT = 1e18
+"""More bytes than any step needs, for plans that are wanted though they fit no device."""
+
+
 def default_limit(cluster: Cluster) -> float:
     """The bytes that a plan may fill on a device if no limit is given."""
     return (1 - HEADROOM) * cluster.device.usable_memory

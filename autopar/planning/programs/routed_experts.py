@@ -76,7 +76,7 @@ def routed(
         return max(own + (multiple - 1) * more for own, more in zip(fixed, rows, strict=True))
 
     room = [
-        1 + max(memory_limit - own, 0.0) / more
+        max(1 + (memory_limit - own) / more, 0.0)
         for own, more in zip(fixed, rows, strict=True)
         if more
     ]

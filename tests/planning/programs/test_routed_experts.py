@@ -6,6 +6,7 @@ import functools
 import json
 import tempfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 
 from autopar.api import plan_loaded
 from autopar.configured import load_any
+from autopar.costmodel import load_cluster
 from autopar.costmodel.device.imbalance import worst
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions
 from autopar.model import LoadedModel
 from autopar.plan import Plan
+from autopar.planning.model.request import WITHOUT_LIMIT
 from autopar.report.tables import summary_lines
 from tests.planning.model.test_recompute import MODELS
 
@@ -77,6 +80,23 @@ def test_the_multiple_at_which_a_plan_no_longer_fits() -> None:
     per_multiple = tight.at[1] - tight.at[0]
     assert tight.at[0] + (tight.most - 1) * per_multiple == pytest.approx(limit)
     assert 1 < tight.most < 2
+
+
+def test_a_plan_without_a_limit_is_told_what_its_device_holds() -> None:
+    """Imported plans are made so where they exceed it."""
+    cluster = load_cluster("dgx-h100").sized(4)
+    free: dict[str, Any] = {
+        "scheme": "expert 4",
+        "micro_batches": 1,
+        "recompute": "none",
+        "memory": WITHOUT_LIMIT,
+    }
+    needed = plan_loaded(loaded("experts"), cluster=cluster, **free).plan.predicted.memory
+    device = replace(cluster.device, memory_capacity=needed / 2, reserved=0.0)
+    plan = plan_loaded(loaded("experts"), cluster=replace(cluster, device=device), **free).plan
+    assert plan.routing is not None and plan.routing.most is not None
+    assert plan.routing.most < 1
+    assert any("even rows do not fit" in line for line in summary_lines(plan, ""))
 
 
 def test_rows_of_experts_wait_for_every_micro_batch_in_flight() -> None:
