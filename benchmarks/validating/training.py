@@ -158,6 +158,17 @@ def priced(row: Row, run: Run, predicted: Predict) -> tuple[Shape, Priced] | str
     return reason(run) or attempted(lambda: predicted(row))
 
 
+ALLOCATOR = ("torchtitan",)
+"""Frameworks whose logs show what torch's allocator has reserved, without the context of the device
+(torchtitan: reserved_bytes.all.peak).
+"""
+
+
+def told_memory(row: Row, price: Priced) -> float:
+    """The predicted bytes of what the row's framework shows."""
+    return price.memory - price.reserved if row["framework"].startswith(ALLOCATOR) else price.memory
+
+
 def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
     """The priced row, or the reason for leaving it out."""
     prices = priced(row, run, predicted)
@@ -176,7 +187,7 @@ def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
         was_oom=oom if run.outcome else None,
         told_oom=not price.fits,
         memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB,
-        told_memory=price.memory,
+        told_memory=told_memory(row, price),
         arithmetic=price.arithmetic,
         pair=(
             FAMILY.match(run.framework)[0],

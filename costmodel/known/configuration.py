@@ -46,6 +46,9 @@ class Configuration:
     `layout`: the letters of every chunk of the pipeline (`pipeline_layout`; empty: by
     `habits.partition`).
 
+    `shards`: ranks, neighbours among those that reduce gradients together, which share out what
+    ZeRO shares out; each group of them has a copy of all (hybrid sharding; 0: all replicas share).
+
     Experts:
 
     - `expert`: ranks that split the experts, neighbours among all ranks of a stage: those of tensor
@@ -75,6 +78,7 @@ class Configuration:
     overlap_shared: bool = False
     capacity: float = 0.0
     zero: int = 0
+    shards: int = 0
     sequence_parallel: bool = False
     recompute: str = "none"
     recompute_modules: tuple[str, ...] = ()
@@ -103,6 +107,10 @@ class Configuration:
                 raise UsageError(unknown(what, given, valid))
         if self.zero not in (0, 1, 2, 3):
             raise UsageError(f"ZeRO stages are 0 to 3, not {self.zero}")
+        if self.shards < 0 or (self.shards and self.replicas % self.shards):
+            raise UsageError(
+                f"{self.replicas} replicas do not make groups of {self.shards} that share out"
+            )
         if self.global_batch % (self.micro_batch * self.data):
             raise UsageError(
                 f"a global batch of {self.global_batch} is no multiple of {self.data} x "
@@ -184,6 +192,31 @@ class Configuration:
         They hold the same parameters, experts aside.
         """
         return self.data * self.context
+
+    @property
+    def copies(self) -> int:
+        """The number of groups of replicas of which each has all states."""
+        return self.replicas // self.shards if self.shards and self.zero else 1
+
+    @property
+    def sharing(self) -> int:
+        """The number of replicas that share out states under ZeRO."""
+        return self.replicas // self.copies
+
+    @property
+    def expert_sharing(self) -> int:
+        """The number of ranks with the same experts that share out their states."""
+        return max(self.expert_replicas // self.copies, 1)
+
+    @property
+    def whole_stages(self) -> bool:
+        """Whether ZeRO-3 gathers and reduces once a step, not in the passes of a micro-batch."""
+        return self.zero == 3 and self.pipeline > 1 and self.habits.whole_stages
+
+    @property
+    def gathers(self) -> bool:
+        """Whether every pass of a micro-batch gathers its parameters."""
+        return self.zero == 3 and not self.whole_stages
 
     @property
     def pipeline_schedule(self) -> str:

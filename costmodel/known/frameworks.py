@@ -116,25 +116,28 @@ _DEEPSPEED = Framework(
     kernels=Kernels(attention="fused", skips_masked=True),
 )
 # Parameters and states in float32 shards, gathered in 16 bits, gradients scattered in float32.
-_FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10)
+# Embedding and head are the root's, which FSDP gathers once: the backward pass begins with it.
+_FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10, whole_ends=True)
 # Every second product is saved (wq, wv, w1, w2), and so is attention, whose keys and values are
 # copied for every head. The optimizer of 2024 is a chain of kernels over all parameters (foreach):
-# it reads and writes 22 tensors of four bytes.
+# it reads and writes 22 tensors of four bytes. With stages nothing is resharded behind a pass, and
+# gradients are reduced behind the last one (parallelize_llama.py; torch's pipelining/stage.py).
 _TITAN = Framework(
     habits=replace(
         _FSDP,
         saved_outputs=(".query", ".core", ".mlp.gate", ".mlp.down"),
         update_traffic=88.0,
         expandable=True,
+        whole_stages=True,
     ),
     kernels=Kernels(norm="unfused", repeats_keys=True),
     one_rotation=False,
 )
-# A compiler fuses chains, norms and the loss, and runs ahead of the device; complex positions stay
-# as they are.
+# A compiler fuses the chains and norms of each layer, and runs ahead of the device; complex
+# positions stay as they are. The loss was left out of it in December 2024 (train.py: CUDA errors).
 _COMPILED = replace(
     _TITAN,
-    habits=replace(_TITAN.habits, fused=True, compiled=True, loss="compiled"),
+    habits=replace(_TITAN.habits, fused=True, compiled=True),
     kernels=Kernels(repeats_keys=True),
 )
 # Composer's optimizer is a loop of float32 kernels over flat shards. Attention is Triton's kernel
@@ -214,7 +217,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "torchtitan-2024.12": _TITAN,
     "torchtitan-2024.12 compiled": _COMPILED,
     "torchtitan-2025.06 compiled": replace(
-        _COMPILED, habits=replace(_COMPILED.habits, update_traffic=28.0)
+        _COMPILED, habits=replace(_COMPILED.habits, update_traffic=28.0, loss="compiled")
     ),
     "fms-fsdp": Framework(
         habits=replace(

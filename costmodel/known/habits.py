@@ -88,6 +88,10 @@ class Habits:
       `send_gathers`: the number of such gathers.
     - `reduce_whole`: ZeRO-1 reduces whole gradients on every rank.
     - `gather_rate`: the highest rate at which ZeRO-3 gathers and scatters, in B/s.
+    - `whole_ends`: embedding and head are the outermost unit of ZeRO-3, which stays gathered until
+      its gradients are reduced.
+    - `whole_stages`: with stages, ZeRO-3 gathers a stage's parameters once a step, under its first
+      forward pass, and sums whole gradients, which are reduced behind its last backward pass.
 
     Kernels and host:
 
@@ -151,6 +155,8 @@ class Habits:
     saved_outputs: tuple[str, ...] = ()
     recomputed: float = 1.0
     gather_rate: float = math.inf
+    whole_ends: bool = False
+    whole_stages: bool = False
     state_bytes: float = 12
     update_traffic: float = 34
     offloaded: float = 0.0

@@ -56,9 +56,10 @@ class PartSeconds:
 class Places:
     """Levels that the groups of a configuration span.
 
-    `axes`: of `Configuration.axes`, by name. `replicas`: of data and context parallelism together.
+    `axes`: of `Configuration.axes`, by name. `replicas`: of data and context parallelism together;
+    `shards`: of those that share out states, `copies`: of those that hold the same share.
     `tensor`: of tensor parallelism. `experts`: of ranks that split the experts;
-    `expert_replicas`: of those with the same ones.
+    `expert_replicas`: of those with the same ones, `expert_shards`: that share out their states.
     """
 
     stages: str
@@ -67,6 +68,9 @@ class Places:
     tensor: str
     experts: str
     expert_replicas: str
+    shards: str
+    copies: str
+    expert_shards: str
 
 
 def places_of(c: Configuration, cluster: Cluster, *, stages: int = 0, pipelines: int = 1) -> Places:
@@ -83,6 +87,7 @@ def places_of(c: Configuration, cluster: Cluster, *, stages: int = 0, pipelines:
     levels = bind_axes(cluster, (count, *sizes))
     together = bind_axes(cluster, (count, c.replicas // pipelines, c.tensor))
     apart = bind_axes(cluster, (count, c.expert_replicas // pipelines, c.expert, c.inner))
+    hybrid = _shared_out(c, cluster, count, pipelines)
     assert levels is not None and together is not None and apart is not None, (
         "a cluster has as many devices as it was asked for"
     )
@@ -93,7 +98,24 @@ def places_of(c: Configuration, cluster: Cluster, *, stages: int = 0, pipelines:
         tensor=together[2],
         experts=apart[2],
         expert_replicas=apart[1],
+        shards=hybrid[0] or together[1],
+        copies=hybrid[1] or together[1],
+        expert_shards=hybrid[2] or apart[1],
     )
+
+
+def _shared_out(c: Configuration, cluster: Cluster, count: int, pipelines: int) -> tuple[str, ...]:
+    """The levels of the ranks that share out, of the copies, and of experts' ranks that share.
+
+    Empty where all replicas share out, as their levels are known then.
+    """
+    if c.copies == 1 or pipelines > 1:
+        return "", "", ""
+    dense = bind_axes(cluster, (count, c.copies, c.sharing, c.tensor))
+    own = bind_axes(
+        cluster, (count, c.expert_replicas // c.expert_sharing, c.expert_sharing, c.expert, c.inner)
+    )
+    return (dense[2], dense[1], own[2]) if dense and own else ("", "", "")
 
 
 def of_kinds(shape: Shape) -> Shape:
@@ -106,7 +128,7 @@ def of_kinds(shape: Shape) -> Shape:
 def alone(c: Configuration) -> Configuration:
     """Return the configuration of one micro-batch, without stages, replicas and later shards."""
     # ZeRO 1 and 2 communicate once a step; only ZeRO 3 does so in the passes of a micro-batch.
-    zero = 3 if c.zero == 3 else 0
+    zero = 3 if c.gathers else 0
     data = math.prod(
         axis.size for axis in c.axes if axis.outside == "data" and axis.inside != "replica"
     )
@@ -118,6 +140,7 @@ def alone(c: Configuration) -> Configuration:
         schedule="1f1b",
         data=data,
         zero=zero,
+        shards=0,
         overlap_experts=False,
         overlap_shared=False,
         global_batch=c.micro_batch * data,

@@ -29,7 +29,8 @@ class Priced:
     """Predicted seconds of a step by part, and bytes of the fullest device.
 
     `forward`, `backward`: seconds of a micro-batch by stage. `allocated`: bytes of tensors at the
-    peak, of a device of each stage. `memory`: the same with allocator, context and libraries.
+    peak, of a device of each stage. `memory`: the same with allocator, context and libraries;
+    `reserved`: the context's part of it.
     `arithmetic`: seconds of products and attention on the busiest stage, without recompute and
     bubble.
     """
@@ -43,6 +44,7 @@ class Priced:
     arithmetic: float
     allocated: tuple[float, ...]
     memory: float
+    reserved: float
     fits: bool
 
 
@@ -86,6 +88,7 @@ def _priced(passes: Passes, stages: Sequence[Mapping[str, float]]) -> Priced:
         arithmetic=c.micro_batches * max(map(passes.arithmetic, stages)),
         allocated=tuple(m.total + c.habits.workspace for m in allocated),
         memory=memory,
+        reserved=device.reserved,
         fits=memory <= device.memory_capacity,
     )
 

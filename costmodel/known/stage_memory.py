@@ -29,6 +29,7 @@ from .part_figures import PartSeconds, alone, of_kinds, places_of
 from .part_seconds import Parts
 from .recompute_modules import LAYER
 from .shape import Shape
+from .stage_passes import ENDS
 from .state_part import SCAN
 
 
@@ -101,7 +102,8 @@ def _working(
             kind: replace(layer, saved=layer.saved + outputs.get(kind, 0.0) / 2)
             for kind, layer in layers.items()
         }
-    if c.recompute != "full":
+    # With saved outputs nothing else is there: inputs of products are made again.
+    elif c.recompute != "full":
         spared = _spared(parts, program)
         layers = {
             kind: replace(layer, saved=layer.saved - spared.get(kind, 0.0) / 2)
@@ -237,18 +239,21 @@ def _saved_outputs(program: Program, c: Configuration, parts: Parts) -> dict[str
 def stored_bytes(part: PartSeconds, c: Configuration) -> float:
     """Return the bytes of a part's parameters, gradients and optimizer state.
 
-    They are sharded over replicas, those of experts over the replicas of their own.
+    They are sharded over replicas, those of experts over the replicas of their own. Stages that are
+    whole hold what is gathered beside the shards, and what is to be reduced.
     """
     gradients = c.habits.gradient_bytes
     states = c.habits.state_bytes
-    weights = DTYPE_BYTES[c.dtype] if c.habits.weight_bytes is None else c.habits.weight_bytes
+    used = DTYPE_BYTES[c.dtype]
+    weights = used if c.habits.weight_bytes is None else c.habits.weight_bytes
     total = 0.0
     for elements, shards in (
-        (part.parameters - part.experts, c.replicas),
-        (part.experts, c.expert_replicas),
+        (part.parameters - part.experts, c.sharing),
+        (part.experts, c.expert_sharing),
     ):
         each = weights / (shards if c.zero == 3 else 1) + gradients / (shards if c.zero >= 2 else 1)
         total += elements * (each + states / (shards if c.zero >= 1 else 1))
+        total += elements * (used + gradients) if c.whole_stages else 0.0
     return total
 
 
@@ -304,14 +309,17 @@ def stage_peak(members: Sequence[Members], *, flying: float, tied: bool) -> Memo
     c = members[0].c
     if "head" in has and "embed" not in has and tied:
         stored += stored_bytes(parts["embed"], c)  # the head's copy of the tied table
-    # Two layers are there at once: one in use, and the next one, which is prefetched.
-    gathered = (
-        2 * max(part.gathered for name, part in parts.items() if name not in ("embed", "head"))
-        if c.zero == 3
-        else 0.0
-    )
     # `stored` has gradients and optimizer states in it.
-    return replace(memory, parameters=stored + gathered, gradients=0.0, master=0.0, optimizer=0.0)
+    stored += _gathered(parts, c, has) if c.gathers else 0.0
+    return replace(memory, parameters=stored, gradients=0.0, master=0.0, optimizer=0.0)
+
+
+def _gathered(parts: Mapping[str, PartSeconds], c: Configuration, has: set[str]) -> float:
+    """Bytes of the parameters that are gathered at once."""
+    # Two layers are there at once: one in use, and the next one, which is prefetched.
+    layers = 2 * max(part.gathered for name, part in parts.items() if name not in ENDS)
+    ends = sum(parts[name].gathered for name in ENDS if name in has)
+    return layers + (ends if c.habits.whole_ends else 0.0)
 
 
 def loads_of(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:

@@ -21,6 +21,9 @@ from .part_figures import PartSeconds, Places, places_of
 from .part_seconds import parts_of
 from .shape import Shape
 
+ENDS = ("embed", "head")
+"""Parts that are no layers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
@@ -87,8 +90,8 @@ class Passes:
         """
         seconds = 0.0
         for gathered, group, level in (
-            (part.gathered - part.gathered_experts, self.c.replicas, self.places.replicas),
-            (part.gathered_experts, self.c.expert_replicas, self.places.expert_replicas),
+            (part.gathered - part.gathered_experts, self.c.sharing, self.places.shards),
+            (part.gathered_experts, self.c.expert_sharing, self.places.expert_shards),
         ):
             # Even an empty message would have a latency.
             if not gathered:
@@ -96,7 +99,17 @@ class Passes:
             nbytes = gathered * size / DTYPE_BYTES[self.c.dtype]
             sent = self.collective(kind, nbytes, group, level, self.site.reduces)
             seconds += max(sent, nbytes / self.c.habits.gather_rate)
+            if kind == "reduce_scatter":
+                seconds += self.between_copies(nbytes / group)
         return seconds
+
+    def between_copies(self, nbytes: float) -> float:
+        """Seconds of summing a rank's share of the gradients over the copies that hold it."""
+        if self.c.copies == 1:
+            return 0.0
+        return self.collective(
+            "all_reduce", nbytes, self.c.copies, self.places.copies, self.site.reduces
+        )
 
     def gather(self, part: PartSeconds) -> float:
         """Seconds of gathering a part's parameters at once (ZeRO-3)."""
@@ -133,9 +146,9 @@ class Passes:
         ) + self.recompute(name)
         if not part.gathered:
             return busy
-        moved = self.gather(part) + self.shared_out(
-            "reduce_scatter", part, self.c.habits.reduced_bytes
-        )
+        moved = self.shared_out("reduce_scatter", part, self.c.habits.reduced_bytes)
+        if not (self.c.habits.whole_ends and name in ENDS):
+            moved += self.gather(part)
         return busy + (exposed(moved, busy) if self.c.habits.prefetch else moved)
 
     @property
@@ -196,7 +209,7 @@ class Passes:
 
         They are added in the precision of the reduction.
         """
-        if self.c.zero == 3 or self.c.habits.fused_accumulation:
+        if self.c.gathers or self.c.habits.fused_accumulation:
             return 0.0
         habits = self.c.habits
         # The new gradient and the sum are read, the sum is written.
@@ -212,7 +225,7 @@ class Passes:
         c = self.c
         part = self.parts[name]
         if c.recompute == "none" or (
-            name in ("embed", "head") and not (c.recompute == "full" and c.habits.recompute_ends)
+            name in ENDS and not (c.recompute == "full" and c.habits.recompute_ends)
         ):
             return 0.0
         if c.recompute == "selective":
@@ -255,16 +268,15 @@ class Passes:
         `forward`, `backward`: seconds of the micro-batch under which they run.
         """
         c = self.c
-        # ZeRO 3 reduces in every backward pass (`back`).
-        if c.replicas == 1 or c.zero == 3:
+        if c.replicas == 1 or c.gathers:
             return 0.0
-        groups = [(parameters - experts, c.replicas, self.places.replicas)]
+        groups = [(parameters - experts, c.sharing, self.places.shards)]
         if experts:
-            groups.append((experts, c.expert_replicas, self.places.expert_replicas))
+            groups.append((experts, c.expert_sharing, self.places.expert_shards))
         reduce = sum(self.reduced(*group) for group in groups)
         gather = sum(self.regathered(*group) for group in groups)
         return (exposed(reduce, backward) if c.habits.overlap_gradients else reduce) + (
-            exposed(gather, forward) if c.habits.overlap_gather else gather
+            exposed(gather, forward) if c.habits.overlap_gather or c.whole_stages else gather
         )
 
     def reduced(self, parameters: float, group: int, level: str) -> float:
@@ -272,9 +284,9 @@ class Passes:
         c = self.c
         whole = c.zero == 0 or c.habits.reduce_whole
         kind = "all_reduce" if whole else "reduce_scatter"
-        return self.collective(
-            kind, parameters * c.habits.reduced_bytes, group, level, self.site.reduces
-        )
+        nbytes = parameters * c.habits.reduced_bytes
+        seconds = self.collective(kind, nbytes, group, level, self.site.reduces)
+        return seconds if c.zero == 0 else seconds + self.between_copies(nbytes / group)
 
     def regathered(self, parameters: float, group: int, level: str) -> float:
         """Seconds of gathering as many parameters after the update of their shards."""
@@ -292,6 +304,6 @@ class Passes:
         owned = (
             parameters
             if not c.zero
-            else (parameters - experts) / c.replicas + experts / c.expert_replicas
+            else (parameters - experts) / c.sharing + experts / c.expert_sharing
         )
         return float(memory_seconds(owned * c.habits.update_traffic, self.cluster.device))

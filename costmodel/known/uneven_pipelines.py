@@ -75,6 +75,7 @@ def price_stages(shape: Shape, pipelines: Sequence[Sequence[Stage]], cluster: Cl
             max(values) for values in zip(*(one.allocated for one in priced), strict=True)
         ),
         memory=max(memory for one in priced for memory in one.memory),
+        reserved=cluster.device.reserved,
         fits=all(one.fits for one in priced),
     )
 
@@ -85,6 +86,8 @@ def _check(shape: Shape, stages: Sequence[Stage]) -> None:
         raise UsageError(f"the stages have {layers:g} layers, the model {len(shape.kinds())}")
     if len({stage.own.micro_batches for stage in stages}) > 1:
         raise UsageError("the stages of a pipeline have as many micro-batches each")
+    if any(stage.own.copies > 1 for stage in stages):
+        raise UsageError("hybrid sharding is priced for equal pipelines alone")
     if any(stage.own.pipeline != len(stages) for stage in stages):
         raise UsageError(f"each configuration of a pipeline of {len(stages)} stages says so")
 
@@ -124,7 +127,7 @@ def _sites(
         if len(pipelines) > 1:
             starts = [chain[place].start for chain in pipelines]
             reduces, replicas = crossing(cluster, min(starts), max(starts) + count)
-            places = replace(places, replicas=replicas)
+            places = replace(places, replicas=replicas, shards=replicas, copies=replicas)
         places = replace(places, stages=level)
         # A message between two stages has two ends, whatever the number of stages.
         sites.append(Site(cluster=own, places=places, sends=sends, reduces=reduces, senders=2))
