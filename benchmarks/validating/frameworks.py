@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autopar.costmodel.known.frameworks import Framework, framework_named
@@ -12,51 +13,113 @@ from autopar.costmodel.known.frameworks import Framework, framework_named
 from .missing import Missing
 from .sizes import DATA
 
-NAMES: Mapping[str, str] = {
-    "Megatron-LM 2021": "megatron-2021",
-    "Megatron-LM 2021 + DeepSpeed ZeRO-3": "megatron-2021 zero-3",
-    "Megatron-LM 2022": "megatron-2022",
-    "Megatron-Core r0.8.0": "megatron-core",
-    "NeMo 24.03": "nemo-2024.03",
-    "NeMo 24.07": "nemo-2024.07",
-    "Megatron-DeepSpeed (BLOOM)": "megatron-deepspeed bloom",
-    "Aleph Alpha internal (Megatron-style)": "scaling",
-    "torchtitan 2024-12": "torchtitan-2024.12",
-    "torchtitan 2025-06": "torchtitan-2025.06",
-    "torchtitan 2025-06 (Trainy)": "torchtitan-2025.06",
-    "PyTorch FSDP + compile": "fms-fsdp",
-    "Parax(Alpa) data_parallel": "alpa",
-    "Parax(Alpa) zero_2": "alpa",
-    "vTrain": "megatron-deepspeed",
+NEUTRAL = "neutral"
+"""The framework of rows whose own was not read; their facts say that it is open."""
+# By the words of a row, the first that fits.
+NAMED: Sequence[tuple[str, str]] = (
+    (r"Megatron-LM 2021 \+ DeepSpeed ZeRO-3", "megatron-2021 zero-3"),
+    (r"\bBLOOM\b", "megatron-deepspeed bloom"),
+    (r"Megatron-DeepSpeed|MT-NLG|Megatron-Turing|vTrain", "megatron-deepspeed"),
+    (r"Megatron-Bridge", "megatron-bridge"),
+    (r"MoE.?(Model)?Zoo", "moe zoo"),
+    (r"Aleph ?Alpha|Aleph-Alpha", "scaling"),
+    (r"AutoModel", "automodel"),
+    (r"MaxText", "maxtext"),
+    (r"nanotron", "nanotron"),
+    (r"LiBai|OneFlow", "libai"),
+    (r"\bAlpa\b|Parax", "alpa"),
+    (r"Mist\b", "mist"),
+    (r"FSDP \+ compile|fms-fsdp", "fms-fsdp"),
+    (r"^Meta\b|^Llama.3|Meta.s? internal|\bherd\b", "llama-3"),
+    (r"Megatron-Core|MCore", "megatron-core"),
+    (r"DeepSpeed.*(ZeRO-?3|zero.?3)", "deepspeed zero-3"),
+    (r"DeepSpeed", "deepspeed zero-1"),
+)
+DATED: Mapping[str, Sequence[tuple[float, str]]] = {
+    "torchtitan": (
+        (2024.5, "torchtitan-2024.12"),
+        (2025.25, "torchtitan-2025.06"),
+        (2026.0, "torchtitan-2026.03"),
+    ),
+    "NeMo": ((2024.0, "nemo-2024.03"), (2024.25, "nemo-2024.07"), (2025.0, "megatron-bridge")),
+    "Megatron-LM": (
+        (2019.0, "megatron-2021"),
+        (2022.0, "megatron-2022"),
+        (2023.0, "megatron-core"),
+    ),
+    "llm-foundry|Composer": ((2023.0, "llm-foundry-2023.05"), (2023.75, "llm-foundry-2023.10")),
 }
-"""By the word that a row uses."""
+"""Frameworks that changed, with the year from which each description holds."""
+YEAR = re.compile(r"\b(?:20)?(2\d)(?:[.-](\d\d))?\b")
+UNDATED: Mapping[str, str] = {"Megatron-LM": "megatron-2022"}
+"""Descriptions of those that a row does not date; otherwise the latest."""
 
-# Kernels of attention, by the word that a row uses; where it uses none, the framework's own.
-ATTENTION: Mapping[str, str] = {
-    "unfused": "fused",  # scale, mask and softmax in Megatron's one kernel; XLA fuses them as well
-    "fused": "fused",
-    "torch": "unfused",
-    "flash_attentionv1.0.8": "flash1",
-    "flash_attention2": "flash2",
-    "flash_attention2 + RMS kernel": "flash2",
-    "SDPA/flash": "flash2",
-    "SDPA flash2": "flash2",
-}
+# Kernels of attention, by the words that a row uses; where it uses none, the framework's own.
+ATTENTION: Sequence[tuple[str, str]] = (
+    ("flash_attentionv1|flash.?(attention)?.?v?1|triton", "flash1"),
+    ("flash.?(attention)?.?v?3|fa3", "flash3"),
+    ("cudnn|te fused|transformer engine", "cudnn"),
+    ("flash.?(attention)?.?v?2|fa2|sdpa|xformers", "flash2"),
+    # Scale, mask and softmax in Megatron's one kernel; XLA fuses them as well.
+    ("^unfused$|^fused$|^fused softmax", "fused"),
+    ("^torch$|^eager$|^naive$", "unfused"),
+)
+OWN_FLASH = ("flash", "flash attention", "flashattention", "splash", "pallas")
+"""Words for the framework's own kernel."""
+
+
+def attention_of(text: str) -> str:
+    """The kernel of attention that a row names, or none.
+
+    >>> attention_of("SDPA flash2"), attention_of("flash"), attention_of("unfused")
+    ('flash2', '', 'fused')
+    """
+    words = text.lower().partition("(")[0].strip()
+    if not words or words in OWN_FLASH:
+        return ""
+    for pattern, kernel in ATTENTION:
+        if re.search(pattern, words):
+            return kernel
+    raise Missing(f"attn_impl not described: {text}")
 
 
 def framework_of(name: str, *, compiled: bool = False, precision: str = "") -> Framework:
     """The framework that a row names."""
-    if name.startswith("Megatron-Bridge"):
-        return framework_named("megatron-bridge")
-    if name.startswith("llm-foundry"):  # the tables of one precision are of one date
-        return framework_named(
-            "llm-foundry-2023.05" if precision == "bf16" else "llm-foundry-2023.10"
-        )
-    if name not in NAMES:
-        raise Missing(f"framework not described: {name or 'none'}")
-    known = NAMES[name]
+    known = described(name, precision)
     return framework_named(
         f"{known} compiled" if compiled and known.startswith("torchtitan") else known
+    )
+
+
+def described(name: str, precision: str = "") -> str:
+    """The name of the description of the framework that a row names.
+
+    >>> described("torchtitan 2025-06 (Trainy)"), described("Megatron-LM 2021"), described("ours")
+    ('torchtitan-2025.06', 'megatron-2021', 'neutral')
+    """
+    for words, known in NAMED:
+        if re.search(words, name, re.IGNORECASE):
+            return known
+    for words, versions in DATED.items():
+        if re.search(words, name, re.IGNORECASE):
+            return _of_its_time(words, versions, name, precision)
+    if not name.strip():
+        raise Missing("not given: framework")
+    return NEUTRAL
+
+
+def _of_its_time(
+    words: str, versions: Sequence[tuple[float, str]], name: str, precision: str
+) -> str:
+    date = YEAR.search(name)
+    if "llm-foundry" in words:  # the tables of one precision are of one date
+        return versions[precision != "bf16"][1]
+    if date is None:
+        return UNDATED.get(words, versions[-1][1])
+    # The middle of a year where its month is not given.
+    when = 2000 + int(date[1]) + (int(date[2]) - 1 if date[2] else 6) / 12
+    return next(
+        (known for since, known in reversed(versions) if since <= when + 1e-9), versions[0][1]
     )
 
 

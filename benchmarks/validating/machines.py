@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autopar.costmodel import Cluster, load_cluster
 from autopar.costmodel.cluster.measured_collectives import Curve, Measured
+from autopar.costmodel.device import Device
 
 from .missing import Missing
+from .networks import ONE_PORT, Network, network_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """The network of a row, if it is not the preset's.
-
-    B/s of a port, and the number of devices that share it.
-    """
-
-    bandwidth: float
-    shared_by: int
-
-
-NETWORKS: Mapping[str, Network] = {
+FITTED: Mapping[str, Network] = {
     # 100 Gbit/s Omni-Path without GPUDirect: 5 GB/s a node were measured before the host's topology
     # was set right, and no figure after (bigscience-workshop/bigscience@9e64edec:
     # experiments/bandwidth, train/tr11-176B-ml/chronicles-prequel.md); fitted to the sweep.
-    "4x100Gb OPA": Network(bandwidth=2.2e9, shared_by=2),
-    "400Gbps": Network(bandwidth=5e10, shared_by=8),
-    "800Gbps": Network(bandwidth=1e11, shared_by=8),
+    "4x100Gb OPA": Network(rate=2.2e9, shared_by=2)
 }
-PRESETS = (
-    ("A100", "dgx-a100-80g"),
-    ("H100", "dgx-h100"),
-    ("H200", "hgx-h200"),
-    ("V100", "p3.16xlarge"),
-    ("GB200", "gb200-nvl72"),
-    ("GB300", "gb300-nvl72"),
-    ("B200", "dgx-b200"),
-    ("B300", "dgx-b300"),
-    ("L4", "l4"),
-    ("A10G", "g5"),
-)
+"""Networks fitted to rows that are scored on them; `seen` says which."""
+PRESETS: Mapping[str, str] = {
+    "A100": "dgx-a100-80g",
+    "H100": "dgx-h100",
+    "H200": "hgx-h200",
+    "V100": "p3.16xlarge",
+    "GB200": "gb200-nvl72",
+    "GB300": "gb300-nvl72",
+    "B200": "dgx-b200",
+    "B300": "dgx-b300",
+    "L4": "l4",
+    "L40S": "l40s",
+    "A10G": "g5",
+    "MI300X": "mi300x",
+    "RTX4090": "rtx4090",
+}
+"""By the first word of a device's name."""
+VENDORS = ("NVIDIA", "AMD", "Tesla")
+EFA: Mapping[str, str] = {"A100": "p4d", "H100": "p5"}
+"""Presets with the network of Amazon's machines, by device."""
+OTHERS = re.compile(r"PCIE|\bNVL\b|CNX")
+"""In names of devices with other links or clocks, which no preset has."""
+USUAL_NODE = 8
+"""Devices of a host that share its ports, at most."""
+CLOSE = 0.1
+"""The share by which GB and GiB of a memory differ; more is another memory."""
 POWER = 0.5
 """The exponent of arithmetic rate over power.
 
@@ -70,32 +73,73 @@ COLLECTIVES_OF: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
 
 
 @functools.cache
-def cluster_of(gpu: str, network: str = "", source: str = "") -> Cluster:
-    """The machines of a row."""
-    preset = next((preset for word, preset in PRESETS if gpu.startswith(word)), None)
-    if preset is None:
+def cluster_of(
+    gpu: str,
+    network: str = "",
+    source: str = "",
+    *,
+    memory: float = 0.0,
+    node: int = 0,
+    fitted: bool = True,
+) -> Cluster:
+    """The machines of a row.
+
+    `memory`: GB of a device; `node`: devices of a node (0: as in the preset). `fitted`: whether a
+    network of `FITTED` is taken.
+    """
+    word = _first_word(gpu)
+    if word not in PRESETS or OTHERS.search(gpu.upper()):
         raise Missing(f"no preset for {gpu or 'no GPU'}")
-    cluster = load_cluster(preset)
-    device = cluster.device
-    if gpu.startswith("A100") and "40GB" in gpu:
-        device = load_cluster("dgx-a100").device
-    if "96GB" in gpu:  # HBM2e instead of HBM3, and 500 W of 700 W
-        capacity = device.memory_capacity * 96 / 80
-        device = replace(
-            device, memory_bandwidth=2.4e12, memory_capacity=capacity, clock=(500 / 700) ** POWER
-        )
-    if "V100" in gpu and "32GB" in gpu:
-        device = replace(device, memory_capacity=device.memory_capacity * 2)
+    efa = "EFA" in network and word in EFA
+    cluster = load_cluster(EFA[word] if efa else PRESETS[word])
+    device = _device(cluster.device, gpu, memory)
     if source in PRODUCTS_OF:
         device = replace(device, clock=PRODUCTS_OF[source])
     cluster = replace(
         cluster, device=device, measured=_measured(cluster, COLLECTIVES_OF.get(source, {}))
     )
-    for word, name in NETWORKS.items():
-        if network.startswith(word):
-            port = replace(cluster.levels[-1], bandwidth=name.bandwidth, shared_by=name.shared_by)
-            cluster = replace(cluster, levels=(*cluster.levels[:-1], port))
-    return cluster
+    return _joined(cluster, network, node, fitted=fitted)
+
+
+def _first_word(gpu: str) -> str:
+    words = [word for word in re.split(r"[-\s(]+", gpu.strip()) if word not in VENDORS]
+    return words[0] if words else ""
+
+
+def _device(device: Device, gpu: str, memory: float) -> Device:
+    """The device of a row, of which its name or its memory may say that it is another variant."""
+    if gpu.startswith("A100") and (memory == 40 or "40GB" in gpu):
+        device = load_cluster("dgx-a100").device
+    if "96GB" in gpu:  # HBM2e instead of HBM3, and 500 W of 700 W
+        device = replace(device, memory_bandwidth=2.4e12, clock=(500 / 700) ** POWER)
+    stated = memory or float((re.search(r"(\d+)\s*GB", gpu) or [0, 0])[1])
+    if stated and abs(stated * 2**30 / device.memory_capacity - 1) > CLOSE:
+        # Drivers take the same share of a memory of any size.
+        device = replace(device, memory_capacity=stated * 2**30 * _usable(device))
+    return device
+
+
+def _usable(device: Device) -> float:
+    """The share of a device's nominal memory that programs may use."""
+    nominal = re.search(r"(\d+)GB", device.name)
+    return device.memory_capacity / (float(nominal[1]) * 2**30) if nominal else 1.0
+
+
+def _joined(cluster: Cluster, text: str, node: int, *, fitted: bool) -> Cluster:
+    """The cluster with the nodes and the network that a row states."""
+    inner = cluster.levels[0]
+    # A rack whose devices share one switch is a node here, however many hosts it has.
+    if node and len(cluster.levels) == 2 and node < inner.size and inner.size <= USUAL_NODE:
+        inner = replace(inner, size=node)
+    port = cluster.levels[-1]
+    own = next((own for word, own in FITTED.items() if fitted and text.startswith(word)), None)
+    usual = port.bandwidth if port.shared_by == 1 else 0.0
+    devices = min(inner.size, USUAL_NODE)
+    if text == ONE_PORT:
+        port = replace(port, shared_by=devices)
+    elif network := own or network_of(text, devices, usual):
+        port = replace(port, bandwidth=network.rate, shared_by=network.shared_by)
+    return replace(cluster, levels=(inner, *cluster.levels[1:-1], port))
 
 
 def _measured(

@@ -12,12 +12,13 @@ from autopar.costmodel.known.frameworks import Framework, framework_named
 from autopar.costmodel.known.priced_step import price
 from autopar.costmodel.known.shape import Latent, Shape
 
+from .facts import precision_of
 from .machines import cluster_of
 from .missing import Missing
 from .prepared import Prepared
 from .scores import Sample
 from .sizes import Row, number
-from .steps import DISPATCHERS, NARROW
+from .steps import DISPATCHERS
 
 CORE = framework_named("megatron-core")
 LATENT = Latent(q_rank=1536, kv_rank=512, nope=128, rope=64, value=128)
@@ -246,7 +247,7 @@ def experts_layer(row: Row) -> list[tuple[str, Sample]]:
         norm="rms_norm",
         position="none",
     )
-    narrow = next((ours for word, ours in NARROW if row["precision"].startswith(word)), "")
+    narrow = precision_of(row)[1]
     if narrow and "blockwise" in row["precision"]:
         narrow = "float8_block"
     micro = number(row, "micro_batch")

@@ -17,6 +17,7 @@ measurement of association between two things" (1904).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -36,8 +37,10 @@ class Sample:
 
     `work`: the quantity to which the null model takes seconds to be proportional. `peer`: seconds
     that another model predicts. `arithmetic`: seconds of products and attention alone at the rates
-    measured on the device. `pair`: the common key of runs on different devices, with the `device`
-    and the `tokens` of a step on each of them.
+    measured on the device. `open`: facts that the row does not state; `range`: the least and the
+    most seconds predicted with other facts there. `scale`: figures against which residuals are
+    shown. `pair`: the common key of runs on different devices, with the `device` and the `tokens`
+    of a step on each of them.
     """
 
     label: str
@@ -51,6 +54,9 @@ class Sample:
     told_memory: float | None = None
     peer: float | None = None
     arithmetic: float | None = None
+    open: tuple[str, ...] = ()
+    range: tuple[float, float] | None = None
+    scale: Mapping[str, float] = field(default_factory=dict)
     pair: tuple[str, str, str] | None = None
     device: str = ""
     tokens: float | None = None
@@ -59,6 +65,14 @@ class Sample:
     def timed(self) -> bool:
         """Whether there is a time to compare."""
         return self.measured is not None and self.predicted is not None
+
+    @property
+    def beyond(self) -> float | None:
+        """The error of the nearest prediction in the range of the row's open facts."""
+        if self.measured is None or self.range is None:
+            return None
+        low, high = self.range
+        return min(max(self.measured, low), high) / self.measured - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +93,11 @@ class Score:
     """The figures of a group, as fractions; None if one does not apply.
 
     `oom`: the numbers of rows predicted out of memory that were, predicted that were not, not
-    predicted that were, and neither. `arithmetic`: the median share of products and attention in
-    the measured time. `chosen_oom`: sweeps in which the best row predicted to fit ran out of
-    memory.
+    predicted that were, and neither. `stated_error`: of the `stated_n` rows that leave no fact
+    open; `open_facts`: the number of rows that leave each open, `range_error`: the error of their
+    nearest predictions. `trends`: the slope of the residual for each doubling of a figure.
+    `arithmetic`: the median share of products and attention in the measured time. `chosen_oom`:
+    sweeps in which the best row predicted to fit ran out of memory.
     """
 
     n: int
@@ -102,11 +118,18 @@ class Score:
     memory_n: int = 0
     memory_error: float | None = None
     memory_bias: float | None = None
+    stated_n: int = 0
+    stated_error: float | None = None
+    open_facts: Mapping[str, int] = field(default_factory=dict)
+    range_error: float | None = None
+    trends: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for a JSON object."""
-        return asdict(self) | {"left_out": dict(self.left_out)}
+        return asdict(self) | {
+            name: dict(getattr(self, name)) for name in ("left_out", "open_facts", "trends")
+        }
 
 
 def score(group: Group) -> Score:
@@ -122,6 +145,7 @@ def score(group: Group) -> Score:
     ]
     regrets = [regret(*measured_pairs(members)) for members in sweeps]
     oom = confusion(group.samples)
+    stated = [s for s in timed if not s.open]
     return Score(
         n=len(timed),
         mean_error=_mean(np.abs(errors)),
@@ -143,8 +167,41 @@ def score(group: Group) -> Score:
         memory_n=len(sized),
         memory_error=_mean(np.abs(memory)),
         memory_bias=_mean(memory),
+        stated_n=len(stated),
+        stated_error=_errors(stated),
+        open_facts=dict(Counter(fact for s in timed for fact in s.open)),
+        range_error=_mean(np.abs([s.beyond for s in timed if s.beyond is not None])),
+        trends=trends(timed),
         left_out=dict(sorted(group.left_out.items())),
     )
+
+
+def _errors(timed: Sequence[Sample]) -> float | None:
+    predicted = [s.predicted for s in timed]
+    return _mean(np.abs(relative(predicted, [s.measured for s in timed])))
+
+
+ENOUGH_FOR_A_TREND = 8
+"""Rows that a slope needs."""
+
+
+def trends(timed: Sequence[Sample]) -> dict[str, float]:
+    """The slope of log(predicted / measured) for each doubling of a figure, where it varies.
+
+    Least squares over all figures together, so that one is not taken for another.
+    """
+    names = [
+        name
+        for name in (timed[0].scale if timed else ())
+        if len({s.scale.get(name) for s in timed}) > 1
+    ]
+    if not names or len(timed) < ENOUGH_FOR_A_TREND:
+        return {}
+    columns = [[math.log2(s.scale.get(name, 1.0)) for name in names] for s in timed]
+    design = np.column_stack([np.ones(len(timed)), np.asarray(columns)])
+    residuals = np.log([(s.predicted or 1.0) / (s.measured or 1.0) for s in timed])
+    slopes = np.linalg.lstsq(design, residuals, rcond=None)[0]
+    return {name: float(slope) for name, slope in zip(names, slopes[1:], strict=True)}
 
 
 def relative(

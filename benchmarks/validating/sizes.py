@@ -75,12 +75,10 @@ def _own_shape(row: Row, own: Mapping[str, int]) -> Shape:
     missing = [name for name in ("layers", "hidden", "vocab") if name not in own]
     if missing:
         raise Missing(f"not given: {', '.join(missing)}")
-    if row.get("experts", "") not in ("", "0", "1"):
-        raise Missing("a mixture of experts of its own kind")
     hidden = own["hidden"]
     heads = own.get("heads") or next(heads for heads in (96, 64, 32, 1) if hidden % heads == 0)
     llama = row["arch"] == "llama"
-    return Shape(
+    shape = Shape(
         layers=own["layers"],
         hidden=hidden,
         heads=heads,
@@ -95,6 +93,47 @@ def _own_shape(row: Row, own: Mapping[str, int]) -> Shape:
         norm="rms_norm" if llama else "layer_norm",
         position=_position(row, llama),
     )
+    return shape if number(row, "experts", 0) < 2 else _with_experts(row, shape)
+
+
+WIDTHS = (4, 8, 2)
+PERIODS = (1, 2, 4)
+"""Widths of a feed-forward part in hidden dims, and layers of which one has experts, where a row
+does not say: those are taken that make its number of parameters.
+"""
+SAME = 0.02
+"""The share by which a number of parameters may be off: biases, norms and rounding."""
+
+
+def _with_experts(row: Row, dense: Shape) -> Shape:
+    """The shape with experts in as many layers as make the row's number of parameters."""
+    if not row.get("params_b"):
+        raise Missing("not given: params_b, from which the layers of experts follow")
+    # GShard's gate sends a token to two experts (alpa-projects/alpa: model/moe.py).
+    top_k = number(row, "topk", 2 if "lpa" in row["framework"] else 0)
+    if not top_k:
+        raise Missing("not given: topk")
+    widths = (dense.ffn,) if row["ffn"] else tuple(width * dense.hidden for width in WIDTHS)
+    shapes = [
+        replace(dense, experts=number(row, "experts"), top_k=top_k, ffn=ffn, expert_every=every)
+        for ffn in widths
+        for every in PERIODS
+    ]
+    count = float(row["params_b"]) * 1e9
+    best = min(shapes, key=lambda shape: abs(parameters(shape) / count - 1))
+    if abs(parameters(best) / count - 1) > SAME:
+        raise Missing(f"no layers of experts make {row['params_b']} billion parameters")
+    return best
+
+
+def parameters(shape: Shape) -> float:
+    """Elements of the matrices of a model of GPT's or Llama's kind, with or without experts."""
+    s = shape
+    matrices = 3 if s.gated else 2
+    feed = matrices * s.hidden * (s.expert_ffn or s.ffn)
+    attention = s.hidden * s.width * (2 * s.heads + 2 * s.kv_heads)
+    layers = sum(attention + feed * (s.experts if "experts" in kind else 1) for kind in s.kinds())
+    return layers + (1 if s.tied else 2) * s.vocab * s.hidden
 
 
 def _position(row: Row, llama: bool) -> str:

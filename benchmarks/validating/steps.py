@@ -6,10 +6,13 @@ choices of recipes in `frameworks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autopar.costmodel import Cluster
 from autopar.costmodel.collectives.dispatch import SMS
 from autopar.costmodel.known.configuration import RECOMPUTE, Configuration
 from autopar.costmodel.known.frameworks import Framework
@@ -18,26 +21,26 @@ from autopar.costmodel.known.priced_step import Priced, price
 from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
 
-from .frameworks import ATTENTION, framework_of, recipe_of
+from .facts import precision_of
+from .frameworks import attention_of, described, framework_of, recipe_of
 from .machines import cluster_of
 from .missing import Missing
 from .sizes import Row, number, shape_of
 
-DTYPES: Mapping[str, str] = {"fp16": "float16", "mixed": "float16"}
-NARROW = (
-    ("float8", "float8_e4m3fn"),
-    ("mxfp8", "float8_block"),
-    ("fp8-mx", "float8_block"),
-    ("fp8-sc", "float8_block"),
-    ("fp8", "float8_e4m3fn"),
-    ("amp_fp8", "float8_e4m3fn"),
-    ("nvfp4", "float4"),
-)
-"""The types to which products cast their operands, by the prefix of a row's precision."""
 DISPATCHERS: Mapping[str, str] = {"deepep": "node", "hybridep": "node"}
 """Dispatchers of Megatron-Core, by their name there."""
-SEQUENCE = ("megatron-core", "NeMo", "Megatron-Bridge", "Megatron-Core")
-"""Frameworks that run tensor parallelism with sequence parallelism wherever there is any."""
+OWN_EXPERTS = ("megatron-bridge", "moe zoo")
+"""Frameworks whose recipes do not split experts (--expert-tensor-parallel-size 1)."""
+STAGE = re.compile(r"(?:zero)?[- ]?(?:stage)?[- ]?([0-3])\b", re.IGNORECASE)
+SEQUENCE = ("megatron-core", "nemo-", "megatron-bridge", "moe zoo", "torchtitan", "llama-3")
+"""Descriptions of frameworks that run tensor parallelism with sequence parallelism wherever there
+is any.
+"""
+ZERO: Sequence[tuple[int, tuple[str, ...]]] = (
+    (1, ("megatron-core", "nemo-", "megatron-bridge", "moe zoo", "deepspeed zero-1", "nanotron")),
+    (3, ("torchtitan", "llama-3", "automodel", "maxtext", "fms-fsdp", "llm-foundry", "deepspeed")),
+)
+"""ZeRO stages that the scripts of frameworks set, where a row does not name one."""
 MICRO_BATCHES = (1, 2, 4, 8)
 """Tried where a row does not say which it ran: the fastest that fits."""
 
@@ -45,15 +48,11 @@ MICRO_BATCHES = (1, 2, 4, 8)
 def framework(row: Row) -> Framework:
     """The framework of a row, with the differences that the row states."""
     work = framework_of(row["framework"], compiled=compiled(row), precision=row["precision"])
-    given = row["attn_impl"]
-    if given and given != "flash" and given not in ATTENTION:
-        raise Missing(f"attn_impl not described: {given}")
-    kernels = work.kernels
-    if given in ATTENTION:
-        kernels = replace(kernels, attention=ATTENTION[given])
-    if "RMS" in given:
+    given = attention_of(row["attn_impl"])
+    kernels = replace(work.kernels, attention=given or work.kernels.attention)
+    if "RMS" in row["attn_impl"]:
         kernels = replace(kernels, norm="fused")
-    narrow = next((ours for word, ours in NARROW if row["precision"].lower().startswith(word)), "")
+    narrow = precision_of(row)[1]
     habits = _chosen(_habits(row, work.habits), row)
     if narrow == "float8_e4m3fn" and "torchtitan" in row["framework"]:
         # Parameters are gathered in 8 bits, but not by rows. Kept values are the same: a product of
@@ -99,7 +98,7 @@ def _habits(row: Row, habits: Habits) -> Habits:
 def _chosen(habits: Habits, row: Row) -> Habits:
     """The habits with the choices of a run's recipe."""
     name = row["framework"]
-    if name.startswith("NeMo"):
+    if described(name).startswith("nemo-"):
         # Their scripts sum in 16 bits for Llama alone, and pipeline tensor parallelism for the
         # largest models.
         wide = "LLAMA" not in row["model"].upper()
@@ -135,20 +134,35 @@ def recipe(row: Row) -> Mapping[str, Any]:
 
 
 def _zero(row: Row) -> int:
-    cell = row["zero_stage"]
-    if cell[:1] in ("3", "H") or cell == "FSDP":
+    """The ZeRO stage that a row names, or its framework's."""
+    cell = row["zero_stage"].strip()
+    if stage := STAGE.match(cell):
+        return int(stage[1])
+    word = cell.upper()
+    if word.startswith(("FSDP", "HSDP", "HYBRID")):
         return 3
-    if cell[:1] in ("0", "1", "2"):
-        return int(cell[:1])
-    if row["framework"].startswith(SEQUENCE):
-        return 3 if recipe(row).get("fsdp") else 1
-    if cell:
+    if "DISTRIBUTED OPTIMIZER" in word and "NOT STATED" not in word:
+        return 1
+    if cell and not word.startswith(("DDP", "NONE", "NO")):
         raise Missing(f"zero_stage not described: {cell}")
-    return 0
+    if recipe(row).get("fsdp"):
+        return 3
+    known = described(row["framework"])
+    return next((stage for stage, names in ZERO if known.startswith(names)), 0)
+
+
+def _shards(row: Row) -> int:
+    """The ranks that share out states in hybrid sharding: those of a node (0: all)."""
+    if not row["zero_stage"].strip().upper().startswith(("HSDP", "HYBRID")):
+        return 0
+    replicas = number(row, "dp") * number(row, "cp")
+    inner = max(number(row, "gpus_per_node", 8) // (number(row, "tp") or 1), 1)
+    return inner if replicas % inner == 0 else 0
 
 
 def _recompute(row: Row, work: Framework) -> str:
-    word = (row["recompute"].split("(")[0].split() or ["none"])[0]
+    word = (row["recompute"].lower().split("(")[0].split() or ["none"])[0]
+    word = {"no": "none", "0": "none", "off": "none", "yes": "full"}.get(word, word)
     if word not in RECOMPUTE:
         raise Missing(f"recompute not described: {row['recompute']}")
     if row["framework"].startswith("PyTorch FSDP") and word == "selective":
@@ -158,13 +172,49 @@ def _recompute(row: Row, work: Framework) -> str:
     return word
 
 
+def _sequence_parallel(row: Row) -> bool:
+    """Whether a row says that rows are split between layers, or its framework does it always."""
+    cell = row["seq_parallel"]
+    if cell not in ("", "0", "1"):
+        raise Missing(f"seq_parallel not described: {cell}")
+    always = described(row["framework"]).startswith(SEQUENCE) and number(row, "tp") > 1
+    return cell == "1" or always
+
+
+def _micro_batch(row: Row) -> int:
+    """Sequences of a micro-batch.
+
+    torchtitan divides a rank's batch among as many micro-batches as there are stages; from June
+    2025 they have one sequence (distributed/pipeline_parallel.py).
+    """
+    micro = number(row, "micro_batch")
+    stages = number(row, "pp")
+    local = micro * number(row, "dp") == number(row, "global_batch")
+    known = described(row["framework"])
+    if stages == 1 or not local or not known.startswith("torchtitan"):
+        return micro
+    return max(micro // stages, 1) if known < "torchtitan-2025" else 1
+
+
+def with_degrees(row: Row) -> Row:
+    """The row with the degree that follows from the others and the number of devices."""
+    degrees = {name: number(row, name, 0) for name in ("tp", "pp", "dp")}
+    absent = [name for name, degree in degrees.items() if not degree]
+    devices = number(row, "gpus", 0)
+    if len(absent) != 1 or not devices:
+        return row
+    others = math.prod(degree for degree in degrees.values() if degree) * number(row, "cp")
+    return row if devices % others else {**row, absent[0]: str(devices // others)}
+
+
 def configuration_of(row: Row, work: Framework) -> Configuration:
     """The parallel configuration of a row."""
+    row = with_degrees(row)
     missing = [name for name in ("global_batch", "tp", "pp", "dp") if not row[name]]
     if missing:
         raise Missing(f"not given: {', '.join(missing)}")
     data = number(row, "dp")
-    micro = number(row, "micro_batch")
+    micro = _micro_batch(row)
     batch = max(round(number(row, "global_batch") / (micro * data)), 1) * micro * data
     tensor = number(row, "tp")
     choices = recipe(row)
@@ -176,20 +226,18 @@ def configuration_of(row: Row, work: Framework) -> Configuration:
         data=data,
         context=number(row, "cp"),
         expert=number(row, "ep"),
-        expert_tensor=1 if row["framework"].startswith("Megatron-Bridge") else 0,
+        expert_tensor=1 if described(row["framework"]) in OWN_EXPERTS else 0,
         dispatcher=DISPATCHERS.get(choices.get("dispatcher", ""), "alltoall"),
         # The recipes of this project's performance tests give HybridEP more (perf_recipes).
         dispatcher_sms=32 if choices.get("dispatcher") == "hybridep" else SMS,
         overlap_experts=bool(choices.get("overlap_experts")),
         zero=_zero(row),
+        shards=_shards(row),
         interleave=number(row, "interleave"),
         recompute=_recompute(row, work),
         recompute_modules=tuple(choices.get("recompute", ())),
-        sequence_parallel=row["seq_parallel"] == "1"
-        or (tensor > 1 and row["framework"].startswith(SEQUENCE)),
-        dtype=next(
-            (ours for word, ours in DTYPES.items() if row["precision"].startswith(word)), "bfloat16"
-        ),
+        sequence_parallel=_sequence_parallel(row),
+        dtype=precision_of(row)[0],
     )
     return work.run(c)
 
@@ -200,25 +248,61 @@ def predict(row: Row) -> tuple[Shape, Priced]:
     Raises `Missing` if the row does not define its run.
     """
     work = framework(row)
+    row = with_degrees(row)
     shape = shape_of(row, work)
-    cluster = cluster_of(row["gpu"], row["network"])
-    if row["micro_batch"]:
-        return shape, price(shape, configuration_of(row, work), cluster)
     attempts = list(_tried(row, work, shape))
     fitting = [one for one in attempts if one.fits] or attempts
-    if not fitting:
-        raise Missing("not given: micro_batch")
     return shape, min(fitting, key=lambda one: one.step)
 
 
+def machines_of(row: Row) -> Cluster:
+    """The cluster of a row."""
+    return cluster_of(
+        row["gpu"],
+        row["network"],
+        memory=float(row.get("gpu_mem_gb") or 0),
+        node=number(row, "gpus_per_node", 0),
+        fitted=not row.get("unfitted"),
+    )
+
+
 def _tried(row: Row, work: Framework, shape: Shape) -> Iterator[Priced]:
-    """The prices of a row that leaves its micro-batch open."""
-    for micro in MICRO_BATCHES:
-        try:
-            yield price(
-                shape,
-                configuration_of({**row, "micro_batch": str(micro)}, work),
-                cluster_of(row["gpu"], row["network"]),
-            )
-        except AutoparError:
-            continue
+    """The prices of a row, of which one that leaves its layout or micro-batch open has several."""
+    cluster = machines_of(row)
+    layouts = list(_layouts(row))
+    if len(layouts) == 1 and row["micro_batch"]:
+        yield price(shape, configuration_of(row, work), cluster)
+        return
+    told = Missing("not given: tp, pp, dp, micro_batch")
+    priced = False
+    for layout in layouts:
+        for micro in [row["micro_batch"]] if row["micro_batch"] else map(str, MICRO_BATCHES):
+            try:
+                yield price(
+                    shape, configuration_of({**layout, "micro_batch": micro}, work), cluster
+                )
+                priced = True
+            except AutoparError:
+                continue
+    if not priced:
+        raise told
+
+
+def _layouts(row: Row) -> Iterator[Row]:
+    """The row with the layouts that it may have.
+
+    They are data and tensor parallelism in a node, with experts on one rank or split by data.
+    """
+    if row["tp"] and row["dp"] and row["pp"]:
+        yield row
+        return
+    devices = number(row, "gpus", 0)
+    node = min(number(row, "gpus_per_node", 8), devices)
+    for tensor in (2**n for n in range(node.bit_length())):
+        if devices and devices % tensor == 0:
+            data = devices // tensor
+            zero = {"zero_stage": "2"} if row["zero_stage"] == "auto" else {}
+            layout = {**row, **zero, "tp": str(tensor), "pp": "1", "dp": str(data)}
+            experts = number(row, "experts", 0) > 1 and not int(row["ep"] or 0) > 1
+            for ranks in sorted({1, data if experts else 1}):
+                yield {**layout, "ep": str(ranks)} if experts else layout

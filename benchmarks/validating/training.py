@@ -17,12 +17,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from autopar.costmodel.known.priced_step import Priced
 from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
 
+from .facts import open_facts, others
 from .missing import Missing
 from .rows import Row, Run
 from .scores import Group, Sample
@@ -42,6 +44,10 @@ FAMILY = re.compile(r"[^0-9+]*")
 """The name of a framework without its version."""
 
 
+def _with_experts(run: Run) -> str:
+    return "experts" if run.model.startswith("MoE") else "dense"
+
+
 def _family(run: Run) -> str:
     """The kind of model that a run of Megatron-Bridge trains."""
     if "emotron" in run.model:
@@ -54,6 +60,7 @@ def _family(run: Run) -> str:
 DIVIDED: Mapping[str, Callable[[Run], str]] = {
     "alephalpha": _model_and_length,
     "mbridge": _family,
+    "alpa_ws": _with_experts,
     "korth_t5": lambda run: (
         f"dp {run.dp}"
     ),  # its row of several replicas measures the reduction of gradients, not recompute
@@ -162,11 +169,33 @@ ALLOCATOR = ("torchtitan",)
 """Frameworks whose logs show what torch's allocator has reserved, without the context of the device
 (torchtitan: reserved_bytes.all.peak).
 """
+COMPILER = ("Alpa", "Parax")
+"""Frameworks that show the memory that a compiler assigned (XLA's buffers)."""
 
 
 def told_memory(row: Row, price: Priced) -> float:
     """The predicted bytes of what the row's framework shows."""
+    if row["framework"].startswith(COMPILER):
+        return max(price.allocated)
     return price.memory - price.reserved if row["framework"].startswith(ALLOCATOR) else price.memory
+
+
+def _range(row: Row, price: Priced, predicted: Predict) -> tuple[float, float] | None:
+    """The least and the most seconds of a row whose open facts are others; None if none is."""
+    prices = [attempted(partial(predicted, other)) for other in others(row)]
+    steps = [one[1].step for one in prices if not isinstance(one, str)]
+    return (min(price.step, *steps), max(price.step, *steps)) if steps else None
+
+
+def _scale(run: Run) -> dict[str, float]:
+    """The figures of a run against which residuals are shown."""
+    figures = {
+        "devices": run.gpus,
+        "sequence": run.seq_len,
+        "micro-batch": run.micro_batch,
+        "parameters": run.hidden and run.layers and run.hidden**2 * run.layers,
+    }
+    return {name: float(figure) for name, figure in figures.items() if figure}
 
 
 def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
@@ -178,6 +207,7 @@ def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
     if not (math.isfinite(price.step) and price.step > 0):
         return f"failed: its price is {price.step}"
     oom = run.outcome == "OOM"
+    facts = attempted(lambda: tuple(open_facts(row)))
     return Sample(
         label=label(run),
         sweep=run.sweep,
@@ -189,6 +219,9 @@ def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
         memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB,
         told_memory=told_memory(row, price),
         arithmetic=price.arithmetic,
+        open=() if isinstance(facts, str) else facts,
+        range=_range(row, price, predicted),
+        scale=_scale(run),
         pair=(
             FAMILY.match(run.framework)[0],
             run.model,

@@ -214,6 +214,12 @@ class Configuration:
         return self.zero == 3 and self.pipeline > 1 and self.habits.whole_stages
 
     @property
+    def whole_gradients(self) -> bool:
+        """Whether ZeRO-3 sums whole gradients over micro-batches."""
+        defers = self.zero == 3 and self.habits.defers and self.micro_batches > 1
+        return defers or self.whole_stages
+
+    @property
     def gathers(self) -> bool:
         """Whether every pass of a micro-batch gathers its parameters."""
         return self.zero == 3 and not self.whole_stages

@@ -12,7 +12,11 @@ NVIDIA/NeMo@e400b6de with NeMo-Framework-Launcher@24.07; NVIDIA-NeMo/Megatron-Br
 alpa-projects/alpa; deepspeedai/DeepSpeed@edaa7221 (runtime/zero/config.py, ops/adam/fused_adam.py);
 huggingface/nanotron@2411b022 (models/llama.py, parallel/tensor_parallel/functional.py,
 optim/gradient_accumulator.py); Oneflow-Inc/libai@9dcbe3b2 (layers/, models/utils/graph_base.py);
-Dazz993/Mist@d69e530a (mist/model/gpt.py, mist/modules/losses.py, mist/analyzer/strategy.py).
+Dazz993/Mist@d69e530a (mist/model/gpt.py, mist/modules/losses.py, mist/analyzer/strategy.py);
+pytorch/torchtitan@a96fb82e, @9dec370a, @6b11290c and @e51a77d2 (of June 2024 to March 2026);
+AI-Hypercomputer/maxtext@000e9355 (MaxText/configs/base.yml); NVIDIA-NeMo/Automodel@013d1137
+(components/distributed/config.py); yanring/Megatron-MoE-ModelZoo@31942f09 (model_configs,
+runtime_configs); of Llama 3 what arXiv:2407.21783 says (section 3.3.2).
 """
 
 from __future__ import annotations
@@ -180,6 +184,67 @@ _AUTOPAR = Framework(
     )
 )
 
+# From 2026 norms are torch's kernel without a compiler, too, and attention reads keys and values of
+# groups of heads as they are.
+_TITAN_2026 = replace(_TITAN, habits=replace(_TITAN.habits, update_traffic=28.0), kernels=Kernels())
+_COMPILED_2025 = replace(
+    _COMPILED, habits=replace(_COMPILED.habits, update_traffic=28.0, loss="compiled")
+)
+# Stored in float32 shards and cast where they are used; a compiler fuses all between products,
+# gathers ahead and reduces behind. Gradients of cast parameters are reduced in 16 bits.
+_MAXTEXT = Framework(
+    habits=Habits(
+        fused=True,
+        compiled=True,
+        loss="compiled",
+        gradient_bytes=4,
+        reduced_bytes=2,
+        weight_bytes=4,
+        state_bytes=8,
+        update_traffic=28.0,
+        overlap_gradients=True,
+        overlap_gather=True,
+    ),
+    kernels=Kernels(attention="cudnn"),
+)
+# FSDP2 of torch around layers of Transformer Engine, in eager mode. Gradients are summed whole over
+# micro-batches and reduced in the last one.
+_AUTOMODEL = Framework(
+    habits=replace(_FSDP, whole_stages=True, defers=True, loss="torch", update_traffic=28.0),
+    kernels=Kernels(attention="cudnn"),
+)
+# Megatron-Core's layers, gradients summed and reduced in float32 by its default, the loss fused by
+# torch's compiler.
+_MOE_ZOO = replace(
+    _MEGATRON_CORE,
+    habits=replace(
+        _MEGATRON_CORE.habits,
+        overlap_gradients=True,
+        overlap_gather=True,
+        overlap_sends=True,
+        loss="megatron-fused",
+        expandable=True,
+    ),
+)
+# FSDP does not reshard between the passes, gradients are summed and reduced in float32, messages
+# between stages are asynchronous, embedding and head count as layers of the first and last stage.
+_LLAMA_3 = Framework(
+    habits=replace(
+        _FSDP, whole_stages=True, overlap_sends=True, fused=True, partition="items", loss="torch"
+    )
+)
+# What most frameworks read here do, for those of which nothing was read: fused kernels between
+# products, flash attention, float32 sums of gradients that are reduced under the backward pass.
+_NEUTRAL = Framework(
+    habits=Habits(
+        fused=True,
+        overlap_gradients=True,
+        overlap_gather=True,
+        overlap_tensor=True,
+        loss="compiled",
+    )
+)
+
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-2021": _MEGATRON_2021,
     # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six
@@ -216,9 +281,15 @@ FRAMEWORKS: Mapping[str, Framework] = {
     ),
     "torchtitan-2024.12": _TITAN,
     "torchtitan-2024.12 compiled": _COMPILED,
-    "torchtitan-2025.06 compiled": replace(
-        _COMPILED, habits=replace(_COMPILED.habits, update_traffic=28.0, loss="compiled")
-    ),
+    "torchtitan-2025.06": replace(_TITAN, habits=replace(_TITAN.habits, update_traffic=28.0)),
+    "torchtitan-2025.06 compiled": _COMPILED_2025,
+    "torchtitan-2026.03": _TITAN_2026,
+    "torchtitan-2026.03 compiled": replace(_COMPILED_2025, kernels=Kernels()),
+    "maxtext": _MAXTEXT,
+    "automodel": _AUTOMODEL,
+    "moe zoo": _MOE_ZOO,
+    "llama-3": _LLAMA_3,
+    "neutral": _NEUTRAL,
     "fms-fsdp": Framework(
         habits=replace(
             _FSDP, gradient_bytes=2, reduced_bytes=2, fused=True, compiled=True, loss="compiled"

@@ -92,6 +92,7 @@ class Habits:
       its gradients are reduced.
     - `whole_stages`: with stages, ZeRO-3 gathers a stage's parameters once a step, under its first
       forward pass, and sums whole gradients, which are reduced behind its last backward pass.
+    - `defers`: ZeRO-3 sums whole gradients over micro-batches and reduces them in the last one.
 
     Kernels and host:
 
@@ -157,6 +158,7 @@ class Habits:
     gather_rate: float = math.inf
     whole_ends: bool = False
     whole_stages: bool = False
+    defers: bool = False
     state_bytes: float = 12
     update_traffic: float = 34
     offloaded: float = 0.0

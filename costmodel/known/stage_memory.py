@@ -253,7 +253,8 @@ def stored_bytes(part: PartSeconds, c: Configuration) -> float:
     ):
         each = weights / (shards if c.zero == 3 else 1) + gradients / (shards if c.zero >= 2 else 1)
         total += elements * (each + states / (shards if c.zero >= 1 else 1))
-        total += elements * (used + gradients) if c.whole_stages else 0.0
+        total += elements * used if c.whole_stages else 0.0
+        total += elements * gradients if c.whole_gradients else 0.0
     return total
 
 

@@ -147,6 +147,8 @@ class Passes:
         if not part.gathered:
             return busy
         moved = self.shared_out("reduce_scatter", part, self.c.habits.reduced_bytes)
+        if self.c.habits.defers:
+            moved /= self.c.micro_batches
         if not (self.c.habits.whole_ends and name in ENDS):
             moved += self.gather(part)
         return busy + (exposed(moved, busy) if self.c.habits.prefetch else moved)
@@ -209,7 +211,8 @@ class Passes:
 
         They are added in the precision of the reduction.
         """
-        if self.c.gathers or self.c.habits.fused_accumulation:
+        alone = self.c.gathers and not (self.c.habits.defers and self.c.micro_batches > 1)
+        if alone or self.c.habits.fused_accumulation:
             return 0.0
         habits = self.c.habits
         # The new gradient and the sum are read, the sum is written.

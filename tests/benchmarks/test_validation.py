@@ -166,14 +166,21 @@ def test_every_row_is_scored_or_counted_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"framework": "Nobody's"}, "framework not described: Nobody's"),
+        ({"framework": ""}, "not given: framework"),
+        ({"network": "pigeons"}, "network not described: pigeons"),
+        ({"precision": "int3"}, "precision not described: int3"),
+        ({"precision": "bf16 sometimes"}, "precision not described: bf16 sometimes"),
+        ({"seq_parallel": "perhaps"}, "seq_parallel not described: perhaps"),
+        ({"gpu": "A100-PCIe-80GB"}, "no preset for A100-PCIe-80GB"),
         ({"attn_impl": "magic"}, "attn_impl not described: magic"),
         ({"recompute": "some"}, "recompute not described: some"),
         ({"zero_stage": "auto"}, "zero_stage not described: auto"),
         ({"gpu": "TPU v4"}, "no preset for TPU v4"),
         ({"hidden": ""}, "not given: hidden"),
-        ({"experts": 16}, "a mixture of experts of its own kind"),
-        ({"dp": ""}, "not given: dp"),
+        ({"experts": 16}, "not given: params_b"),
+        ({"experts": 16, "params_b": 0.3}, "not given: topk"),
+        ({"experts": 16, "params_b": 9, "topk": 1}, "no layers of experts make 9"),
+        ({"global_batch": ""}, "not given: global_batch"),
     ],
 )
 def test_what_leaves_a_row_open_is_its_reason(change: dict[str, Any], reason: str) -> None:

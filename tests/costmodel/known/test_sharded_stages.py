@@ -98,3 +98,13 @@ def test_hybrid_sharding_keeps_gathers_inside_a_node() -> None:
 def test_groups_that_replicas_do_not_make_are_refused(shards: int) -> None:
     with pytest.raises(UsageError, match="do not make groups"):
         Configuration(global_batch=16, data=16, zero=3, shards=shards)
+
+
+def test_deferred_gradients_are_whole_and_reduced_once() -> None:
+    later = replace(APART, defers=True)
+    one, many = (priced(later, pipeline=1, global_batch=size) for size in (8, 64))
+    assert one == priced(APART, pipeline=1, global_batch=8)
+    layer = 12 * SHAPE.hidden**2 + 13 * SHAPE.hidden
+    elements = 8 * layer + 2 * SHAPE.vocab * SHAPE.hidden + SHAPE.sequence * SHAPE.hidden
+    more = many.allocated[0] - priced(APART, pipeline=1).allocated[0]
+    assert more == pytest.approx(4 * elements, rel=0.01)
