@@ -30,6 +30,7 @@ from benchmarks.validating.held_out import HeldOut, of_memory, of_steps
 from benchmarks.validating.pairs import LARGE, Pair, pairs, within
 from benchmarks.validating.plots import leaderboard, write_plots
 from benchmarks.validating.scores import Group, Score, score
+from benchmarks.validating.seen import seen_by
 
 QUICK = 40
 """Rows of a group that --quick prices."""
@@ -63,21 +64,6 @@ TARGETS = {
 """Targets of a group's figures.
 
 Lower bounds of `worst_spearman` and `oom_accuracy`, upper bounds of the others.
-"""
-FITTED = {
-    "bloom": "network",
-    "mist_l4": "operators",
-    "mist_aceso L4": "operators",
-    "mist_aceso A10G": "operators",
-    "sailor mixed": "links",
-    "sailor_layers OPT-30 whole": "float32",
-    "simumax_b200": "its node",
-    "mist_aceso stages L4": "operators",
-    "mist_aceso stages A10G": "operators",
-}
-"""Groups on machines whose measurements the cost model was fitted to, each with what was fitted.
-
-Kernels and links were fitted, not runs; bloom's network is the exception.
 """
 PEERS = {
     "vtrain_single": ("vTrain", 0.0837),
@@ -156,6 +142,11 @@ def peer(name: str, score: Score) -> str:
     return f"{who} {error:.1%}" if error is not None else "-"
 
 
+def saw(name: str) -> str:
+    """The constants that were read off a group's rows or machines."""
+    return ", ".join(read.what for read in seen_by(name)) or "no"
+
+
 def plain(value: float | None) -> str:
     """A correlation for the table."""
     return "-" if value is None else f"{value:.3f}"
@@ -178,7 +169,7 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
             percent(scored.null_error),
             peer(group.name, scored),
             percent(scored.arithmetic),
-            FITTED.get(group.name, "no"),
+            saw(group.name),
             str(scored.sweeps or "-"),
             plain(scored.spearman),
             plain(scored.worst_spearman),
@@ -322,7 +313,7 @@ def main() -> None:
             for what, one in intervals(groups).items()
         }
         results = {
-            name: {**score, "fitted": FITTED.get(name, "no"), "stated": PEERS.get(name)}
+            name: {**score, "fitted": saw(name), "stated": PEERS.get(name)}
             for name, score in results.items()
         }
         told = {

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from autopar.costmodel import Cluster, collective_time, load_cluster
 from autopar.costmodel.collectives.bus_bandwidth import bus_factor
 
+from .seen import UNFITTED
+
 LARGE = 2**30
 BIG = 2**20
 """From this many bytes on a message is counted as large."""
@@ -149,6 +151,12 @@ def _point(row: Mapping[str, str], machine: Machine) -> Point:
 
 def _cluster(row: Mapping[str, str], machine: Machine) -> Cluster:
     cluster = load_cluster(machine.cluster)
+    if row.get(UNFITTED):
+        # As the data sheet has it, with the assumed protocols of another network.
+        port = cluster.levels[-1]
+        other = load_cluster("dgx-a100").levels[-1]
+        other = replace(other, bandwidth=port.bandwidth, shared_by=port.shared_by)
+        cluster = replace(cluster, levels=(*cluster.levels[:-1], other))
     if machine.pair is not None:
         cluster = replace(
             cluster,

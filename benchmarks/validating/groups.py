@@ -19,6 +19,7 @@ from .published_memory import memory_groups
 from .rows import Row, Table, read_tables, thinned, training_rows
 from .sailor import layer_sample, sailor
 from .scores import Group, Sample
+from .seen import UNFITTED, without
 from .training import attempted, training_groups
 
 
@@ -114,11 +115,23 @@ def collective_groups(tables: Sequence[Table]) -> list[Group]:
         large += [s for s, point in zip(samples, points, strict=True) if point.size >= BIG]
         small += [s for s, point in zip(samples, points, strict=True) if point.size < BIG]
         parts.append(Group(name=f"collectives, {name}", samples=tuple(samples)))
+        parts.extend(unfitted(f"collectives, {name}", rows))
     return [
         Group(name="collectives from 1 MiB", samples=tuple(large), left_out=left_out),
         Group(name="collectives below 1 MiB", samples=tuple(small)),
         *parts,
     ]
+
+
+def unfitted(group: str, rows: Sequence[Row]) -> list[Group]:
+    """The group of a machine without what was read off it, if anything was."""
+    apart = without(group)
+    if not apart:
+        return []
+    machine = group.removeprefix("collectives, ")
+    points = scored({**row, UNFITTED: "1"} for row in rows)[machine].points
+    samples = tuple(collective(machine, point) for point in points)
+    return [Group(name=apart, samples=samples)]
 
 
 def collective(machine: str, point: Point) -> Sample:

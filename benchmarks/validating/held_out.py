@@ -30,6 +30,7 @@ APART = (
     "korth_t5 dp",
     "megatron_moe_layer",
     "mbridge ",
+    "alpa_ws ",
     "mist_aceso stages",
     "sailor_layers",
 )
@@ -69,7 +70,8 @@ def _held_out(groups: Sequence[Group], pair: _Pair) -> HeldOut | None:
     logs: dict[str, Floats] = {}
     for group in groups:
         pairs = [(m, p) for m, p in map(pair, group.samples) if m and p]
-        if not group.name.startswith(APART) and len(pairs) >= FEW:
+        apart = group.name.startswith(APART) or " without " in group.name
+        if not apart and len(pairs) >= FEW:
             logs[group.name] = np.log(
                 np.array([m for m, _ in pairs]) / np.array([p for _, p in pairs])
             )

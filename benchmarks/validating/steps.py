@@ -25,6 +25,7 @@ from .facts import precision_of
 from .frameworks import attention_of, described, framework_of, recipe_of
 from .machines import cluster_of
 from .missing import Missing
+from .seen import UNFITTED
 from .sizes import Row, number, shape_of
 
 DISPATCHERS: Mapping[str, str] = {"deepep": "node", "hybridep": "node"}
@@ -54,6 +55,8 @@ def framework(row: Row) -> Framework:
         kernels = replace(kernels, norm="fused")
     narrow = precision_of(row)[1]
     habits = _chosen(_habits(row, work.habits), row)
+    if row.get(UNFITTED):
+        habits = replace(habits, gather_rate=math.inf)
     if narrow == "float8_e4m3fn" and "torchtitan" in row["framework"]:
         # Parameters are gathered in 8 bits, but not by rows. Kept values are the same: a product of
         # narrow tensors is a torch.mm, too.
@@ -262,7 +265,7 @@ def machines_of(row: Row) -> Cluster:
         row["network"],
         memory=float(row.get("gpu_mem_gb") or 0),
         node=number(row, "gpus_per_node", 0),
-        fitted=not row.get("unfitted"),
+        fitted=not row.get(UNFITTED),
     )
 
 

@@ -28,6 +28,7 @@ from .facts import open_facts, others
 from .missing import Missing
 from .rows import Row, Run
 from .scores import Group, Sample
+from .seen import UNFITTED, without
 from .sizes import attention_flops, forward_flops, layer_flops
 from .steps import predict
 
@@ -110,6 +111,7 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
     samples: dict[str, list[Sample]] = {}
     left_out: dict[str, Counter[str]] = {}
     parts: dict[str, list[str]] = {}
+    apart: dict[str, list[Sample]] = {}
     for row, run in rows:
         names = [run.group]
         if run.group in DIVIDED:
@@ -126,10 +128,16 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
                 left_out[name][outcome] += 1
             else:
                 samples[name].append(outcome)
+        if name := without(run.group):
+            unfitted = sample({**row, UNFITTED: "1"}, run, predicted)
+            apart.setdefault(name, []).extend([] if isinstance(unfitted, str) else [unfitted])
     ordered = [name for members in parts.values() for name in members]
     return [
-        Group(name=name, samples=tuple(samples[name]), left_out=dict(left_out[name]))
-        for name in ordered
+        *(
+            Group(name=name, samples=tuple(samples[name]), left_out=dict(left_out[name]))
+            for name in ordered
+        ),
+        *(Group(name=name, samples=tuple(members)) for name, members in apart.items()),
     ]
 
 

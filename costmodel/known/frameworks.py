@@ -1,4 +1,4 @@
-"""The habits of training frameworks, read in their sources; none is fitted.
+"""The habits of training frameworks, read in their sources; one rate alone was read off runs.
 
 They are kernels, fusions, overlaps and precision.
 
