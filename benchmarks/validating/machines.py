@@ -52,6 +52,12 @@ POWER = 0.5
 Power goes with the clock and the square of the voltage, which follows the clock in the upper part
 of its range and stays in the lower one. So the exponent lies between a third and one; assumed.
 """
+CLOCKS: Mapping[str, tuple[float, float]] = {"L4": (1050.0, 2040.0)}
+"""MHz at which a device's operators were profiled, and its highest (data sheet).
+
+L4: Dazz993/Mist@d69e530a, README: `nvidia-smi -ac 6251,1050`. A device of 72 W that is not locked
+runs anywhere between, as its power allows.
+"""
 PRODUCTS_OF = {
     # SimuMax's own table of products on its node (MooreThreads/SimuMax@4dcaae51:
     # configs/system/b200_bf16_ceperm.json, 401 large products): 0.79 to 0.82 of the rates of this
@@ -99,6 +105,23 @@ def cluster_of(
         cluster, device=device, measured=_measured(cluster, COLLECTIVES_OF.get(source, {}))
     )
     return _joined(cluster, network, node, fitted=fitted)
+
+
+def unlocked(cluster: Cluster, gpu: str) -> tuple[Cluster, tuple[Cluster, ...]]:
+    """The machines of runs that locked no clock, in the middle of its range, and at its ends."""
+    if _first_word(gpu) not in CLOCKS:
+        return cluster, ()
+    locked, highest = CLOCKS[_first_word(gpu)]
+    middle, low, high = (
+        _clocked(cluster, clock / locked)
+        for clock in ((locked * highest) ** 0.5, locked, highest)
+    )
+    return middle, (low, high)
+
+
+def _clocked(cluster: Cluster, times: float) -> Cluster:
+    peak = {family: rate * times for family, rate in cluster.device.peak.items()}
+    return replace(cluster, device=replace(cluster.device, peak=peak))
 
 
 def _first_word(gpu: str) -> str:

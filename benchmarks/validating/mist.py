@@ -18,7 +18,7 @@ from itertools import chain, repeat
 
 from autopar.costmodel.known import Configuration, Priced, Shape, Stage, framework_named
 
-from .machines import cluster_of
+from .machines import cluster_of, unlocked
 from .missing import Missing
 from .prepared import Prepared
 from .scores import Sample
@@ -128,7 +128,10 @@ def aceso_plan(row: Row) -> Prepared:
         stages.append(Stage(layers=layers, start=device))
         device += tensor * data
     label = f"{row['system']} {row['model']} on {row['gpus']} {row['gpu']}, {len(stages)} stages"
-    return replace(_prepared(label, row, shape, stages), peer=_seconds(row["pred_step_s"]))
+    one = replace(_prepared(label, row, shape, stages), peer=_seconds(row["pred_step_s"]))
+    # Mist's own runs are at the clock of the profile.
+    cluster, others = unlocked(one.cluster, row["gpu"])
+    return replace(one, cluster=cluster, others=others, open="clock" if others else "")
 
 
 def stage_samples(

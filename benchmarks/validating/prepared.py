@@ -18,7 +18,8 @@ class Prepared:
 
     `measured`: seconds. `memory`: bytes that torch allocated at the peak, on the stage with index
     `stage` (None: the fullest); `occupied`: memory of the whole device, with the context. `peer`:
-    seconds that the source's own model predicts. `pipelines`: if stages differ; the cluster then
+    seconds that the source's own model predicts. `open`: a fact that is not stated; `others`: the
+    clusters at the ends of its range. `pipelines`: if stages differ; the cluster then
     has exactly their devices.
     """
 
@@ -33,12 +34,22 @@ class Prepared:
     sweep: Hashable = None
     pipelines: Sequence[Sequence[Stage]] = ()
     occupied: bool = False
+    open: str = ""
+    others: Sequence[Cluster] = ()
 
-    def priced(self) -> Priced:
-        """The price of the run."""
+    def priced(self, cluster: Cluster | None = None) -> Priced:
+        """The price of the run, on its own cluster or another one."""
+        cluster = cluster or self.cluster
         if self.pipelines:
-            return price_stages(self.shape, self.pipelines, self.cluster)
-        return price(self.shape, self.configuration, self.cluster)
+            return price_stages(self.shape, self.pipelines, cluster)
+        return price(self.shape, self.configuration, cluster)
+
+    def range(self, priced: Priced) -> tuple[float, float] | None:
+        """The least and the most seconds on the clusters that are as possible as its own."""
+        if not self.others:
+            return None
+        steps = [priced.step, *(self.priced(other).step for other in self.others)]
+        return min(steps), max(steps)
 
     def sample(self) -> Sample:
         """The run priced."""
@@ -64,6 +75,8 @@ class Prepared:
             told_memory=priced.memory if self.occupied else told,
             peer=self.peer,
             arithmetic=priced.arithmetic,
+            open=(self.open,) if self.open else (),
+            range=self.range(priced),
         )
 
 
