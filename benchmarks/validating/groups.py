@@ -70,10 +70,25 @@ def file_groups(table: Table) -> list[Group]:
             continue
         for name, sample in priced:
             samples.setdefault(name, []).append(sample)
+    for name in list(samples):
+        if apart := without(name):
+            samples[apart] = unseen(table, name)
     groups = [Group(name=name, samples=tuple(members)) for name, members in samples.items()]
     if groups:
         return [replace(groups[0], left_out=left_out), *groups[1:]]
     return [Group(name=table.name, samples=(), left_out=left_out)]
+
+
+def unseen(table: Table, name: str) -> list[Sample]:
+    """The samples of a group without what was read off its rows or machines."""
+    priced = [attempted(partial(FILES[table.kind], {**row, UNFITTED: "1"})) for row in table.rows]
+    return [
+        sample
+        for one in priced
+        if not isinstance(one, str)
+        for group, sample in one
+        if group == name
+    ]
 
 
 def stage_groups(tables: Sequence[Table]) -> list[Group]:

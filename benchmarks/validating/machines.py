@@ -113,8 +113,7 @@ def unlocked(cluster: Cluster, gpu: str) -> tuple[Cluster, tuple[Cluster, ...]]:
         return cluster, ()
     locked, highest = CLOCKS[_first_word(gpu)]
     middle, low, high = (
-        _clocked(cluster, clock / locked)
-        for clock in ((locked * highest) ** 0.5, locked, highest)
+        _clocked(cluster, clock / locked) for clock in ((locked * highest) ** 0.5, locked, highest)
     )
     return middle, (low, high)
 

@@ -7,6 +7,7 @@ taken away, its groups are scored a second time without it (`without`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 UNFITTED = "unfitted"
 """The name of a row's cell that says that constants of `READ` are not to be used."""
@@ -17,7 +18,7 @@ class Read:
     """A constant that was read off measurements.
 
     `what`: as the table calls it. `place`: the file that holds it. `words`: those of its source
-    there. `groups`: beginnings of the names of groups on the same rows or the same machines.
+    there. `groups`: patterns of the names of groups on the same rows or the same machines.
     `runs`: whether it was read off runs that are scored, not off kernels or links of the machine.
     `apart`: whether the groups are scored without it, too; `reason` says why they are not.
     """
@@ -37,7 +38,7 @@ READ = (
         what="network",
         place="benchmarks/validating/machines.py",
         words="fitted to the sweep",
-        groups=("bloom",),
+        groups=("bloom*",),
         runs=True,
         apart=True,
     ),
@@ -45,7 +46,7 @@ READ = (
         what="gather rate",
         place="costmodel/known/frameworks.py",
         words="published runs come to",
-        groups=("sc21_t2",),
+        groups=("sc21_t2*",),
         runs=True,
         apart=True,
     ),
@@ -53,14 +54,14 @@ READ = (
         what="link",
         place="costmodel/presets/links/efa-p4d.json",
         words="awslabs/awsome-distributed-training@0edaf152",
-        groups=("collectives, p4de",),
+        groups=("collectives, p4de*",),
         apart=True,
     ),
     Read(
         what="memory in use",
         place="costmodel/presets/dgx-a100-80g.json",
         words="422 published runs",
-        groups=("alephalpha",),
+        groups=("alephalpha*",),
         runs=True,
         reason="it decides which rows fit and no second; without it none of their outcomes is told",
     ),
@@ -68,42 +69,49 @@ READ = (
         what="operators",
         place="costmodel/presets/l4.json",
         words="Dazz993/Mist@d69e530a",
-        groups=("mist_l4", "mist_aceso L4", "mist_aceso stages L4"),
+        groups=("mist_l4*", "mist_aceso L4*", "mist_aceso stages L4*"),
         reason=_KERNELS,
     ),
     Read(
         what="operators",
         place="costmodel/presets/g5.json",
         words="Dazz993/Mist@d69e530a",
-        groups=("mist_aceso A10G", "mist_aceso stages A10G"),
+        groups=("mist_aceso A10G*", "mist_aceso stages A10G*"),
         reason=_KERNELS,
     ),
     Read(
         what="elementwise",
         place="costmodel/presets/dgx-a100-80g.json",
         words="Dazz993/Mist@d69e530a",
-        groups=("mist_aceso A100", "mist_aceso stages A100"),
+        groups=("mist_aceso A100*", "mist_aceso stages A100*"),
         reason="one fraction of the memory's bandwidth, of operators on another memory",
     ),
     Read(
         what="links",
         place="benchmarks/validating/sailor.py",
         words="from splitting profiled layers of",
-        groups=("sailor mixed", "sailor_layers split"),
+        groups=("sailor mixed*", "sailor_layers split*"),
         reason="nobody states how the devices of these hosts are joined",
+    ),
+    Read(
+        what="host",
+        place="benchmarks/validating/sailor.py",
+        words="26 calls of the host",
+        groups=("sailor", "sailor without*", "sailor_layers whole", "sailor_layers split"),
+        apart=True,
     ),
     Read(
         what="float32",
         place="benchmarks/validating/sailor.py",
         words="18 of the 19.5 TFLOP/s",
-        groups=("sailor_layers OPT-30 whole",),
+        groups=("sailor_layers OPT-30 whole*",),
         reason="how its products read float32 was seen in these very rows",
     ),
     Read(
         what="its node",
         place="benchmarks/validating/machines.py",
         words="MooreThreads/SimuMax@4dcaae51",
-        groups=("simumax_b200",),
+        groups=("simumax_b200*",),
         reason="tables of kernels and messages of the node, not of its runs",
     ),
 )
@@ -111,9 +119,11 @@ READ = (
 
 def seen_by(group: str) -> tuple[Read, ...]:
     """The constants that have seen a group; those that it is scored without count no more."""
-    left = group.partition(" without ")
+    apart = " without its " in group
     return tuple(
-        read for read in READ if group.startswith(read.groups) and not (left[1] and read.apart)
+        read
+        for read in READ
+        if any(fnmatchcase(group, name) for name in read.groups) and not (apart and read.apart)
     )
 
 
