@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autopar.errors import AutoparError, UsageError, unknown
 from benchmarks.validating.groups import all_groups
 from benchmarks.validating.held_out import HeldOut, of_memory, of_steps
+from benchmarks.validating.page import write_page
 from benchmarks.validating.pairs import LARGE, Pair, pairs, within
 from benchmarks.validating.plots import leaderboard, write_plots
 from benchmarks.validating.scores import Group, Score, score
@@ -285,6 +286,9 @@ def main() -> None:
         "--leaderboard", type=Path, metavar="FILE", help="write a picture of all groups there"
     )
     parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write a page of all groups, and its figures"
+    )
+    parser.add_argument(
         "--rows", metavar="GROUP", help="print every row of a group instead, the worst first"
     )
     arguments = parser.parse_args()
@@ -300,6 +304,9 @@ def main() -> None:
     if arguments.plots:
         for path in write_plots(arguments.plots, groups, scores):
             print(path, file=sys.stderr)
+    if arguments.page:
+        rows = [(g, s, peer(g.name, s)) for g, s in zip(groups, scores, strict=True)]
+        write_page(arguments.page, rows)
     if arguments.leaderboard:
         arguments.leaderboard.write_text(leaderboard(groups, scores), encoding="utf-8")
     if arguments.json:

@@ -1,0 +1,133 @@
+"""The page of all groups: errors beside a null model and peers, what was seen, and what is open.
+
+It is written beside the figures of the last one, in a JSON file, so that it can say which got
+worse.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .scores import Group, Score
+from .seen import READ, seen_by
+
+WORSE = 0.01
+"""The difference of a figure from which it is told."""
+FIGURES = ("mean_error", "memory_error", "oom_accuracy")
+"""Figures that the file holds, and that are held to it within `WORSE`."""
+TREND = 0.02
+"""The slope of a residual for a doubling from which it is shown."""
+INTRODUCTION = """# Errors on published runs
+
+`python benchmarks/validation.py --data DIR --page docs/published-runs.md` writes this page. The
+[cost model](cost-model.md#errors-against-published-runs) says what the rows are.
+
+- *Null*: the error of a model that knows one rate, that of all other rows of the group.
+- *Peer*: the error of the source's own model, on the same rows or as others state it.
+- *Saw*: constants that were read off these machines or rows; the list below says which. A group
+  with *without* in its name has the same rows without them.
+- *Stated*: the error of the rows that leave no fact open. *Open*: facts that rows do not state, and
+  the number of those rows; *nearest*: the error of the nearest prediction in their range.
+- *Trends*: the slope of log(predicted / measured) for each doubling, where it is above 2 %, all
+  figures taken together.
+"""
+
+
+def figures_of(scores: Mapping[str, Score]) -> dict[str, dict[str, float]]:
+    """The figures of each group that a page is held to."""
+    return {
+        name: {
+            figure: round(value, 4)
+            for figure in FIGURES
+            if (value := getattr(score, figure)) is not None
+        }
+        for name, score in scores.items()
+        if score.n or score.memory_n
+    }
+
+
+def worse(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A sentence for each figure that is worse than before, or whose group is gone."""
+    told = [f"{name} is gone" for name in before if name not in now]
+    for name, figures in now.items():
+        for figure, value in figures.items():
+            last = before.get(name, {}).get(figure)
+            if last is None:
+                continue
+            loss = last - value if figure == "oom_accuracy" else value - last
+            if loss > WORSE:
+                what = figure.replace("_", " ")
+                told.append(f"{name}: {what} {last:.1%} before, {value:.1%} now")
+    return told
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The figures that differ by more than a point, better or worse."""
+    return [
+        f"{name}: {figure} {figures[figure]:.1%}, {now.get(name, {}).get(figure, float('nan')):.1%}"
+        for name, figures in before.items()
+        for figure in figures
+        if not abs(now.get(name, {}).get(figure, float("inf")) - figures[figure]) <= WORSE
+    ]
+
+
+def write_page(path: Path, scored: Sequence[tuple[Group, Score, str]]) -> None:
+    """Write the page, and its figures beside it; a group comes with its peer's error in words."""
+    beside = path.with_suffix(".json")
+    before = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+    now = figures_of({group.name: score for group, score, _ in scored})
+    path.write_text(_page(scored, worse(before, now)), encoding="utf-8")
+    beside.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _page(scored: Sequence[tuple[Group, Score, str]], losses: Sequence[str]) -> str:
+    header = "group rows mean largest bias null peer saw stated open nearest trends fit memory"
+    names = header.split()
+    lines = [INTRODUCTION, f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    lines += [_row(group, score, peer) for group, score, peer in scored if score.n]
+    lines += ["", "## Constants that saw what is scored", ""]
+    lines += [
+        f"- *{read.what}* (`{read.place}`): {', '.join(name.rstrip('*') for name in read.groups)}; "
+        + ("scored without it, too." if read.apart else f"not scored without it: {read.reason}.")
+        for read in READ
+    ]
+    lines += ["", "## Rows left out", ""]
+    lines += [
+        f"- {group.name}: {count}, {reason.partition(';')[0]}."
+        for group, score, _ in scored
+        for reason, count in score.left_out.items()
+    ]
+    lines += ["", "## Worse than in the last version", ""]
+    lines += [f"- {loss}." for loss in losses] or ["Nothing."]
+    return "\n".join(lines) + "\n"
+
+
+def _row(group: Group, score: Score, peer: str) -> str:
+    facts = ", ".join(f"{fact} {count}" for fact, count in score.open_facts.items())
+    trends = ", ".join(
+        f"{name} {slope:+.0%}" for name, slope in score.trends.items() if abs(slope) > TREND
+    )
+    cells = (
+        group.name,
+        str(score.n),
+        _percent(score.mean_error),
+        _percent(score.max_error),
+        _percent(score.bias, "+"),
+        _percent(score.null_error),
+        peer,
+        ", ".join(read.what for read in seen_by(group.name)) or "no",
+        _percent(score.stated_error) if score.open_facts else "-",
+        facts or "-",
+        _percent(score.range_error),
+        trends or "-",
+        _percent(score.oom_accuracy),
+        _percent(score.memory_error),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.1%}".replace("%", " %")
