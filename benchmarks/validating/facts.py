@@ -155,7 +155,8 @@ def open_facts(row: Row) -> Iterator[str]:
         yield "micro-batch"
     if sum(not row[degree] for degree in ("tp", "pp", "dp")) > 1:
         yield "layout"
-    if number(row, "pp") > 1 and not row["interleave"]:
+    own = described(row["framework"]) == "llama-3"
+    if number(row, "pp") > 1 and not row["interleave"] and not own:
         yield "interleave"
     if not row["recompute"] and not row["framework"].startswith(RECIPES):
         yield "recompute"

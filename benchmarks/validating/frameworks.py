@@ -21,7 +21,7 @@ NAMED: Sequence[tuple[str, str]] = (
     (r"\bBLOOM\b", "megatron-deepspeed bloom"),
     (r"Megatron-DeepSpeed|MT-NLG|Megatron-Turing|vTrain", "megatron-deepspeed"),
     (r"Megatron-Bridge", "megatron-bridge"),
-    (r"MoE.?(Model)?Zoo", "moe zoo"),
+    (r"MoE.?(Model)?Zoo|Megatron.*\bMoE\b", "moe zoo"),
     (r"Aleph ?Alpha|Aleph-Alpha", "scaling"),
     (r"AutoModel", "automodel"),
     (r"MaxText", "maxtext"),

@@ -199,6 +199,27 @@ def _micro_batch(row: Row) -> int:
     return max(micro // stages, 1) if known < "torchtitan-2025" else 1
 
 
+def _expert_tensor(row: Row) -> int:
+    """The ranks that split each expert: one, or those of tensor parallelism (0).
+
+    One, too, where there are not enough ranks in a stage for more.
+    """
+    stage = number(row, "tp") * number(row, "dp") * number(row, "cp")
+    whole = stage % (number(row, "ep") * number(row, "tp")) != 0
+    return 1 if whole or described(row["framework"]) in OWN_EXPERTS else 0
+
+
+def _chunks(row: Row) -> int:
+    """Chunks of a stage.
+
+    Llama 3's have a layer each, where embedding and head count as one (arXiv:2407.21783, 3.3.2).
+    """
+    items = number(row, "layers", 0) + 2
+    stages = number(row, "pp")
+    llama = described(row["framework"]) == "llama-3" and not row["interleave"] and stages > 1
+    return items // stages if llama and items % stages == 0 else number(row, "interleave")
+
+
 def with_degrees(row: Row) -> Row:
     """The row with the degree that follows from the others and the number of devices."""
     degrees = {name: number(row, name, 0) for name in ("tp", "pp", "dp")}
@@ -229,14 +250,14 @@ def configuration_of(row: Row, work: Framework) -> Configuration:
         data=data,
         context=number(row, "cp"),
         expert=number(row, "ep"),
-        expert_tensor=1 if described(row["framework"]) in OWN_EXPERTS else 0,
+        expert_tensor=_expert_tensor(row),
         dispatcher=DISPATCHERS.get(choices.get("dispatcher", ""), "alltoall"),
         # The recipes of this project's performance tests give HybridEP more (perf_recipes).
         dispatcher_sms=32 if choices.get("dispatcher") == "hybridep" else SMS,
         overlap_experts=bool(choices.get("overlap_experts")),
         zero=_zero(row),
         shards=_shards(row),
-        interleave=number(row, "interleave"),
+        interleave=_chunks(row),
         recompute=_recompute(row, work),
         recompute_modules=tuple(choices.get("recompute", ())),
         sequence_parallel=_sequence_parallel(row),

@@ -130,6 +130,7 @@ def test_precisions_are_read(text: str, types: tuple[str, str]) -> None:
         ("MaxText (JAX)", "maxtext"),
         ("Megatron-MoE-ModelZoo", "moe zoo"),
         ("nanotron", "nanotron"),
+        ("Llama 3 (Meta)", "llama-3"),
         ("Alpa 1.0", "alpa"),
         ("a framework of our own", "neutral"),
     ],
@@ -253,3 +254,18 @@ def test_memory_is_what_a_frameworks_log_shows() -> None:
     assert told_memory(row(framework="torchtitan"), price) == price.memory - price.reserved
     assert told_memory(row(framework="Alpa"), price) == max(price.allocated)
     assert told_memory(row(), price) == price.memory
+
+
+def test_chunks_of_llama_3_have_a_layer_each() -> None:
+    """126 layers, embedding and head on 16 stages: eight chunks each."""
+    sizes = {"layers": 126, "tp": 1, "pp": 16, "dp": 1, "global_batch": 32, "interleave": ""}
+    given = row(framework="Llama 3 (Meta)", zero_stage="FSDP", **sizes)
+    assert configuration_of(given, framework(given)).interleave == 8
+    assert list(open_facts(given)) == []
+
+
+def test_experts_are_whole_where_a_stage_has_no_ranks_to_split_them() -> None:
+    given = row(framework="Megatron-Core 2025", seq_parallel=1, experts=16, ep=16, tp=2, dp=8)
+    assert configuration_of(given, framework(given)).expert_tensor == 1
+    fewer = {**given, "ep": "8"}
+    assert configuration_of(fewer, framework(fewer)).expert_tensor == 0
