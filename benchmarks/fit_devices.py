@@ -39,6 +39,7 @@ from benchmarks.kernels.fits import (
     fit_products,
     judged,
     lasting_as,
+    lasting_beside,
     log_error,
     priced_attention,
     priced_layers,
@@ -167,6 +168,8 @@ class Device:
                 forms[dtype] = lasting_as(
                     forms[dtype], kernels_of(SAME_CHIP[self.name]).products[dtype]
                 )
+            elif dtype != "bfloat16":
+                forms[dtype] = lasting_beside(forms[dtype], forms["bfloat16"])
             self.judge(
                 f"products {dtype}",
                 "gemm",

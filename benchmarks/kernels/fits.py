@@ -201,6 +201,19 @@ def lasting_as(form: ProductForm, other: ProductForm) -> ProductForm:
     return replace(form, sustained=Clock(rate=rate, heat=heat, warm=other.sustained.warm))
 
 
+def lasting_beside(form: ProductForm, wide: ProductForm) -> ProductForm:
+    """The form of narrow operands of which no sustained rows exist.
+
+    The power limit takes from them what it takes from products of 16 bits on the same device. What
+    a fit to a few replays says of long products is no measure of it.
+    """
+    rate = form.burst.rate * wide.sustained.rate / wide.burst.rate
+    return replace(
+        form,
+        sustained=Clock(rate=rate, heat=wide.sustained.heat, warm=wide.sustained.warm),
+    )
+
+
 def priced_attention(form: AttentionForm, rows: Rows, speed: Speed) -> Floats:
     """Seconds of the rows of one kernel."""
     scores = scores_of(rows)

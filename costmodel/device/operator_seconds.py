@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 CAST_TRAFFIC = 2.5
 """Bytes moved per byte of a 16-bit operand cast to 8 bits: read for its maximum, read again, half
-written.
+written. Parameters are cast once a step, and not counted.
 """
 DEFAULT_KERNEL = "flash2"
 SOFTMAX = "aten.softmax.int"
@@ -169,8 +169,7 @@ class _Operator:
         cast = call.get("compute")
         self.dtype = cast if isinstance(cast, str) else _computed_in(tensors)
         self.is_cast = isinstance(cast, str) and cast != TF32
-        # Measured products of narrow operands include making them.
-        self.casts = CAST_TRAFFIC if self.is_cast and device.kernels is None else 0.0
+        self.casts = CAST_TRAFFIC if self.is_cast else 0.0
         summed = call.get("accumulates", default=0)
         self.summed = float(summed) if isinstance(summed, int) else 0.0
         self.is_attention = len(self.entry.products) > 1
@@ -199,7 +198,12 @@ class _Operator:
         moved = self.seen * sum(read, np.zeros(self.count)) + sum(
             (*self.outs, *self._made()), np.zeros(self.count)
         )
-        return self._cast(self.ins) + (
+        values = [
+            size
+            for size, tensor in zip(self.ins, self.call.inputs, strict=True)
+            if tensor.role is not Role.PARAMETER
+        ]
+        return self._cast(values) + (
             self._stream(moved) if self.product is None else self._seconds(self.product, moved)
         )
 

@@ -19,7 +19,15 @@ from autopar.costmodel.device.products import Clock, Product, ProductForm, Speed
 from autopar.errors import UsageError
 from benchmarks.kernels.bounds import bounds
 from benchmarks.kernels.boxes import PRODUCT, product_form
-from benchmarks.kernels.fits import bare, crossed, fit_products, judged, lasting_as, priced_products
+from benchmarks.kernels.fits import (
+    bare,
+    crossed,
+    fit_products,
+    judged,
+    lasting_as,
+    lasting_beside,
+    priced_products,
+)
 from benchmarks.kernels.rows import Rows, devices_in, layer_of, product_of, read
 from benchmarks.kernels.scores import Prices, held_in, scored
 
@@ -233,3 +241,18 @@ def test_a_device_without_rows_that_last_slows_down_as_another_of_its_chip() -> 
         "as the committed constants are"
     )
     assert actual.burst == h100.burst
+
+
+@pytest.mark.parametrize("name", ["h200_sxm", "b200_sxm", "gb200"])
+def test_narrow_products_slow_down_as_those_of_16_bits(name: str) -> None:
+    products = kernels_of(name).products
+    wide = products["bfloat16"]
+    for dtype, form in products.items():
+        if dtype == "bfloat16":
+            continue
+        actual = lasting_beside(form, wide).sustained
+        assert (actual.heat, actual.warm) == (wide.sustained.heat, wide.sustained.warm)
+        assert actual.rate / form.burst.rate == pytest.approx(
+            wide.sustained.rate / wide.burst.rate
+        )
+        assert actual.rate == pytest.approx(form.sustained.rate, rel=1e-4), "as committed"

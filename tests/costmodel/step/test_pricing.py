@@ -17,6 +17,7 @@ from torch import nn
 import autopar
 from autopar.api import plan_loaded
 from autopar.costmodel import bind_axes, load_cluster
+from autopar.costmodel.device.elementwise import memory_seconds
 from autopar.costmodel.device.kernel_seconds import product_seconds
 from autopar.costmodel.device.operator_seconds import operator_seconds
 from autopar.costmodel.device.products import Product
@@ -85,6 +86,32 @@ def test_a_linear_layer_is_priced_on_its_local_shapes(
 
     assert forward[row] == pytest.approx(expected(m, n, k), rel=1e-12)
     assert backward[row] == pytest.approx(expected(k, n, m), rel=1e-12)
+
+
+def test_values_are_cast_before_a_narrow_product_and_parameters_are_not() -> None:
+    """The input forward and the result's gradient backward, on a device whose narrow products were
+    measured.
+    """
+    analysis = analyse(linear().graph, train=True)
+    offer = analysis.offers["0/linear"]
+    cluster = load_cluster("dgx-h100")
+    strategies = strategies_of(offer.rule, offer.options, ())
+    operator = replace(offer.call.operator, attributes={"compute": "float8_e4m3fn"})
+    call = replace(offer.call, operator=operator)
+    forward, backward = operator_seconds(call, strategies, (), cluster, analysis.gradients)
+
+    def bare(m: float, n: float, k: float) -> float:
+        product = Product(batch=np.ones(1), m=np.array([m]), n=np.array([n]), k=np.array([k]))
+        moved = product.traffic(1, 4)
+        return float(
+            product_seconds(product, "float8_e4m3fn", cluster.device, itemsize=1, nbytes=moved)[0]
+        )
+
+    def cast(elements: int) -> float:
+        return float(memory_seconds(np.array([2.5 * 4 * elements]), cluster.device)[0])
+
+    assert forward[0] == pytest.approx(bare(ROWS, OUT, IN) + cast(ROWS * IN), rel=1e-9)
+    assert backward[0] == pytest.approx(bare(IN, OUT, ROWS) + cast(ROWS * OUT), rel=1e-9)
 
 
 def test_a_convolution_counts_its_output_rows() -> None:
