@@ -45,6 +45,7 @@ class Machine:
 
 MACHINES = (
     Machine(name="A100 node", words=("DGX/HGX A100-SXM 8-GPU",), cluster="dgx-a100-80g"),
+    Machine(name="V100 node (vTrain)", words=("V100", "vTrain trace"), cluster="p3.16xlarge"),
     Machine(name="A100 node (vTrain)", words=("vTrain trace",), cluster="dgx-a100-80g"),
     Machine(
         name="A100 node (Galvatron)",
@@ -160,7 +161,10 @@ def _cluster(row: Mapping[str, str], machine: Machine) -> Cluster:
     if machine.pair is not None:
         cluster = replace(
             cluster,
-            levels=(replace(cluster.levels[0], peer_bandwidth=machine.pair), *cluster.levels[1:]),
+            levels=(
+                replace(cluster.levels[0], peer_bandwidth=machine.pair, wiring=None),
+                *cluster.levels[1:],
+            ),
         )
     if "NVLS off" not in row["notes"]:
         return cluster

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.costmodel import load_cluster
+from autopar.costmodel import collective_time, load_cluster
 from autopar.costmodel.device.kernel_seconds import product_seconds
 from autopar.costmodel.device.measured_kernels import kernels_of
 from autopar.costmodel.device.products import Product
@@ -159,3 +159,13 @@ def test_profiled_devices_are_priced_by_their_products(
         )[0]
         > 1.5 * seconds
     )
+
+
+def test_a_quad_of_v100_has_four_of_six_links() -> None:
+    """All-reduces profiled on 2, 4 and 8 neighbours reach 20, 77 and 127 GB/s (Dazz993/Mist)."""
+    cluster = load_cluster("p3.16xlarge")
+    for group, measured in ((2, 20.1e9), (4, 77.1e9), (8, 127e9)):
+        size = 2.0**29
+        level = "nvlink" if group == 8 else f"nvlink:{group}"
+        seconds = float(collective_time("all_reduce", size, group, level=level, cluster=cluster))
+        assert size * 2 * (group - 1) / group / seconds == pytest.approx(measured, rel=0.08)
