@@ -2,7 +2,7 @@
 
 They are written with their errors on shapes held back.
 
-    python benchmarks/fit_devices.py --data DIR [--device h100_sxm ...] [--out
+    python benchmarks/fit_devices.py --data DIR [--device h100_sxm ...] [--sheet] [--out
     costmodel/device/data]
 
 Each device gets one file. Nothing is drawn at random: the same tables give the same files.
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.costmodel.device.attention import AttentionForm
 from autopar.costmodel.device.grouped_products import GroupedForm
-from autopar.costmodel.device.measured_kernels import Fitted, Kernels, dumped, kernels_of
+from autopar.costmodel.device.measured_kernels import SHEET, Fitted, Kernels, dumped, kernels_of
 from autopar.costmodel.device.products import ProductForm
 from autopar.errors import AutoparError
 from benchmarks.kernels.fits import (
@@ -48,6 +48,7 @@ from benchmarks.kernels.fits import (
 from benchmarks.kernels.generations import experts_of, generations_of
 from benchmarks.kernels.names import attention_kernel, layer_kernel
 from benchmarks.kernels.rows import DTYPES, Floats, Rows, devices_in, read
+from benchmarks.kernels.sheet import Sheet
 from benchmarks.kernels.transfer import transferred
 
 Form = TypeVar("Form", ProductForm, AttentionForm, GroupedForm)
@@ -226,6 +227,12 @@ def plain(value: object) -> object:
     return value
 
 
+def write(folder: Path, name: str, kernels: Kernels) -> None:
+    """The constants of a device as the file that bears its name."""
+    text = json.dumps(plain({"version": 1, **dumped(kernels)}), indent=1)
+    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -243,8 +250,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         action="store_true",
         help="only say how far off each device's constants are on the others' rows",
     )
+    parser.add_argument(
+        "--sheet",
+        action="store_true",
+        help="fit the one form of a device that only its data sheet describes, to all devices",
+    )
     given = parser.parse_args(arguments)
     try:
+        if given.sheet:
+            sheet = Sheet(given.data, partial(print, file=sys.stderr, flush=True)).fitted()
+            write(given.out, SHEET, sheet)
+            return
         if given.transfer:
             for kind, left in transferred(given.data).items():
                 low, high = np.exp((left.low, left.high))
@@ -257,10 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             name for name in devices_in(given.data, "gemm") if name in UNITS
         ]:
             start = time.process_time()
-            text = json.dumps(
-                plain({"version": 1, **dumped(Device(given.data, name).fitted())}), indent=1
-            )
-            (given.out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+            write(given.out, name, Device(given.data, name).fitted())
             print(f"{name}: {time.process_time() - start:.0f} s", file=sys.stderr)
     except AutoparError as error:
         print(f"fit_devices: {error}", file=sys.stderr)

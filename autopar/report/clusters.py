@@ -9,6 +9,7 @@ from autopar.costmodel import Cluster, Device, Level, collective_time
 from autopar.costmodel.cluster.source import Source
 from autopar.costmodel.collectives import fastest_way
 from autopar.costmodel.device.kernel_seconds import large_product_rate
+from autopar.costmodel.device.measured_kernels import SHEET
 from autopar.units import bytes_text, rate_text, seconds_text
 
 from .kernel_constants import kernel_tables
@@ -140,7 +141,12 @@ def _products(device: Device) -> list[tuple[str, str]]:
         f"{rate_text(large_product_rate(device, dtype), 'FLOP/s')} in large products of {dtype} at "
         "the power limit"
     )
-    return [("kernels", f"as measured on {device.kernels.name}: {reached}")]
+    by_sheet = device.kernels.name == SHEET
+    whose = "those of all measured devices" if by_sheet else f"as measured on {device.kernels.name}"
+    told = [("kernels", f"{whose}: {reached}")]
+    if device.clock != 1:
+        told.append(("clock", f"{device.clock:.0%} of the rate of these kernels"))
+    return told
 
 
 def _links(title: str, levels: Iterable[Level]) -> Table:

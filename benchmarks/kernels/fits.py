@@ -209,8 +209,7 @@ def lasting_beside(form: ProductForm, wide: ProductForm) -> ProductForm:
     """
     rate = form.burst.rate * wide.sustained.rate / wide.burst.rate
     return replace(
-        form,
-        sustained=Clock(rate=rate, heat=wide.sustained.heat, warm=wide.sustained.warm),
+        form, sustained=Clock(rate=rate, heat=wide.sustained.heat, warm=wide.sustained.warm)
     )
 
 

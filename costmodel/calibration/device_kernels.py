@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from autopar.costmodel.cluster.residual import Residual
 from autopar.costmodel.device import FAMILIES, Device
 from autopar.costmodel.device.attention import BACKWARD_WORK, AttentionForm, Scores
+from autopar.costmodel.device.attention_kernels import GENERATIONS
 from autopar.costmodel.device.measured_kernels import Fitted, Generation, Kernels
 from autopar.costmodel.device.products import Clock, Product, ProductForm, Speed
 from autopar.errors import NoisyMeasurement
@@ -48,7 +49,6 @@ FEW = 8
 """From fewer shapes no residuals are told."""
 FALLS = 0.5
 """A larger product in less than this share of a smaller one's time is noise."""
-GENERATIONS = ("flash1", "flash2", "flash3", "cudnn")
 KERNEL = "measured"
 WAVES = 0.5
 FIRM = 4.0

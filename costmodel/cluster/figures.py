@@ -55,6 +55,7 @@ BASE_UNITS: Mapping[str, str] = {
     "half_size": "1",
     "units": "1",
     "ragged_fraction": "1",
+    "clock": "1",
     "update_fraction": "1",
     "attention": "1",
 }

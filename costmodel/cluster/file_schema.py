@@ -30,6 +30,7 @@ class DeviceFile(Model):
     dispatch: Figure = FigureFile(value=0.0)
     units: Figure = FigureFile(value=0)
     ragged_fraction: Figure = FigureFile(value=1.0)
+    clock: Figure = FigureFile(value=1.0)
     update_fraction: Figure | None = None
     attention: dict[str, Figure] = Field(default_factory=dict)
     host_bandwidth: Figure | None = None

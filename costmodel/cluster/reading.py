@@ -14,13 +14,22 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from autopar.costmodel.device import Device
-from autopar.costmodel.device.measured_kernels import kernels_from, kernels_of, measured
+from autopar.costmodel.device.measured_kernels import (
+    SHEET,
+    Kernels,
+    kernels_from,
+    kernels_of,
+    measured,
+    sheet_kernels,
+)
 from autopar.errors import ClusterError, unknown
 from autopar.file_limits import CLUSTER_BYTES
 from autopar.reading import read_text
@@ -110,12 +119,27 @@ def _device(file: DeviceFile, sources: dict[str, Source]) -> Device:
     kernels = KernelsFile(name=file.kernels) if isinstance(file.kernels, str) else file.kernels
     if isinstance(kernels, KernelsFile) and kernels.source:
         sources["device.kernels"] = Source.of(kernels.source)
+    figures = numbers(file, "device", sources)
     form = None
-    if isinstance(kernels, KernelsFile):
+    if isinstance(kernels, KernelsFile) and kernels.name == SHEET:
+        form = _by_data_sheet(file.name, figures)
+    elif isinstance(kernels, KernelsFile):
         form = kernels_of(kernels.name)
     elif kernels:
         form = kernels_from(kernels, "device.kernels")
-    return Device(name=file.name, kernels=form, **numbers(file, "device", sources))
+    return Device(name=file.name, kernels=form, **figures)
+
+
+def _by_data_sheet(name: str, figures: Mapping[str, Any]) -> Kernels:
+    """The kernels of a device that nobody measured, scaled by the figures of its data sheet."""
+    if not figures["units"]:
+        raise ClusterError(
+            f"device {name!r}: kernels by {SHEET} need units, the processors that compute the "
+            "tiles of a matrix product"
+        )
+    return sheet_kernels(
+        peak=figures["peak"], memory=figures["memory_bandwidth"], units=figures["units"]
+    )
 
 
 def _measured(entry: MeasuredFile) -> Measured:

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict
 
-from autopar.costmodel.device.measured_kernels import dumped, kernels_of, measured
+from autopar.costmodel.device.measured_kernels import SHEET, dumped, kernels_of, measured
 
 from .cluster import Cluster
 from .figures import dump_figures
@@ -69,7 +69,9 @@ def _dump_device(cluster: Cluster) -> dict[str, object]:
         return figures
     kernels = device.kernels
     # Constants that come with autopar are written by name only, all others in full.
-    known = kernels.name in measured() and kernels_of(kernels.name) == kernels
+    known = kernels.name == SHEET or (
+        kernels.name in measured() and kernels_of(kernels.name) == kernels
+    )
     named = {
         "name": kernels.name,
         **({"source": said.text} if (said := cluster.sources.get("device.kernels")) else {}),

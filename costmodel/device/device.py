@@ -162,19 +162,6 @@ class Device:
             )
         return self.peak[family]
 
-    def attention_fraction(self, kernel: str, direction: str) -> float:
-        """Return the fraction of the peak of an attention kernel (flash1, flash2).
-
-        `direction`: forward or backward.
-        """
-        name = f"{kernel}.{direction}"
-        # A device without any figure of attention reaches the fraction of its products.
-        if name not in self.attention and self.attention:
-            raise ClusterError(
-                f"device {self.name!r}: " + unknown("attention kernel", name, self.attention)
-            )
-        return self.attention.get(name, self.matmul_fraction)
-
     @property
     def usable_memory(self) -> float:
         """Bytes that a plan may fill."""

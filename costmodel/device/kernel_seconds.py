@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import ClusterError, unknown
-
 from .attention import BACKWARD_WORK, Scores
+from .attention_kernels import standing_for
 from .device import FAMILIES, ITEMSIZE, Device
 from .elementwise import memory_seconds, with_launch
 from .grouped_products import Dealt, GroupedProduct
@@ -115,22 +114,22 @@ def attention_seconds(
 ) -> Floats:
     """Return the seconds of attention in one `kernel` (flash1, flash2, flash3, cudnn).
 
-    The kernel has a framework's name. `direction`: forward or backward.
+    The kernel has a framework's name; the nearest one stands for a kernel that the device lacks.
+    `direction`: forward or backward.
     """
     if device.kernels is None:
         more = BACKWARD_WORK if direction == "backward" else 1.0
         arithmetic = attention_arithmetic(work.flops * more, kernel, direction, dtype, device)
         return with_launch(arithmetic, memory_seconds(work.nbytes, device), device)
     known = device.kernels.generations
-    if kernel not in known:
-        raise ClusterError(f"device {device.name!r}: " + unknown("attention kernel", kernel, known))
-    form = device.kernels.attention[known[kernel].kernel]
+    entry = known[standing_for(kernel, known, f"device {device.name!r}")]
+    form = device.kernels.attention[entry.kernel]
     speed = speed_of(device, dtype)
     if direction == "backward":
         seconds = form.backward(work.scores, speed)
     else:
         seconds = form.seconds(work.scores, speed)
-    return np.asarray(known[kernel].slower * seconds)
+    return np.asarray(entry.slower * seconds)
 
 
 def grouped_seconds(

@@ -28,6 +28,10 @@ ITEMSIZE: Mapping[str, float] = {
 """Bytes of an operand's element, with its share of a block's scale."""
 
 
+SHEET = "data-sheet"
+"""The name of the kernels that stand for a device of which only the data sheet is known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
     """Provenance of constants: fitted to `rows` rows, with errors on `held` rows of other shapes.
@@ -93,9 +97,8 @@ class Generation:
 def measured() -> tuple[str, ...]:
     """Names of the devices that were measured."""
     files = resources.files(__package__).joinpath("data").iterdir()
-    return tuple(
-        sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
-    )
+    names = (file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
+    return tuple(sorted(name for name in names if name != SHEET))
 
 
 @functools.cache
@@ -105,10 +108,22 @@ def kernels_of(name: str) -> Kernels:
     >>> kernels_of("h100_sxm").units
     132
     """
-    if name not in measured():
-        raise ClusterError(unknown("measured device", name, measured()))
+    known = (*measured(), SHEET)
+    if name not in known:
+        raise ClusterError(unknown("measured device", name, known))
     text = resources.files(__package__).joinpath("data", f"{name}.json").read_text(encoding="utf-8")
     return kernels_from(json.loads(text), name)
+
+
+def sheet_kernels(*, peak: Mapping[str, float], memory: float, units: float) -> Kernels:
+    """The kernels of a device that only its data sheet describes.
+
+    One form stands for all measured devices, in fractions of the peak and of the memory's rate.
+
+    >>> sheet_kernels(peak={"bfloat16": 1e15}, memory=4e12, units=100).memory
+    4000000000000.0
+    """
+    return dataclasses.replace(kernels_of(SHEET), peak=peak, memory=memory, units=units)
 
 
 def kernels_from(data: object, where: str) -> Kernels:
@@ -182,6 +197,7 @@ def _required(given: dataclasses.Field[Any]) -> bool:
 
 __all__ = [
     "ITEMSIZE",
+    "SHEET",
     "Clock",
     "Fitted",
     "Generation",
@@ -191,4 +207,5 @@ __all__ = [
     "kernels_from",
     "kernels_of",
     "measured",
+    "sheet_kernels",
 ]

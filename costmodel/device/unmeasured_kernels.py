@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .attention_kernels import standing_for
 from .device import Device
 from .products import Product
 
@@ -75,6 +76,18 @@ def plain_arithmetic(product: Product, dtype: str, device: Device) -> Floats:
     return np.asarray(work.min(axis=0) / (peak * device.matmul_fraction), dtype=np.float64)
 
 
+def attention_fraction(kernel: str, direction: str, device: Device) -> float:
+    """The fraction of the peak of an attention kernel, or of the nearest one of the device.
+
+    A device without any figure of attention reaches the fraction of its products.
+    """
+    known = [name.partition(".")[0] for name in device.attention if name.endswith(direction)]
+    if not known:
+        return device.matmul_fraction
+    stand_in = standing_for(kernel, known, f"device {device.name!r}")
+    return device.attention[f"{stand_in}.{direction}"]
+
+
 def attention_arithmetic(
     flops: ArrayLike, kernel: str, direction: str, dtype: str, device: Device
 ) -> Floats:
@@ -84,5 +97,5 @@ def attention_arithmetic(
     """
     return np.asarray(
         np.asarray(flops, dtype=np.float64)
-        / (device.flops(dtype) * device.attention_fraction(kernel, direction))
+        / (device.flops(dtype) * attention_fraction(kernel, direction, device))
     )

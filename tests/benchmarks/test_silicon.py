@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autopar.costmodel.device.measured_kernels import kernels_of
+from autopar.costmodel.device.measured_kernels import SHEET, kernels_of
 from autopar.costmodel.device.products import Clock, Product, ProductForm, Speed
 from autopar.errors import UsageError
 from benchmarks.kernels.bounds import bounds
@@ -30,6 +30,7 @@ from benchmarks.kernels.fits import (
 )
 from benchmarks.kernels.rows import Rows, devices_in, layer_of, product_of, read
 from benchmarks.kernels.scores import Prices, held_in, scored
+from benchmarks.kernels.sheet import EACH, Ran, _judged, _weighed
 
 COLUMNS = ("framework", "version", "kernel", "dtype", "m", "n", "k", "seconds", "mode", "trap")
 TRUTH = ProductForm(
@@ -252,7 +253,31 @@ def test_narrow_products_slow_down_as_those_of_16_bits(name: str) -> None:
             continue
         actual = lasting_beside(form, wide).sustained
         assert (actual.heat, actual.warm) == (wide.sustained.heat, wide.sustained.warm)
-        assert actual.rate / form.burst.rate == pytest.approx(
-            wide.sustained.rate / wide.burst.rate
-        )
+        assert actual.rate / form.burst.rate == pytest.approx(wide.sustained.rate / wide.burst.rate)
         assert actual.rate == pytest.approx(form.sustained.rate, rel=1e-4), "as committed"
+
+
+def ran(device: str, count: int) -> Ran:
+    return Ran(device=device, rows=rows_of(TRUTH, count), speed=SPEED)
+
+
+def test_generations_of_chips_weigh_as_much_in_the_form_of_a_data_sheet() -> None:
+    table = _weighed([ran(name, 400) for name in ("a100_sxm", "h100_sxm", "h200_sxm")])
+    assert [len(one.rows.rows) for one in table] == [EACH, EACH // 2, EACH // 2]
+    few = ran("a100_sxm", 30)
+    assert _weighed([few])[0] is few
+
+
+def test_devices_left_out_weigh_as_much() -> None:
+    apart = {"a": np.full(1000, 0.1), "b": np.full(10, -0.3)}
+    actual = _judged(apart, "made up")
+    assert (actual.rows, actual.kind) == (1010, "fitted")
+    assert -0.1 < actual.middle < 0.3, "half of the residuals are those of each"
+    assert (actual.low, actual.high) == pytest.approx((-0.1, 0.3))
+
+
+def test_devices_left_out_are_priced_within_a_fifth() -> None:
+    fits = kernels_of(SHEET).fits
+    for what in ("products bfloat16", "attention best", "grouped bfloat16"):
+        assert fits[what].median < 0.2, what
+    assert "each left out as a whole" in fits["products bfloat16"].source

@@ -27,7 +27,10 @@ from autopar.costmodel import (
     parse_span,
     presets,
 )
+from autopar.costmodel.calibration.intervals import kernel_interval
 from autopar.costmodel.cluster.source import Source
+from autopar.costmodel.device.kernel_seconds import large_product_rate
+from autopar.costmodel.device.measured_kernels import SHEET
 from autopar.errors import ClusterError
 from autopar.ir import DTYPE_BYTES
 from autopar.sharding import factorisations
@@ -55,6 +58,9 @@ NAMED |= {
     "l4",
     "g5",
 }
+SHEETS = {"mi300x", "mi325x", "mi355x", "tpu-v5p", "tpu-v6e", "trn2", "ascend-910b", "ascend-910c"}
+"""Presets of devices of which only the data sheet is known."""
+NAMED |= SHEETS
 
 YAML = """
 name: two-boxes
@@ -120,6 +126,29 @@ def test_any_number_of_devices(name: str, devices: int) -> None:
     assert all(
         now <= before for now, before in zip(cluster.units[:-1], preset.units[:-1], strict=True)
     )
+
+
+@pytest.mark.parametrize("name", sorted(SHEETS))
+def test_devices_by_their_data_sheet_have_every_kernel_and_no_figure_of_another(name: str) -> None:
+    cluster = load_cluster(name)
+    device = cluster.device
+    kernels = device.kernels
+    assert kernels is not None and kernels.name == SHEET
+    assert (kernels.memory, kernels.units) == (device.memory_bandwidth, device.units)
+    assert set(kernels.generations) == {"flash1", "flash2", "flash3", "cudnn"}
+    for dtype in ("bfloat16", "float16", "float32"):
+        assert 0 < large_product_rate(device, dtype) < device.flops(dtype)
+    assert kernel_interval(cluster, "products", "bfloat16").rows > 1000
+    for said in cluster.sources.values():
+        assert said.text
+
+
+def test_a_data_sheet_without_units_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "boxes.yaml"
+    text = YAML.replace('  matmul_fraction: {value: 80, unit: "%"}\n  half_size: 8\n', "")
+    path.write_text(text.replace("  name: box\n", "  name: box\n  kernels: data-sheet\n"))
+    with pytest.raises(ClusterError, match="device 'box': kernels by data-sheet need units"):
+        load_cluster(path)
 
 
 def test_sizes_fill_nodes_evenly() -> None:

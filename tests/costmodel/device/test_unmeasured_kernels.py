@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costmodel import load_cluster
+from autopar.costmodel.device.attention_kernels import price_of_attention
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
 from autopar.costmodel.device.kernel_seconds import product_seconds
 from autopar.costmodel.device.unmeasured_kernels import (
@@ -109,8 +110,29 @@ def test_attention_kernels_have_rates_of_their_own() -> None:
         for kernel in ("flash1", "flash2")
     )
     assert one > 1.3 * two > 0
-    with pytest.raises(ClusterError, match=r"unknown attention kernel 'flash9\.forward'"):
+    with pytest.raises(ClusterError, match="unknown attention kernel 'flash9'"):
         attention_arithmetic(1e12, "flash9", "forward", "float16", DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stand_in"), [("cudnn", "flash2"), ("flash3", "flash2"), ("flash1", "flash1")]
+)
+def test_the_nearest_kernel_stands_for_one_that_a_device_lacks(kernel: str, stand_in: str) -> None:
+    asked, priced = (
+        float(attention_arithmetic(1e12, name, "forward", "float16", DEVICE))
+        for name in (kernel, stand_in)
+    )
+    assert asked == priced
+    said = price_of_attention(kernel, DEVICE)
+    assert said == ("" if kernel == stand_in else f"{kernel} is priced as {stand_in}")
+
+
+def test_what_attention_without_a_measurement_is_priced_as_is_told() -> None:
+    bare = replace(DEVICE, attention={})
+    assert "at the rate of products" in price_of_attention("cudnn", bare)
+    hopper = load_cluster("dgx-h100").device
+    assert price_of_attention("flash3", hopper) == ""
+    assert price_of_attention("flash2", hopper).startswith("flash2 is priced as fa3 (assumed: ")
 
 
 def test_an_unknown_dtype_is_an_error() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from autopar.costmodel import collective_time, load_cluster
 from autopar.costmodel.known.configuration import Configuration
+from autopar.costmodel.known.frameworks import FRAMEWORKS
 from autopar.costmodel.known.graph_builder import Kernels
 from autopar.costmodel.known.habits import Habits
 from autopar.costmodel.known.hidden_communication import exposed
@@ -305,3 +306,18 @@ def test_experts_may_recompute_what_is_between_their_products() -> None:
     again = replace(c, recompute_modules=("moe_act",))
     kept, less = (working(shape, one, CLUSTER)["experts"].saved for one in (c, again))
     assert kept - less == pytest.approx(2 * 512 * 4 * 512 * 2, rel=0.01)
+
+
+@pytest.mark.parametrize("preset", ["mi300x", "mi355x", "tpu-v5p", "trn2", "ascend-910c"])
+def test_every_framework_is_priced_on_devices_that_nobody_measured(preset: str) -> None:
+    cluster = load_cluster(preset)
+    c = Configuration(global_batch=64, micro_batch=1, data=8)
+    steps = {
+        name: price(framework.shaped(LLAMA), framework.run(c), cluster).step
+        for name, framework in FRAMEWORKS.items()
+    }
+    assert all(0 < step < 60 for step in steps.values())
+    bare = replace(cluster.device, kernels=None, matmul_fraction=0.5, half_size=128.0)
+    older = replace(bare, attention={"flash2.forward": 0.4, "flash2.backward": 0.3})
+    core = FRAMEWORKS["megatron-core"]
+    assert price(core.shaped(LLAMA), core.run(c), replace(cluster, device=older)).step > 0

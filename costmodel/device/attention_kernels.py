@@ -1,0 +1,46 @@
+"""Attention kernels by the names of frameworks, and the stand-in for one that a device lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from autopar.errors import ClusterError, unknown
+
+from .device import Device
+
+GENERATIONS = ("flash1", "flash2", "flash3", "cudnn")
+"""Frameworks' names of attention kernels, the slowest first."""
+
+
+def standing_for(kernel: str, known: Collection[str], where: str) -> str:
+    """The kernel that prices `kernel`: itself, or the nearest `known` one, a slower one first.
+
+    >>> standing_for("cudnn", ("flash1", "flash2"), "here"), standing_for("flash1", ["cudnn"], "")
+    ('flash2', 'cudnn')
+    """
+    if kernel in known:
+        return kernel
+    if kernel not in GENERATIONS or not known:
+        raise ClusterError(f"{where}: " + unknown("attention kernel", kernel, known))
+    place = GENERATIONS.index(kernel)
+    slower = [name for name in GENERATIONS[:place] if name in known]
+    faster = [name for name in GENERATIONS[place:] if name in known]
+    if not slower and not faster:
+        raise ClusterError(f"{where}: " + unknown("attention kernel", kernel, known))
+    return slower[-1] if slower else faster[0]
+
+
+def price_of_attention(kernel: str, device: Device) -> str:
+    """What the price of a framework's kernel rests on, for people; empty where it was measured."""
+    where = f"device {device.name!r}"
+    if device.kernels is None:
+        known = {name.partition(".")[0] for name in device.attention}
+        if not known:
+            return f"{kernel} is priced at the rate of products, as no attention was measured"
+        stand_in = standing_for(kernel, known, where)
+        return "" if stand_in == kernel else f"{kernel} is priced as {stand_in}"
+    stand_in = standing_for(kernel, device.kernels.generations, where)
+    entry = device.kernels.generations[stand_in]
+    if stand_in == kernel and not entry.source.startswith("assumed"):
+        return ""
+    return f"{kernel} is priced as {entry.kernel} ({entry.source})"
