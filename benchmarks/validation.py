@@ -232,9 +232,10 @@ def shown_pairs(console: Console, pairs: Sequence[Pair]) -> None:
 
 
 def intervals(groups: Sequence[Group]) -> dict[str, HeldOut]:
-    """Intervals of measured over predicted, for step time and for memory."""
-    held_out = {"step": of_steps(groups), "memory": of_memory(groups)}
-    return {what: held for what, held in held_out.items() if held is not None}
+    """Intervals of measured over predicted, for steps by kind of run, and for memory."""
+    held = {f"step, {kind}": one for kind, one in of_steps(groups).items()}
+    memory = of_memory(groups)
+    return held if memory is None else {**held, "memory": memory}
 
 
 def held_out_line(what: str, held: HeldOut) -> str:

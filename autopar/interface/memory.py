@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.api import planned_with
 from autopar.costmodel import load_cluster
-from autopar.costmodel.calibration.intervals import memory_interval
+from autopar.costmodel.calibration.intervals import chance_to_fit, memory_interval
 from autopar.errors import UsageError, unknown
 from autopar.options.python_words import python_words
 from autopar.options.values import OPTIMIZERS
@@ -72,6 +72,10 @@ class MemoryEstimate:
         `device`: 0, "dgx-h100" or "80GiB".
         """
         return self.total <= _room(device)
+
+    def chance(self, device: int | str = 0) -> float:
+        """The share of runs of which it fits a device (as of `fits`), from published runs."""
+        return chance_to_fit(self.total, _room(device))
 
     def _mb(self, *kinds: str) -> float:
         return sum(self.parts.get(kind, 0.0) for kind in kinds) / MB

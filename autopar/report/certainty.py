@@ -9,17 +9,80 @@ from typing import Any
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.calibration.intervals import (
+    Interval,
     assumed_constants,
+    chance_to_fit,
     memory_interval,
     step_interval,
 )
+from autopar.costmodel.calibration.run_kinds import run_kind
+from autopar.costmodel.device import FAMILIES
+from autopar.costmodel.device.attention_kernels import price_of_attention
+from autopar.costmodel.device.operator_seconds import DEFAULT_KERNEL
+from autopar.costmodel.device.scans import SCANS
 from autopar.plan import Plan
+from autopar.sharding.rules import RULES
+from autopar.sharding.rules.experts import EXPERTS
 from autopar.units import bytes_text, seconds_text
 
 
+def step_around(plan: Plan, cluster: Cluster) -> Interval:
+    """The interval of the plan's step, by what is known of runs of its kind."""
+    kernels = cluster.device.kernels
+    flops = plan.model.flops
+    # Products of float32 run on units whose rates no table has where 16-bit products were measured.
+    unknown = (
+        kernels is not None and set(flops) == {"float32"} and "float32" not in kernels.products
+    )
+    kinds = {operator.kind for operator in plan.operators.values()}
+    kind = run_kind(
+        experts=EXPERTS in kinds,
+        narrow=any(FAMILIES.get(dtype, "") in NARROW for dtype in flops),
+        unmeasured=unknown or not kinds.isdisjoint(SCANS),
+    )
+    return step_interval(cluster, kind)
+
+
+NARROW = ("float8", "float8_block", "float4")
+"""Families of types of 8 bits or fewer."""
+
+
+def room_of(cluster: Cluster) -> float:
+    """Bytes of the smallest device that a step's tensors may take."""
+    return min(pool.device.usable_memory for pool in cluster.pools)
+
+
+def chance_text(chance: float) -> str:
+    """The chance to fit, in words.
+
+    >>> chance_text(0.9), chance_text(0.999), chance_text(0.3)
+    ('will not fit in one run of 10', 'fits', 'fits in one run of 3')
+    """
+    if chance >= SURE:
+        return "fits"
+    if chance <= 1 - SURE:
+        return "does not fit"
+    if chance > 0.5:
+        return f"will not fit in one run of {1 / (1 - chance):.0f}"
+    return f"fits in one run of {1 / chance:.0f}"
+
+
+SURE = 0.995
+"""From this chance on nothing is said of runs that do not fit."""
+
+
+def fit_line(nbytes: float, cluster: Cluster) -> str:
+    """A line with the chance that a step of so many predicted bytes fits a device."""
+    room = room_of(cluster)
+    return (
+        f"memory {chance_text(chance_to_fit(nbytes, room))}: {bytes_text(nbytes)} are predicted of "
+        f"the {bytes_text(room)} that a step may take"
+    )
+
+
 def certainty_lines(plan: Plan, cluster: Cluster) -> list[str]:
-    """A line with the intervals of step and memory, and one with the assumed constants."""
-    step = step_interval(cluster)
+    """Lines with the intervals of step and memory, the chance to fit, and the assumed constants."""
+    step = step_around(plan, cluster)
     memory = memory_interval()
     low, high = (seconds_text(plan.predicted.step * factor) for factor in (step.low, step.high))
     least, most = (
@@ -28,8 +91,19 @@ def certainty_lines(plan: Plan, cluster: Cluster) -> list[str]:
     return [
         f"interval nine runs in ten take {low} to {high} and need {least} to {most} "
         f"({step.source.text})",
+        fit_line(plan.predicted.memory, cluster),
         assumed_line(cluster),
     ]
+
+
+def attention_lines(plan: Plan, cluster: Cluster) -> list[str]:
+    """A line for each device whose attention is priced by another kernel or an assumed ratio."""
+    kinds = {operator.kind for operator in plan.operators.values()}
+    if not any(kind in RULES and len(RULES[kind].products) > 1 for kind in kinds):
+        return []
+    devices = {pool.device.name: pool.device for pool in cluster.pools}
+    said = {name: price_of_attention(DEFAULT_KERNEL, device) for name, device in devices.items()}
+    return [f"attention on {name}: {text}" for name, text in said.items() if text]
 
 
 def assumed_line(cluster: Cluster) -> str:
@@ -48,11 +122,12 @@ def assumed_line(cluster: Cluster) -> str:
 
 def certainty_json(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     """The intervals and assumed constants as plain values: seconds and bytes."""
-    step = step_interval(cluster)
+    step = step_around(plan, cluster)
     memory = memory_interval()
     return {
         "step_interval": [plan.predicted.step * factor for factor in (step.low, step.high)],
         "memory_interval": [plan.predicted.memory * factor for factor in (memory.low, memory.high)],
+        "fits_probability": chance_to_fit(plan.predicted.memory, room_of(cluster)),
         "interval_source": step.source.text,
         "assumed_constants": assumed_constants(cluster),
     }

@@ -1,12 +1,15 @@
-"""The multiples of a prediction between which nine measured runs in ten lie.
+"""The multiples of a prediction between which nine measured runs in ten lie, by kind of run.
 
-Every group has the same weight.
+For a kind of runs (`costmodel/calibration/run_kinds.py`), every source that has some has the same
+weight; runs of other kinds whose kernels were measured count together as one source more:
 
-    quantile p of log(measured / predicted) over all rows, each with the weight 1 / (rows of its
-    group)
+    quantile p of log(measured / predicted), each row with the weight 1 / (rows of its source)
 
-Nothing is fitted to a run, so every row is held out. The share of a group's rows inside the
-interval of all others shows whether the interval holds elsewhere.
+Nothing is fitted to a run. But quantiles of some sources need not hold in another one. So p is
+chosen by leaving out whole sources (conformal prediction over groups, Vovk et al. 2005; Barber et
+al. 2021, arXiv:1905.02928): it is the one nearest to 5 % and 95 % with which at least nine in ten
+rows of a source that is left out are inside the interval of the others, in the mean over sources,
+and nine in ten of all rows inside that of all sources.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.cluster.residual import INTERVAL, Residual
+from autopar.costmodel.calibration.run_kinds import RUN_KINDS, UNMEASURED
+from autopar.costmodel.cluster.residual import Residual
 
 from .scores import Group, Sample
 
@@ -38,11 +42,14 @@ APART = (
 _Pair = Callable[[Sample], tuple[float | None, float | None]]
 FEW = 3
 """Rows that a group needs to count."""
+INSIDE = 0.9
+TAILS = (0.05, 0.045, 0.04, 0.035, 0.03, 0.025, 0.02, 0.015, 0.01, 0.005, 0.0)
+"""Shares of the rows that an interval may leave out on either side, the narrowest one first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The interval of all groups, and each group's share inside the interval of the others."""
+    """The interval of all sources, and each one's share inside the interval of the others."""
 
     residual: Residual
     inside: Mapping[str, float]
@@ -53,47 +60,80 @@ class HeldOut:
         return float(np.mean(list(self.inside.values())))
 
 
-def of_steps(groups: Sequence[Group]) -> HeldOut | None:
-    """The interval of predicted steps; None where fewer than two groups have rows enough."""
-    return _held_out(groups, lambda s: (s.measured, s.predicted))
+def of_steps(groups: Sequence[Group]) -> dict[str, HeldOut]:
+    """The intervals of predicted steps by kind of run, of kinds that two or more sources have."""
+    logs = {kind: _logs(groups, _seconds, kind) for kind in RUN_KINDS}
+    held = {}
+    measured = [kind for kind in RUN_KINDS if kind != UNMEASURED]
+    for kind, own in logs.items():
+        # What unmeasured kernels do says nothing about runs whose kernels were measured.
+        beside = [other for other in measured if kind in measured and other != kind]
+        if len(own) >= 2:
+            held[kind] = conformal(
+                own, _pooled([log for other in beside for log in logs[other].values()])
+            )
+    return held
 
 
 def of_memory(groups: Sequence[Group]) -> HeldOut | None:
-    """The interval of predicted peaks of memory.
+    """The interval of predicted peaks of memory; None where fewer than two sources have rows."""
+    own = _logs(groups, lambda s: (s.memory, s.told_memory))
+    return conformal(own) if len(own) >= 2 else None
 
-    None where fewer than two groups have rows enough.
+
+def conformal(own: Mapping[str, Floats], beside: Sequence[Floats] = ()) -> HeldOut:
+    """The narrowest interval that holds in sources that are left out.
+
+    `beside`: residuals of other kinds of runs, as one source.
     """
-    return _held_out(groups, lambda s: (s.memory, s.told_memory))
+    every = np.concatenate(list(own.values()))
+    for tail in TAILS:
+        inside = {}
+        for name, log in own.items():
+            rest = [values for other, values in own.items() if other != name]
+            inside[name] = _share(log, _quantiles([*rest, *beside], (tail, 1 - tail)))
+        low, middle, high = _quantiles([*own.values(), *beside], (tail, 0.5, 1 - tail))
+        if min(np.mean(list(inside.values())), _share(every, (low, high))) >= INSIDE:
+            break
+    residual = Residual(low=low, middle=middle, high=high, rows=len(every))
+    return HeldOut(residual=residual, inside=inside)
 
 
-def _held_out(groups: Sequence[Group], pair: _Pair) -> HeldOut | None:
-    logs: dict[str, Floats] = {}
+def _share(logs: Floats, ends: Sequence[float]) -> float:
+    low, high = ends
+    return float(np.mean((logs >= low) & (logs <= high)))
+
+
+def _seconds(sample: Sample) -> tuple[float | None, float | None]:
+    return sample.measured, sample.predicted
+
+
+def _logs(groups: Sequence[Group], pair: _Pair, kind: str | None = None) -> dict[str, Floats]:
+    """Logarithms of measured over predicted by source, of the runs of a kind (None: of all)."""
+    logs = {}
     for group in groups:
-        pairs = [(m, p) for m, p in map(pair, group.samples) if m and p]
+        samples = [s for s in group.samples if kind is None or s.kind == kind]
+        pairs = [(m, p) for m, p in map(pair, samples) if m and p]
         apart = group.name.startswith(APART) or " without " in group.name
         if not apart and len(pairs) >= FEW:
-            logs[group.name] = np.log(
-                np.array([m for m, _ in pairs]) / np.array([p for _, p in pairs])
-            )
-    if len(logs) < 2:
-        return None
-    low, middle, high = _quantiles(list(logs.values()))
-    inside = {}
-    for name, own in logs.items():
-        least, _, most = _quantiles([values for other, values in logs.items() if other != name])
-        inside[name] = float(np.mean((own >= least) & (own <= most)))
-    return HeldOut(
-        residual=Residual(low=low, middle=middle, high=high, rows=sum(map(len, logs.values()))),
-        inside=inside,
-    )
+            measured, predicted = np.array(pairs).T
+            logs[group.name] = np.log(measured / predicted)
+    return logs
 
 
-def _quantiles(groups: Sequence[Floats]) -> tuple[float, float, float]:
+def _pooled(logs: Sequence[Floats]) -> list[Floats]:
+    """Sources as one: as many quantiles of each as the smallest has rows."""
+    if not logs:
+        return []
+    places = (np.arange(FEW) + 0.5) / FEW
+    return [np.concatenate([np.quantile(log, places) for log in logs])]
+
+
+def _quantiles(groups: Sequence[Floats], shares: Sequence[float]) -> list[float]:
     values = np.concatenate(groups)
     weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in groups])
     order = np.argsort(values)
     values = values[order]
     weights = weights[order]
     places = (np.cumsum(weights) - 0.5 * weights) / weights.sum()
-    low, middle, high = (round(float(np.interp(p, places, values)), 4) for p in INTERVAL)
-    return low, middle, high
+    return [round(float(np.interp(p, places, values)), 4) for p in shares]

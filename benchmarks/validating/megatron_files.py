@@ -86,6 +86,7 @@ def golden(row: Row) -> Prepared:
         cluster=cluster_of(row["gpu"]),
         measured=measured,
         stage=-1,
+        deterministic=_flag(row, "deterministic"),
         memory=float(row["mem_max_allocated_bytes"]) if row["mem_max_allocated_bytes"] else None,
     )
 

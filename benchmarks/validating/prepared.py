@@ -6,6 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.calibration.run_kinds import run_kind
+from autopar.costmodel.device.device import TF32
 from autopar.costmodel.known import Configuration, Priced, Shape, Stage, price, price_stages
 
 from .scores import Sample
@@ -17,9 +19,9 @@ class Prepared:
     """A run and its measurements.
 
     `measured`: seconds. `memory`: bytes that torch allocated at the peak, on the stage with index
-    `stage` (None: the fullest); `occupied`: memory of the whole device, with the context. `peer`:
-    seconds that the source's own model predicts. `open`: a fact that is not stated; `others`: the
-    clusters at the ends of its range. `pipelines`: if stages differ; the cluster then
+    `stage` (None: the fullest); `occupied`: memory of the whole device, with the context.
+    `deterministic`: kernels whose sums have one order. `peer`:
+    seconds that the source's own model predicts. `pipelines`: if stages differ; the cluster then
     has exactly their devices.
     """
 
@@ -36,6 +38,7 @@ class Prepared:
     occupied: bool = False
     open: str = ""
     others: Sequence[Cluster] = ()
+    deterministic: bool = False
 
     def priced(self, cluster: Cluster | None = None) -> Priced:
         """The price of the run, on its own cluster or another one."""
@@ -77,6 +80,18 @@ class Prepared:
             arithmetic=priced.arithmetic,
             open=(self.open,) if self.open else (),
             range=self.range(priced),
+            kind=self.kind,
+        )
+
+    @property
+    def kind(self) -> str:
+        """The kind of the run, of `RUN_KINDS`."""
+        return run_kind(
+            experts=self.shape.experts > 0,
+            narrow=self.configuration.kernels.products not in ("", TF32),
+            unmeasured=self.shape.state is not None
+            or self.configuration.dtype == "float32"
+            or self.deterministic,
         )
 
 

@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autopar.costmodel.calibration.run_kinds import WIDE_TYPES
+
 SWEEP = 3
 """Timed rows that a sweep needs for a rank correlation to mean anything."""
 
@@ -58,6 +60,7 @@ class Sample:
     range: tuple[float, float] | None = None
     scale: Mapping[str, float] = field(default_factory=dict)
     pair: tuple[str, str, str] | None = None
+    kind: str = WIDE_TYPES
     device: str = ""
     tokens: float | None = None
 

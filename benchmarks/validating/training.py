@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+from autopar.costmodel.calibration.run_kinds import run_kind
 from autopar.costmodel.known.priced_step import Priced
 from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
@@ -141,6 +142,11 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
     ]
 
 
+NARROW = re.compile("fp8|fp4|float8", re.IGNORECASE)
+SINKS = re.compile("gpt-?oss", re.IGNORECASE)
+"""Models whose attention has sinks, for which no table has kernels."""
+
+
 def label(run: Run) -> str:
     """The row's name, model and configuration, for people."""
     degrees = f"{run.gpus} GPUs, tp {run.tp}, pp {run.pp}, dp {run.dp}" + (
@@ -235,6 +241,11 @@ def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
             run.model,
             f"{row['precision'] or 'any'}, {run.seq_len}",
         ),  # type: ignore[index]
+        kind=run_kind(
+            experts=shape.experts > 0,
+            narrow=bool(NARROW.search(row["precision"] or "")),
+            unmeasured=shape.state is not None or bool(SINKS.search(run.model)),
+        ),
         device=run.gpu.partition("-")[0],
         tokens=(run.global_batch or 0) * shape.sequence / (run.gpus or 1),
     )

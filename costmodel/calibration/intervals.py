@@ -3,8 +3,9 @@
     interval = exp(5th, 50th, 95th percentile of log(measured / predicted))
 
 Each row is predicted by constants fitted without its shape (`device.measured_kernels.Fitted`,
-`Level.residuals`). Unmeasured kinds have the wide intervals below. They are those of every measured
-device's rows, priced with the constants of every other device, scaled by data sheets
+`Level.residuals`). Kernels by a data sheet have the errors of devices left out as a whole. All
+other unmeasured kinds have the wide intervals below. They are those of every measured device's
+rows, priced with the constants of every other device, scaled by data sheets
 (`benchmarks/fit_devices.py --transfer`).
 """
 
@@ -20,9 +21,11 @@ from autopar.costmodel.cluster.residual import Residual, left_by
 from autopar.costmodel.cluster.source import Kind, Source
 from autopar.costmodel.device import FAMILIES
 from autopar.costmodel.device.kernel_seconds import TENSOR, experts_kernel, stands_for
-from autopar.costmodel.device.measured_kernels import Fitted
+from autopar.costmodel.device.measured_kernels import SHEET, Fitted
 from autopar.errors import ClusterError, unknown
 from autopar.ir import DTYPE_BYTES
+
+from .run_kinds import EXPERTS, NARROW_TYPES, RUN_KINDS, UNMEASURED, WIDE_TYPES
 
 WIDE: Mapping[str, tuple[float, float]] = {
     "products": (0.73, 1.41),
@@ -34,12 +37,18 @@ WIDE: Mapping[str, tuple[float, float]] = {
 """Least and most of measured over predicted by kind, where no row says more. No table of rows
 exists for elementwise operators: assumed.
 """
-STEP = Residual(low=-0.2275, middle=0.0226, high=0.4536, rows=1094)
-MEMORY = Residual(low=-0.0812, middle=0.0479, high=0.3842, rows=150)
-"""Errors of predicted steps and memory peaks on published runs, to which nothing was fitted.
+STEP: Mapping[str, Residual] = {
+    WIDE_TYPES: Residual(low=-0.265, middle=0.0171, high=0.2451, rows=811),
+    NARROW_TYPES: Residual(low=-0.2224, middle=0.0522, high=0.4197, rows=103),
+    EXPERTS: Residual(low=-0.1851, middle=0.1172, high=0.5568, rows=136),
+    UNMEASURED: Residual(low=-0.1531, middle=0.2248, high=1.0375, rows=53),
+}
+MEMORY = Residual(low=-0.2811, middle=0.0379, high=0.3376, rows=161)
+"""Errors of predicted steps, by kind of run, and of memory peaks on published runs.
 
-The runs are of 22 (steps) and 10 sources (memory), each with the same weight.
-`benchmarks/validation.py` prints how many rows of a source lie inside the interval of the others.
+Nothing was fitted to them. Quantiles are such that whole sources that are left out have nine in ten
+rows inside the interval of the others (`benchmarks/validating/held_out.py`); for each kind
+`benchmarks/validation.py` prints the share inside, and the source that has the least.
 """
 BACKWARD = 1.2
 """Widening of the interval of backward attention, whose rule rests on published ratios, not on
@@ -116,33 +125,62 @@ def kernel_interval(
     )
 
 
-def step_interval(cluster: Cluster) -> Interval:
-    """The interval of the seconds of a predicted step, from published runs.
+def step_interval(cluster: Cluster, kind: str = WIDE_TYPES) -> Interval:
+    """The interval of the seconds of a predicted step, from published runs of this `kind`.
 
-    On a device without measured kernels it is wider, by the errors of products of an unmeasured
-    device.
+    On a device whose products nobody measured it is wider, by the errors of devices left out.
     """
-    interval = _of(STEP, Source(text="published runs", kind="fitted"))
-    if not _products(cluster, "bfloat16"):
-        low, high = WIDE["products"]
-        said = Source(
-            text="published runs on other devices; no products of "
-            f"{cluster.device.name} were measured",
-            kind="assumed",
-        )
-        return Interval(
-            low=interval.low * low,
-            middle=interval.middle,
-            high=interval.high * high,
-            rows=0,
-            source=said,
-        )
-    return interval
+    if kind not in STEP:
+        raise ClusterError(unknown("kind of run", kind, RUN_KINDS))
+    interval = _of(STEP[kind], Source(text=f"published runs, {kind}", kind="fitted"))
+    products = _products(cluster, "bfloat16")
+    if products is not None and not _by_data_sheet(cluster):
+        return interval
+    low, high = WIDE["products"] if products is None else (products.low, products.high)
+    said = Source(
+        text=f"published runs on other devices, {kind}; no products of {cluster.device.name} were "
+        "measured",
+        kind="assumed",
+    )
+    return Interval(
+        low=interval.low * low,
+        middle=interval.middle,
+        high=interval.high * high,
+        rows=0,
+        source=said,
+    )
+
+
+def _by_data_sheet(cluster: Cluster) -> bool:
+    kernels = cluster.device.kernels
+    return kernels is not None and kernels.name == SHEET
 
 
 def memory_interval() -> Interval:
     """The interval of a device's bytes at the predicted peak."""
     return _of(MEMORY, Source(text="published runs", kind="fitted"))
+
+
+def chance_to_fit(nbytes: float, room: float) -> float:
+    """The probability that a step needs at most `room` bytes where `nbytes` are predicted.
+
+    The logarithm of needed over predicted has the quantiles of `MEMORY`, as two halves of normal
+    distributions that meet in its median.
+
+    >>> round(chance_to_fit(1.0, math.exp(MEMORY.high)), 2), round(chance_to_fit(9.0, 1.0), 2)
+    (0.95, 0.0)
+    """
+    if nbytes <= 0:
+        return 1.0
+    margin = math.log(room / nbytes) - MEMORY.middle
+    side = MEMORY.high - MEMORY.middle if margin > 0 else MEMORY.middle - MEMORY.low
+    return 0.5 * math.erfc(-margin / side * _NINE_TENTHS / math.sqrt(2))
+
+
+_NINE_TENTHS = 1.6449
+"""Standard deviations on either side of the mean between which nine tenths of a normal distribution
+lie.
+"""
 
 
 def assumed_constants(cluster: Cluster) -> list[str]:

@@ -9,11 +9,23 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.calibration.intervals import MEMORY, STEP, memory_interval, step_interval
+from autopar.costmodel.calibration.intervals import memory_interval, step_interval
+from autopar.costmodel.calibration.run_kinds import EXPERTS, NARROW_TYPES, UNMEASURED, WIDE_TYPES
 from autopar.costmodel.cluster.source import Source
-from autopar.report.certainty import assumed_line, certainty_json, certainty_lines
+from autopar.report.certainty import (
+    assumed_line,
+    certainty_json,
+    certainty_lines,
+    fit_line,
+    room_of,
+    step_around,
+)
 
-PLAN: Any = SimpleNamespace(predicted=SimpleNamespace(step=2.0, memory=2.0**34))
+PLAN: Any = SimpleNamespace(
+    predicted=SimpleNamespace(step=2.0, memory=2.0**34),
+    model=SimpleNamespace(flops={"bfloat16": 1.0}),
+    operators={"fc": SimpleNamespace(kind="aten.linear.default")},
+)
 
 
 def test_the_interval_is_around_the_figure() -> None:
@@ -23,8 +35,10 @@ def test_the_interval_is_around_the_figure() -> None:
     assert low < 2.0 < high and low == pytest.approx(2.0 * step_interval(cluster).low)
     assert actual["memory_interval"][1] == pytest.approx(2.0**34 * memory_interval().high)
     assert "device.launch" in actual["assumed_constants"]
-    first, second = certainty_lines(PLAN, cluster)
+    first, fits, second = certainty_lines(PLAN, cluster)
     assert first.startswith("interval nine runs in ten take 1.") and "published runs" in first
+    assert fits.startswith("memory fits: 16.0 GiB are predicted of ")
+    assert actual["fits_probability"] > 0.995
     count = len(actual["assumed_constants"])
     assert second.startswith(f"assumed {count} constants of dgx-h100")
     assert second.endswith("autopar cluster show dgx-h100")
@@ -45,5 +59,26 @@ def test_a_cluster_without_assumptions_says_so() -> None:
     assert assumed_line(plain).startswith("assumed nothing")
 
 
-def test_intervals_are_those_of_the_held_out_runs() -> None:
-    assert STEP.low < 0 < STEP.middle < STEP.high and MEMORY.low < 0 < MEMORY.high
+@pytest.mark.parametrize(
+    ("flops", "operator", "kind"),
+    [
+        ("bfloat16", "aten.linear.default", WIDE_TYPES),
+        ("float8_e4m3fn", "aten.linear.default", NARROW_TYPES),
+        ("bfloat16", "autopar.experts", EXPERTS),
+        ("float32", "aten.linear.default", UNMEASURED),
+        ("bfloat16", "autopar.state_space_scan.default", UNMEASURED),
+    ],
+)
+def test_a_plan_is_as_sure_as_runs_of_its_kind(flops: str, operator: str, kind: str) -> None:
+    cluster = load_cluster("dgx-h100")
+    plan: Any = SimpleNamespace(
+        model=SimpleNamespace(flops={flops: 1.0}), operators={"one": SimpleNamespace(kind=operator)}
+    )
+    assert step_around(plan, cluster) == step_interval(cluster, kind)
+
+
+def test_a_step_that_nearly_fills_a_device_may_not_fit() -> None:
+    cluster = load_cluster("dgx-h100")
+    line = fit_line(0.9 * room_of(cluster), cluster)
+    assert line.startswith("memory will not fit in one run of ")
+    assert fit_line(3 * room_of(cluster), cluster).startswith("memory does not fit: ")

@@ -23,7 +23,7 @@ from autopar.errors import PlanError, UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
-from autopar.report.certainty import certainty_json, certainty_lines
+from autopar.report.certainty import attention_lines, certainty_json, certainty_lines
 from autopar.report.page.difference import difference_json, difference_lines, difference_tables
 from autopar.report.plan_output import group_json
 from autopar.report.stages import stages_table
@@ -170,6 +170,7 @@ class Explained:
         ]
         if self.cluster is not None:
             lines += certainty_lines(plan, self.cluster)
+            lines += attention_lines(plan, self.cluster)
         if self.beside is not None:
             lines += difference_lines(plan, self.beside)
         if self.talk:

@@ -9,8 +9,8 @@ from autopar.analysis.measurements.measured_steps import Measured
 from autopar.analysis.program.exchanges import Issued
 from autopar.analysis.program.strategy_words import COLLECTIVES
 from autopar.costmodel import Cluster
-from autopar.costmodel.calibration.intervals import step_interval
 from autopar.plan import Plan
+from autopar.report.certainty import step_around
 from autopar.report.tables import Table
 from autopar.units import seconds_text
 
@@ -28,7 +28,7 @@ def beside(
     told = [measured.source + "."]
     interval: tuple[float, float] | None = None
     if cluster is not None:
-        around = step_interval(cluster)
+        around = step_around(plan, cluster)
         interval = (p.step * around.low, p.step * around.high)
         inside = "within" if interval[0] <= measured.step <= interval[1] else "outside"
         told.append(

@@ -11,10 +11,10 @@ from autopar.analysis.program.exchanges import issued_by
 from autopar.analysis.program.throughput import Budget
 from autopar.analysis.searches.rivals import Rival
 from autopar.costmodel import Cluster
-from autopar.costmodel.calibration.intervals import step_interval
 from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
+from autopar.report.certainty import step_around
 from autopar.report.comparison import comparison_table
 from autopar.report.explain.operators import storage_table
 from autopar.report.tables import Table
@@ -102,7 +102,7 @@ def _schemes(
     plan: Plan, named: Named | None, compared: Compared, cluster: Cluster | None
 ) -> Section:
     rivals = compared.rivals
-    around = step_interval(cluster) if cluster else None
+    around = step_around(plan, cluster) if cluster else None
     rows = []
     for name, step in (
         ("plan found", plan.predicted.step),

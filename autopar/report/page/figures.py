@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from autopar.analysis.program.throughput import Budget, throughput_of
 from autopar.costmodel import Cluster
-from autopar.costmodel.calibration.intervals import memory_interval, step_interval
+from autopar.costmodel.calibration.intervals import memory_interval
 from autopar.plan import Plan
 from autopar.planning.model.request import default_limit
-from autopar.report.certainty import assumed_line, certainty_lines
+from autopar.report.certainty import certainty_lines, fit_line, step_around
 from autopar.report.stages import stages_table
 from autopar.report.tables import Table, gap_text, summary_lines
 from autopar.report.throughput import DEFINITION, speed_text, unit_of
@@ -47,7 +47,7 @@ def summary(
     if plan.model.flops:
         told.append(f"{DEFINITION}.")
     if cluster:
-        told += [*certainty_lines(plan, cluster)[:1], assumed_line(cluster)]
+        told += certainty_lines(plan, cluster)
     else:
         told.append("The cluster is no preset: give --cluster FILE for limits and intervals.")
     first = Table(
@@ -60,7 +60,7 @@ def summary(
 
 def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterator[tuple[str, str]]:
     p = plan.predicted
-    around = step_interval(cluster) if cluster else None
+    around = step_around(plan, cluster) if cluster else None
     between = (
         f" (nine runs in ten: {seconds_text(p.step * around.low)} to "
         f"{seconds_text(p.step * around.high)})"
@@ -217,6 +217,8 @@ def memory(plan: Plan, cluster: Cluster | None) -> Section:
     if limit:
         used = p.memory / limit
         told.append(f"A device has room for {bytes_text(limit)} ({used:.0%} of it is used).")
+    if cluster:
+        told.append(f"The {fit_line(p.memory, cluster)}.")
     if p.host_memory:
         beside = bytes_text(p.host_memory)
         told.append(f"{beside} beside, in the memory of the device's host.")

@@ -13,13 +13,17 @@ import pytest
 from autopar.costmodel import dump, load_cluster
 from autopar.costmodel.calibration.intervals import (
     BACKWARD,
+    MEMORY,
     WIDE,
+    chance_to_fit,
     collective_interval,
     kernel_interval,
+    step_interval,
 )
+from autopar.costmodel.calibration.run_kinds import EXPERTS, RUN_KINDS, UNMEASURED, run_kind
 from autopar.costmodel.cluster.measured_collectives import Curve, Measured
 from autopar.costmodel.cluster.residual import Residual, left_by
-from autopar.costmodel.device.measured_kernels import Fitted, kernels_of, measured
+from autopar.costmodel.device.measured_kernels import SHEET, Fitted, kernels_of, measured
 from autopar.errors import ClusterError
 
 H100 = load_cluster("dgx-h100")
@@ -67,17 +71,54 @@ def test_attention_is_wider_where_a_ratio_or_a_rule_is_assumed() -> None:
 @pytest.mark.parametrize(
     ("preset", "kind", "what"),
     [
-        ("mi300x", "products", "bfloat16"),  # no kernels at all
+        ("local-cpu", "products", "bfloat16"),  # no kernels at all
         ("rtx4090", "products", "bfloat16"),  # those of another device
         ("dgx-h100", "products", "float32"),  # no rows of this dtype
         ("dgx-h100", "elementwise", ""),
         ("dgx-h100", "attention", "flash9"),
-        ("mi300x", "grouped", "bfloat16"),
+        ("local-cpu", "grouped", "bfloat16"),
     ],
 )
 def test_what_was_not_measured_is_wide_and_says_so(preset: str, kind: str, what: str) -> None:
     actual = kernel_interval(load_cluster(preset), kind, what)
     assert (actual.low, actual.high) == WIDE[kind] and actual.assumed and actual.rows == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "fit"),
+    [
+        ("products", "bfloat16", "products bfloat16"),
+        ("products", "float8_e4m3fn", "products float8"),
+        ("grouped", "bfloat16", "grouped bfloat16"),
+    ],
+)
+def test_a_device_by_its_data_sheet_is_as_sure_as_devices_left_out(
+    kind: str, what: str, fit: str
+) -> None:
+    left = kernels_of(SHEET).fits[fit]
+    actual = kernel_interval(load_cluster("mi300x"), kind, what)
+    assert (actual.low, actual.high) == pytest.approx((math.exp(left.low), math.exp(left.high)))
+    if kind == "products":
+        measured = kernel_interval(H100, kind, what)
+        assert actual.high / actual.low > measured.high / measured.low
+
+
+def test_steps_of_every_kind_have_an_interval_and_unmeasured_kernels_the_widest() -> None:
+    around = {kind: step_interval(H100, kind) for kind in RUN_KINDS}
+    widths = {kind: one.high / one.low for kind, one in around.items()}
+    assert max(widths, key=widths.__getitem__) == UNMEASURED
+    assert min(widths, key=widths.__getitem__) != EXPERTS
+    with pytest.raises(ClusterError, match="unknown kind of run 'fast': valid are 16 bits"):
+        step_interval(H100, "fast")
+    assert run_kind(experts=True, narrow=True, unmeasured=False) == EXPERTS
+
+
+def test_the_chance_to_fit_falls_with_the_bytes_and_has_the_stated_quantiles() -> None:
+    chances = [chance_to_fit(nbytes, 1.0) for nbytes in np.linspace(0.5, 1.5, 20)]
+    assert chances == sorted(chances, reverse=True) and chances[0] > 0.99 and chances[-1] < 0.05
+    for share, left in ((0.05, MEMORY.low), (0.5, MEMORY.middle), (0.95, MEMORY.high)):
+        assert chance_to_fit(1.0, math.exp(left)) == pytest.approx(share, abs=1e-4)
+    assert chance_to_fit(0.0, 1.0) == 1.0
 
 
 def test_profiled_devices_know_their_products_and_streams_but_not_their_attention() -> None:
