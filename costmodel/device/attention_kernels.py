@@ -31,7 +31,7 @@ def standing_for(kernel: str, known: Collection[str], where: str) -> str:
 
 
 def price_of_attention(kernel: str, device: Device) -> str:
-    """What the price of a framework's kernel rests on, for people; empty where it was measured."""
+    """The stand-in for a framework's kernel, in words; empty where it was measured itself."""
     where = f"device {device.name!r}"
     if device.kernels is None:
         known = {name.partition(".")[0] for name in device.attention}
