@@ -39,11 +39,11 @@ from benchmarks.kernels.fits import (
     fit_products,
     judged,
     lasting_as,
-    lasting_beside,
     log_error,
     priced_attention,
     priced_layers,
     priced_products,
+    sustained_beside,
 )
 from benchmarks.kernels.generations import experts_of, generations_of
 from benchmarks.kernels.names import attention_kernel, layer_kernel
@@ -170,7 +170,7 @@ class Device:
                     forms[dtype], kernels_of(SAME_CHIP[self.name]).products[dtype]
                 )
             elif dtype != "bfloat16":
-                forms[dtype] = lasting_beside(forms[dtype], forms["bfloat16"])
+                forms[dtype] = sustained_beside(forms[dtype], forms["bfloat16"])
             self.judge(
                 f"products {dtype}",
                 "gemm",

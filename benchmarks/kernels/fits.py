@@ -201,7 +201,7 @@ def lasting_as(form: ProductForm, other: ProductForm) -> ProductForm:
     return replace(form, sustained=Clock(rate=rate, heat=heat, warm=other.sustained.warm))
 
 
-def lasting_beside(form: ProductForm, wide: ProductForm) -> ProductForm:
+def sustained_beside(form: ProductForm, wide: ProductForm) -> ProductForm:
     """The form of narrow operands of which no sustained rows exist.
 
     The power limit takes from them what it takes from products of 16 bits on the same device. What

@@ -49,10 +49,10 @@ from .fits import (
     PRIOR,
     SCALE,
     START,
-    lasting_beside,
     log_error,
     priced_attention,
     priced_layers,
+    sustained_beside,
 )
 from .names import attention_kernel, layer_kernel
 from .rows import DTYPES, Rows, devices_in, layer_of, product_of, read
@@ -239,7 +239,7 @@ class Sheet:
         fitted = {dtype: self.products(dtype) for dtype in PRODUCTS_OF}
         wide = fitted["bfloat16"]
         products = {
-            dtype: form if form is wide else lasting_beside(form, wide)
+            dtype: form if form is wide else sustained_beside(form, wide)
             for dtype, form in fitted.items()
         }
         return Kernels(

@@ -25,8 +25,8 @@ from benchmarks.kernels.fits import (
     fit_products,
     judged,
     lasting_as,
-    lasting_beside,
     priced_products,
+    sustained_beside,
 )
 from benchmarks.kernels.rows import Rows, devices_in, layer_of, product_of, read
 from benchmarks.kernels.scores import Prices, held_in, scored
@@ -251,7 +251,7 @@ def test_narrow_products_slow_down_as_those_of_16_bits(name: str) -> None:
     for dtype, form in products.items():
         if dtype == "bfloat16":
             continue
-        actual = lasting_beside(form, wide).sustained
+        actual = sustained_beside(form, wide).sustained
         assert (actual.heat, actual.warm) == (wide.sustained.heat, wide.sustained.warm)
         assert actual.rate / form.burst.rate == pytest.approx(wide.sustained.rate / wide.burst.rate)
         assert actual.rate == pytest.approx(form.sustained.rate, rel=1e-4), "as committed"
