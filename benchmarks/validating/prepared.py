@@ -20,9 +20,9 @@ class Prepared:
 
     `measured`: seconds. `memory`: bytes that torch allocated at the peak, on the stage with index
     `stage` (None: the fullest); `occupied`: memory of the whole device, with the context.
-    `deterministic`: kernels whose sums have one order. `peer`:
-    seconds that the source's own model predicts. `pipelines`: if stages differ; the cluster then
-    has exactly their devices.
+    `deterministic`: kernels whose sums have one order. `peer`: seconds that the source's own model
+    predicts. `open`: a fact that is not stated; `others`: the clusters at the ends of its range.
+    `pipelines`: if stages differ; the cluster then has exactly their devices.
     """
 
     label: str
