@@ -22,12 +22,13 @@ from .options.plan_options import PlanOptions, choose_cluster, is_training
 from .options.python_words import python_words
 from .options.signature import with_options
 from .options.table import READING
+from .options.targets import require_said
 from .plan import Plan
 from .plan_origin import cluster_of_plan, model_of_plan
 from .planning.model.progress import Progress
 from .planning.model.request import WITHOUT_LIMIT, default_limit
 from .planning.model.routing import read_routing
-from .planning.planner import folded_of, search_plan
+from .planning.planner import fastest_plan, folded_of
 from .planning.programs.routed_experts import require_routing, routed
 from .sharding.analysis import Analysis, analyse
 
@@ -119,10 +120,13 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     )
     routing = read_routing(wanted.routing)
     require_routing(routing, ruled.graph)
-    request, request_notes = wanted.request(ruled, cluster)
+    requests, request_notes = wanted.requests(ruled, cluster)
     before = time.process_time()
+    request = requests[0]
     folded = folded_of(ruled.graph, request)
-    best = search_plan(ruled.graph, request, progress=progress, folded=folded)
+    best = fastest_plan(ruled.graph, requests, progress=progress, folded=folded)
+    if wanted.target is not None:
+        require_said(best, wanted.target)
     seconds = time.process_time() - before
     analysis = folded.analysis(short=False)
     limit = request.memory_limit

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from autopar.analysis.program.throughput import Budget
 
 FORMATS = ("torchtitan", "megatron", "deepspeed", "hf-tp-plan")
-TARGETS = ("dtensor", "hf-tp-plan", "torchtitan", "megatron", "deepspeed", "fsdp2", "pipelining")
 BACKENDS = ("gloo", "nccl")
 MODELS = (
     "file.onnx, file.pt2, package.module:function returning (module, example_inputs), "

@@ -38,6 +38,7 @@ class PlanKeywords(TypedDict, total=False):
     routing: str | Path
     mesh: Mesh | Sequence[int] | None
     scheme: str | None
+    target: str | None
     stages: int | None
     micro_batches: int | None
     recompute: str | None

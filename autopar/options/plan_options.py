@@ -30,6 +30,8 @@ from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.schedule import PLAINLY, Reductions, Types
 
+from .targets import within
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
@@ -50,6 +52,7 @@ class PlanOptions:
     memory: float | None = None
     pins: Sequence[str] | Pins | Restriction = ()
     scheme: str | None = None
+    target: str | None = None
     mesh: Mesh | Sequence[int] | None = None
     stages: int | None = None
     micro_batches: int | None = None
@@ -69,6 +72,13 @@ class PlanOptions:
     def train(self) -> bool:
         """Whether the plan is for training."""
         return is_training(self.mode)
+
+    def requests(self, model: LoadedModel, cluster: Cluster) -> tuple[list[Request], list[str]]:
+        """The requests for a model on a cluster, for each part of a target's, and notes."""
+        request, notes = self.request(model, cluster)
+        if self.target is None:
+            return [request], notes
+        return within(request, self.target, analyse(model.graph, train=self.train)), notes
 
     def request(self, model: LoadedModel, cluster: Cluster) -> tuple[Request, list[str]]:
         """The request for a model on a cluster, and notes for the user."""

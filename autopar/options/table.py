@@ -23,6 +23,7 @@ from .values import (
     RECOMPUTES,
     SCHEMES,
     SEARCHES,
+    TARGETS,
     ZEROS,
 )
 
@@ -199,6 +200,16 @@ PINS = (
         "also PxDxT: pipeline, data, tensor; or a recipe: FSDP, TP8 x DP8), or each axis of --mesh "
         "to one",
         told="a known scheme (`autopar.schemes`) to which the plan is restricted",
+    ),
+    Option(
+        name="target",
+        flag="--for",
+        choices=TARGETS,
+        metavar="TARGET",
+        help="search within what `autopar convert --to TARGET` can say, so that the plan converts: "
+        + ", ".join(TARGETS),
+        told="a target of `autopar.convert` within whose reach is searched, so that the plan "
+        "converts: " + ", ".join(TARGETS),
     ),
     Option(
         name="stages",

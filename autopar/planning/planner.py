@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.search import sharing_orders
@@ -41,6 +42,30 @@ def search_plan(
             complete=outcome.complete,
             mixtures=outcome.mixtures,
         )
+
+
+def fastest_plan(
+    graph: Graph,
+    requests: Sequence[Request],
+    *,
+    progress: Progress | None = None,
+    folded: FoldedModel,
+) -> Plan:
+    """The cheapest plan of several requests, which are parts of one space; its bound is of all."""
+    plans: list[Plan] = []
+    failures: list[NoPlanFits | UsageError] = []
+    for request in requests:
+        try:
+            plans.append(search_plan(graph, request, progress=progress, folded=folded))
+        except (NoPlanFits, UsageError) as error:
+            failures.append(error)
+    if not plans:
+        raise next((error for error in failures if isinstance(error, NoPlanFits)), failures[0])
+    best = min(plans, key=lambda plan: plan.predicted.step)
+    bound = min(plan.provenance.lower_bound for plan in plans)
+    gap = best.predicted.step / bound - 1 if bound > 0 else None
+    origin = best.provenance.model_copy(update={"lower_bound": bound, "gap": gap})
+    return best.model_copy(update={"provenance": origin})
 
 
 def folded_of(graph: Graph, request: Request) -> FoldedModel:

@@ -46,8 +46,9 @@ class AxisScheme:
     `prefer`: for a part (`Part.OTHER` for the rest) sets of splits, the preferred first. `needs`:
     parts of which enough must offer one of these splits, or the model cannot have the scheme.
     `has`: parts that must be in the model. `columns`: weights are split where that leaves no
-    partial sum. `storage` of parameters: "whole", "split" on any dim that divides (norms and biases
-    are free), or as they are "used".
+    partial sum. `whole_heads`: heads are split where keys and values are split, too. `storage` of
+    parameters: "whole", "split" on any dim that divides (norms and biases are free), or as they are
+    "used".
     """
 
     name: str
@@ -56,21 +57,23 @@ class AxisScheme:
     needs: Mapping[Part, Splits] = field(default_factory=dict)
     has: frozenset[Part] = frozenset()
     columns: bool = False
+    whole_heads: bool = False
     storage: str = "used"
 
     def good(self, profile: Profile) -> list[Bools]:
         """The options of an operator that each set allows, in the order of preference."""
         sets = self.prefer.get(profile.part, self.prefer[Part.OTHER])
-        strict = self.columns and profile.part in (Part.PRODUCT, Part.EXPERTS)
-        return [
-            np.array(
-                [
-                    s in wanted and not (strict and r)
-                    for s, r in zip(profile.splits, profile.reduces, strict=True)
-                ]
-            )
-            for wanted in sets
-        ]
+        allowed = ~self.barred(profile)
+        return [allowed & [s in wanted for s in profile.splits] for wanted in sets]
+
+    def barred(self, profile: Profile) -> Bools:
+        """The options of an operator that the scheme never takes."""
+        barred = np.zeros(len(profile.splits), dtype=bool)
+        if self.columns and profile.part in (Part.PRODUCT, Part.EXPERTS):
+            barred |= profile.reduces
+        if self.whole_heads and profile.part is Part.CORE:
+            barred |= profile.uneven
+        return barred
 
     def stores(self, tensor: Tensor, place: Placement, used: Collection[Placement]) -> bool:
         """Whether the scheme may store a parameter at `place`.
@@ -100,7 +103,7 @@ def offered(
     for name, profile in profiles.by_name.items():
         if profile.part in needs:
             if profile not in known:
-                known[profile] = _offers(analysis.offers[name], profile, needs[profile.part], mesh)
+                known[profile] = _offers(analysis.offers[name], profile, by_axis, mesh)
             offers[name] = known[profile]
     return offers
 
@@ -160,13 +163,17 @@ def _words(part: Part, splits: Splits) -> str:
     )
 
 
-def _offers(offer: Offer, profile: Profile, wanted: Sequence[Splits | None], mesh: Mesh) -> bool:
-    """Whether some strategy has a wanted split on every axis."""
+def _offers(
+    offer: Offer, profile: Profile, by_axis: Sequence[AxisScheme | None], mesh: Mesh
+) -> bool:
+    """Whether some strategy has a split on every axis that the axis's scheme needs and takes."""
     choices = strategies_of(offer.rule, offer.options, mesh.shape).choices
     good = np.ones(len(choices), dtype=bool)
-    for axis, splits in enumerate(wanted):
-        if splits and mesh.shape[axis] > 1:
-            good &= np.array([split in splits for split in profile.splits])[choices[:, axis]]
+    for axis, scheme in enumerate(by_axis):
+        splits = scheme.needs.get(profile.part) if scheme is not None else None
+        if scheme is not None and splits and mesh.shape[axis] > 1:
+            taken = ~scheme.barred(profile) & [split in splits for split in profile.splits]
+            good &= taken[choices[:, axis]]
     return bool(good.any())
 
 

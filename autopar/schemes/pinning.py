@@ -40,7 +40,7 @@ def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
     reasons = [scheme.lacks(part, one) for one in tried]
     if reasons and all(reasons):
         raise UsageError(str(reasons[0]))
-    possible = _Possible(scheme=scheme, analysis=analysis)
+    possible = Possible(scheme=scheme, analysis=analysis)
     limits = together(request.limits, possible) if request.limits else possible
     return replace(
         request,
@@ -54,7 +54,7 @@ def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Possible:
+class Possible:
     """A scheme's limits on meshes on which the model, and every part of it, can have the scheme."""
 
     scheme: Scheme

@@ -63,12 +63,15 @@ class Profile:
     """An operator as schemes see it: the split of each option, and what the operator multiplies.
 
     Operators that are alike share a profile. Profiles are compared as objects, so that they are
-    cheap keys. `reduces`: whether an option leaves partial sums. `work`: multiply-adds.
+    cheap keys. `reduces`: whether an option leaves partial sums. `uneven`: whether it splits one of
+    the first two inputs, as query heads beyond the number of key-value heads. `work`:
+    multiply-adds.
     """
 
     part: Part
     splits: tuple[Split, ...]
     reduces: tuple[bool, ...]
+    uneven: tuple[bool, ...]
     work: float
 
 
@@ -128,6 +131,10 @@ def _profile(
         part=_part(offer, held, classes, splits),
         splits=splits,
         reduces=reduces,
+        uneven=tuple(
+            len({place.kind is Kind.SPLIT for place in option.inputs[:2]}) > 1
+            for option in offer.options
+        ),
         work=_work(op, offer),
     )
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from autopar.cli.command import Command
 from autopar.cli.files import check_outputs
 from autopar.cli.output import print_notes
-from autopar.cli.shared_options import TARGETS, Parser, plan_argument
+from autopar.cli.shared_options import Parser, plan_argument
+from autopar.options.values import TARGETS
 from autopar.printable import printable
 
 

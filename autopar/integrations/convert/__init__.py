@@ -8,16 +8,24 @@ from __future__ import annotations
 from autopar.errors import UsageError, unknown
 from autopar.plan import Plan
 
+from .deepspeed import REACH as DEEPSPEED
 from .deepspeed import deepspeed
+from .dtensor import REACH as DTENSOR
 from .dtensor import dtensor
+from .fsdp2 import REACH as FSDP2
 from .fsdp2 import fsdp2
+from .huggingface import REACH as TENSOR_PLAN
 from .huggingface import tensor_plan
+from .megatron import REACH as MEGATRON
 from .megatron import megatron
+from .pipelining import REACH as PIPELINING
 from .pipelining import pipelining
+from .reach import KINDS, Reach
 from .setup import Converted, Setup, setup_of
+from .torchtitan import REACH as TORCHTITAN
 from .torchtitan import torchtitan
 
-__all__ = ["TARGETS", "Converted", "Setup", "convert", "setup_of"]
+__all__ = ["KINDS", "REACHES", "TARGETS", "Converted", "Reach", "Setup", "convert", "setup_of"]
 
 TARGETS = {
     "dtensor": dtensor,
@@ -32,6 +40,17 @@ TARGETS = {
 
 Each raises a `UsageError` that names what the target lacks.
 """
+
+REACHES = {
+    "dtensor": DTENSOR,
+    "hf-tp-plan": TENSOR_PLAN,
+    "torchtitan": TORCHTITAN,
+    "megatron": MEGATRON,
+    "deepspeed": DEEPSPEED,
+    "fsdp2": FSDP2,
+    "pipelining": PIPELINING,
+}
+"""The plans that each target can say; a plan has to lie in one of the parts."""
 
 
 def convert(plan: Plan, to: str, version: str | None = None) -> Converted:

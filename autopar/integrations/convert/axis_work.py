@@ -13,12 +13,16 @@ from autopar.sharding.layout import Kind, Layout, Placement, parse_layout
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
 
-Work = Literal["data", "tensor", "sequence", "expert", "idle"]
+Work = Literal["data", "tensor", "sequence", "ulysses", "expert", "idle"]
 EMBEDDINGS = ("aten.embedding.default", "onnx.Gather")
+FLAT = ("aten.bmm.default",)
+"""Products whose first dim is of batch and heads."""
+TWO = 2
 WORDS: Mapping[Work, str] = {
     "data": "split the batch",
     "tensor": "split their weights",
     "sequence": "split the sequence",
+    "ulysses": "split the sequence",
     "expert": "split the experts",
     "idle": "are repeated",
 }
@@ -33,7 +37,8 @@ class AxisWork:
     number of products that the plan repeats on every device of the axis; the target splits them
     like the others, with the same values. `mixed`: operators that do other work, by its kind.
     `share`: the share of operators that do the axis's own work. `whole_experts`: whether experts
-    that are used split on it are stored whole.
+    that are used split on it are stored whole. `odd_heads`: an attention whose query heads are
+    split on it, and whose fewer key-value heads are not.
     """
 
     name: str
@@ -44,6 +49,7 @@ class AxisWork:
     mixed: Mapping[Work, Sequence[str]] = field(default_factory=dict)
     share: float = 1.0
     whole_experts: bool = False
+    odd_heads: str = ""
 
     def odd(self) -> str:
         """The operators that do other work, counted by its kind."""
@@ -70,15 +76,21 @@ def axis_work(plan: Plan, index: int) -> AxisWork:
     if kinds:
         work = max(kinds, key=lambda kind: len(names[kind]))
         share = len(names[work]) / sum(len(names[kind]) for kind in kinds)
+    attentions = [name for name in plan.operators if _heads(plan, name, index, weights)]
+    mixed = {kind: tuple(names[kind]) for kind in kinds if kind != work}
+    repeated = 0 if work in ("idle", "tensor") else len(names["idle"])
+    if work == "sequence" and attentions:
+        work = "ulysses"
     return AxisWork(
         name=axis.name,
         size=axis.size,
         work=work,
         stored_split=_stored_split(plan, index),
-        repeated=0 if work in ("idle", "tensor") else len(names["idle"]),
-        mixed={kind: tuple(names[kind]) for kind in kinds if kind != work},
+        repeated=repeated,
+        mixed=mixed,
         share=share,
         whole_experts=work == "expert" and _whole_experts(plan, index),
+        odd_heads=next((name for name in attentions if _is_odd(plan, name, index)), ""),
     )
 
 
@@ -127,6 +139,31 @@ def _work(plan: Plan, operator: OperatorPlan, index: int, held: frozenset[str]) 
     if not is_split(values[0]):
         return "idle"
     return "data" if values[0].dim == 0 else "sequence"
+
+
+def _values(plan: Plan, name: str, held: frozenset[str]) -> list[Layout]:
+    """The layouts of the values that an operator multiplies with each other, if it does."""
+    operator = plan.operators[name]
+    if not is_product(operator):
+        return []
+    values = placements(operator.inputs)
+    return [layout for tensor, layout in values if tensor not in held]
+
+
+def _heads(plan: Plan, name: str, index: int, held: frozenset[str]) -> bool:
+    """Whether an operator multiplies values of several heads, which are split on an axis."""
+    values = _values(plan, name, held)
+    if len(values) < TWO or len(values) < len(plan.operators[name].inputs):
+        return False
+    # [batch x heads, ...] of a product, [batch, heads, ...] of an attention.
+    dim = 0 if plan.operators[name].kind in FLAT else 1
+    return is_split(values[0][index]) and values[0][index].dim == dim
+
+
+def _is_odd(plan: Plan, name: str, index: int) -> bool:
+    """Whether an attention's keys are whole where its queries are split."""
+    (_, query), (_, key), *_ = placements(plan.operators[name].inputs)
+    return is_split(query[index]) and not is_split(key[index])
 
 
 def _whole_experts(plan: Plan, index: int) -> bool:

@@ -6,23 +6,41 @@ It holds batch sizes, the ZeRO stage, offload and tensor parallelism.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from .reach import Reach, lacks
 from .setup import Converted, Setup
 
 TARGET = "deepspeed"
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
 TYPES = {"bfloat16": "bf16", "float16": "fp16"}
 SHORT = {**TYPES, "float32": "fp32"}
+_WHERE = {
+    "stages": "they are written in its PipelineModule, not in the configuration",
+    "expert": "its MoE layers write it",
+    "sequence": "its sequence parallelism is Ulysses",
+}
+_COMMON: Mapping[str, Any] = {
+    "recomputes": ("none", "full"),
+    "optimizers": tuple(OPTIMIZERS),
+    "where": _WHERE,
+    "infers": True,
+}
+# It stores parameters split over all ranks of a model, without replicas of the shards.
+REACH = (
+    Reach(axes=("data", "tensor", "ulysses"), zeros=(0,), **_COMMON),
+    Reach(axes=("shard", "tensor"), zeros=(1, 2), hosts=True, **_COMMON),
+    Reach(axes=("shard", "ulysses"), zeros=(1, 2, 3), hosts=True, **_COMMON),
+)
 
 
 def deepspeed(setup: Setup) -> Converted:
     """The object as JSON."""
-    setup.refuse(TARGET, *_lacks(setup))
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
     # Offloading is part of this configuration, so nothing of it is left to the target.
     lost = [note for note in (*setup.lost, *setup.minor()) if "host memory" not in note]
-    if setup.degree("tensor", "sequence") > 1:
+    if setup.degree("tensor", "ulysses") > 1:
         lost.append(
             f"the global batch of {setup.batch} is left to the micro-batch and the accumulation: "
             "train_batch_size would count ranks that share samples"
@@ -33,26 +51,10 @@ def deepspeed(setup: Setup) -> Converted:
     return Converted(text=text + "\n", lost=tuple(lost))
 
 
-def _lacks(setup: Setup) -> Iterable[str]:
-    """Parts of a plan that DeepSpeed's configuration cannot say."""
-    tensor = setup.degree("tensor")
-    yield from setup.mixed()
-    if setup.stages > 1:
-        where = "they are written in its PipelineModule, not in the configuration"
-        yield f"{setup.staged()} ({where})"
-    yield setup.lacking("expert", "splitting experts, which is written in its MoE layers")
-    if setup.sequence_parallel:
-        yield "sequence parallelism between tensor-parallel layers"
-    if tensor > 1 and setup.zero > 2:
-        yield f"ZeRO {setup.zero} beside split weights"
-    yield setup.optimizer_beyond(OPTIMIZERS)
-    yield setup.split_beyond()
-
-
 def _configuration(setup: Setup) -> Mapping[str, Any]:
     plan = setup.plan
     # It multiplies its batch by all ranks, those that share a batch by their weights among them.
-    whole = {} if setup.degree("tensor", "sequence") > 1 else {"train_batch_size": setup.batch}
+    whole = {} if setup.degree("tensor", "ulysses") > 1 else {"train_batch_size": setup.batch}
     configuration: dict[str, Any] = {
         **whole,
         "train_micro_batch_size_per_gpu": setup.local_batch,
@@ -73,6 +75,6 @@ def _configuration(setup: Setup) -> Mapping[str, Any]:
         configuration["data_types"] = {"grad_accum_dtype": summed}
     if setup.degree("tensor") > 1:
         configuration["tensor_parallel"] = {"autotp_size": setup.degree("tensor")}
-    if setup.degree("sequence") > 1:
-        configuration["sequence_parallel_size"] = setup.degree("sequence")
+    if setup.degree("ulysses") > 1:
+        configuration["sequence_parallel_size"] = setup.degree("ulysses")
     return configuration

@@ -13,6 +13,7 @@ from autopar.printable import printable
 from .axis_work import AxisWork
 from .fsdp2 import UNITS_FUNCTION, precision_of, units_of
 from .linears import Split, splits_of
+from .reach import REPLICAS, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
 
 _PLACE = {
@@ -22,6 +23,7 @@ _PLACE = {
     "features": "Shard(-1)",
 }
 TARGET = "dtensor"
+REACH = (Reach(axes=(*REPLICAS, *WEIGHTS), infers=True),)
 
 
 def dtensor(setup: Setup) -> Converted:
@@ -61,9 +63,7 @@ def dtensor(setup: Setup) -> Converted:
 
 def _lacks(setup: Setup, shared: Sequence[AxisWork]) -> Iterable[str]:
     """Parts of a plan that the file cannot do; `shared`: the axes with two kinds of work."""
-    yield setup.staged()
-    yield setup.lacking("sequence", "splitting the sequence of attention")
-    yield setup.lacking("expert", "splitting experts")
+    yield from lacks(REACH, setup)
     # Ranks may have shares of the batch and of the weights at once, but no other two kinds of work.
     if any({*axis.mixed, axis.work} - {"data", "tensor"} for axis in shared):
         yield from setup.mixed(share=1)

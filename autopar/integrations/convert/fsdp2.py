@@ -10,22 +10,17 @@ import re
 from autopar.plan import Plan
 from autopar.printable import printable
 
+from .reach import REPLICAS, Reach, lacks
 from .setup import Converted, Setup
 
 TARGET = "fsdp2"
+REACH = (Reach(axes=REPLICAS, zeros=(0, 2, 3), near=(1, "selective"), infers=True),)
 _LAYER = re.compile(r"^(.*?\.)?\d+(?=\.)")
 
 
 def fsdp2(setup: Setup) -> Converted:
     """The file: `shard(module)`, to be called on every rank."""
-    setup.refuse(
-        TARGET,
-        *setup.mixed(),
-        setup.staged(),
-        setup.lacking("tensor", "splitting weights"),
-        setup.lacking("sequence", "splitting the sequence"),
-        setup.lacking("expert", "splitting experts"),
-    )
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup))
     schedule = setup.plan.schedule
     lost = [*setup.lost, *setup.minor()]
     if setup.zero < 2 and schedule.micro_batches > 1:

@@ -9,9 +9,11 @@ import json
 from collections.abc import Iterable, Mapping
 
 from .linears import Split, Style, splits_of
+from .reach import REPLICAS, Reach, lacks
 from .setup import Converted, Setup
 
 TARGET = "hf-tp-plan"
+REACH = (Reach(axes=(*REPLICAS, "tensor"), needed=("tensor",), infers=True),)
 PACKED = 2
 """Parts of the fused projections that a packed style splits."""
 
@@ -28,11 +30,7 @@ def tensor_plan(setup: Setup) -> Converted:
 def _lacks(setup: Setup) -> Iterable[str]:
     """Parts of a plan that are no styles of modules."""
     yield from setup.mixed(share=1)
-    yield setup.staged()
-    yield setup.lacking("sequence", "splitting the sequence of attention")
-    yield setup.lacking("expert", "splitting experts")
-    if setup.sequence_parallel:
-        yield "sequence parallelism between tensor-parallel layers"
+    yield from lacks(REACH, setup)
 
 
 def _splits_lack(splits: Mapping[str, Split]) -> Iterable[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from autopar.order import schedules
 
+from .reach import REPLICAS, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
 from .stage_layers import StageLayers, stage_layers
 
@@ -15,33 +16,29 @@ SCHEDULES = tuple(row.name for row in schedules.SCHEDULES.values() if row.other_
 WITH_FSDP2 = ("--no-gradient-accumulation-fusion", "--ckpt-format torch_dist")
 """Further arguments that its parser demands with FSDP2, as of Megatron-LM d98e8a64dd."""
 TYPES = {"bfloat16": "--bf16", "float16": "--fp16"}
+REACH = (
+    Reach(
+        axes=(*REPLICAS, *WEIGHTS, "expert", "context", "ulysses"),
+        zeros=(0, 1),
+        # The distributed optimizer is the nearest to ZeRO 2.
+        near=(2, "selective"),
+        stages=(1, 0),
+        schedules=SCHEDULES,
+        optimizers=tuple(OPTIMIZERS),
+    ),
+    # Its FSDP2 knows data parallelism alone, without replicas of the shards.
+    Reach(axes=("shard",), zeros=(3,), optimizers=tuple(OPTIMIZERS)),
+)
 
 
 def megatron(setup: Setup) -> Converted:
     """The arguments of a plan."""
-    setup.refuse(TARGET, *_lacks(setup))
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
     lost = [*setup.lost, *setup.minor(), *_losses(setup)]
     lines = [f"# {note}" for note in lost]
     lines += [f"{name} {value}" for name, value in _options(setup).items()]
     lines += _flags(setup)
     return Converted(text="\n".join(lines) + "\n", lost=tuple(lost))
-
-
-def _lacks(setup: Setup) -> Iterable[str]:
-    """Parts of a plan that Megatron-LM cannot do."""
-    yield from setup.mixed()
-    if setup.plan.model.mode == "infer":
-        yield "inference"
-    yield setup.pipeline_beyond(SCHEDULES)
-    yield setup.split_beyond()
-    yield setup.optimizer_beyond(OPTIMIZERS)
-    if setup.zero == 3:
-        # Its FSDP2 knows data parallelism alone.
-        gathered = "parameters gathered again for every pass (ZeRO 3)"
-        if setup.stages > 1:
-            yield f"{gathered} beside pipeline stages"
-        if setup.degree("tensor") > 1:
-            yield f"{gathered} beside split weights"
 
 
 def _losses(setup: Setup) -> Iterable[str]:
@@ -69,7 +66,7 @@ def _options(setup: Setup) -> Mapping[str, object]:
     options: dict[str, object] = {
         "--tensor-model-parallel-size": setup.degree("tensor"),
         "--pipeline-model-parallel-size": setup.stages,
-        "--context-parallel-size": setup.degree("sequence"),
+        "--context-parallel-size": setup.degree("sequence", "ulysses"),
         "--expert-model-parallel-size": setup.degree("expert"),
         "--micro-batch-size": setup.local_batch,
         "--global-batch-size": setup.batch,
@@ -77,6 +74,11 @@ def _options(setup: Setup) -> Mapping[str, object]:
     }
     if setup.sequence:
         options["--seq-length"] = setup.sequence
+    if setup.degree("ulysses") > 1:
+        options["--cp-comm-type"] = "a2a"
+    replicas = setup.degree("data") // setup.shards
+    if setup.zero in (1, 2) and replicas > 1:
+        options["--num-distributed-optimizer-instances"] = replicas
     layout = stage_layers(setup.plan)
     if layout is not None and not layout.even:
         options["--pipeline-model-parallel-layout"] = f'"{_letters(layout)}"'

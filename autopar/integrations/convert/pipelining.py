@@ -12,6 +12,7 @@ from autopar.printable import printable
 
 from .fsdp2 import units_of
 from .pipelined_file import BODY, HEADER
+from .reach import REPLICAS, Reach, lacks
 from .setup import Converted, Setup
 from .splits import cuts, held_twice
 
@@ -20,12 +21,29 @@ CLASSES: Mapping[str, TorchClass] = {
     row.name: row.other_names.torch for row in SCHEDULES.values() if row.other_names.torch
 }
 """The class of each schedule, with the same order."""
+REACH = (
+    Reach(
+        axes=REPLICAS,
+        zeros=(0, 1),
+        near=(2, 3),
+        recomputes=("none",),
+        stages=(2, 0),
+        whole_layers=False,
+        schedules=tuple(CLASSES),
+        searched=("gpipe", "1f1b"),
+        filled=True,
+        where={
+            "stages": "fsdp2 and dtensor write those",
+            "recompute": "a stage is a traced graph without the forward functions of its modules",
+        },
+    ),
+)
 
 
 def pipelining(setup: Setup) -> Converted:
     """The file: `pipelined(module, example, loss)`, to be called on every rank."""
     if setup.stages == 1:
-        setup.refuse(TARGET, "a plan without pipeline stages (fsdp2 and dtensor write those)")
+        setup.refuse(TARGET, *lacks(REACH, setup))
     setup.refuse(
         TARGET, *setup.mixed(), *_lacks(setup), *_schedule_lacks(setup), *held_twice(setup.plan)
     )
@@ -54,17 +72,9 @@ def pipelining(setup: Setup) -> Converted:
 def _lacks(setup: Setup) -> Iterable[str]:
     """Parts of a plan that no stage of the target can do."""
     plan = setup.plan
-    yield "" if plan.model.mode == "train" else "inference: its schedules are written for training"
-    yield setup.lacking("tensor", "splitting weights within a stage")
-    yield setup.lacking("sequence", "splitting the sequence")
-    yield setup.lacking("expert", "splitting experts")
+    yield from lacks(REACH, setup)
     if any(parameter.state == "host" for parameter in plan.parameters.values()):
         yield "optimizer state in host memory"
-    if setup.recompute != "none":
-        yield (
-            f"recompute ({setup.recompute}), since a stage is a traced graph without the forward "
-            "functions of its modules"
-        )
     if plan.schedule.master:
         yield (
             f"parameters stored in {plan.schedule.master} and used in another type, since values "
@@ -83,7 +93,6 @@ def _schedule_lacks(setup: Setup) -> Iterable[str]:
     """Demands of the schedule's class that the plan does not meet."""
     schedule = setup.plan.schedule
     row = schedule_named(schedule.pipeline)
-    yield setup.pipeline_beyond(CLASSES)
     if schedule.interleave > 1 and not row.chunks:
         yield f"{schedule.interleave} chunks on each stage under the schedule {row.name}"
     if row.other_names.torch:

@@ -106,13 +106,6 @@ class Setup:
         if complaints:
             raise UsageError(f"{target} cannot express this plan: {'; '.join(complaints)}")
 
-    def lacking(self, work: Work, words: str) -> str:
-        """The complaint of a target without a kind of work; "" if no axis does it."""
-        names = [
-            f"{axis.name}={axis.size}" for axis in self.axes if axis.work == work and axis.size > 1
-        ]
-        return f"{words} over {', '.join(names)}" if names else ""
-
     def mixed(self, share: float = MOST) -> Iterable[str]:
         """Complaints of a target that allows one kind of work per axis.
 
@@ -258,7 +251,7 @@ def _axis_losses(axis: AxisWork) -> Iterable[str]:
             "there"
         )
     if axis.repeated:
-        split = "the sequence" if axis.work == "sequence" else "the batch"
+        split = "the sequence" if axis.work in ("sequence", "ulysses") else "the batch"
         yield (
             f"{axis.repeated} products that every device along {axis.name} repeats split {split} "
             "there as well: values stay the same"

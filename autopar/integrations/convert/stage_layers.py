@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 
 from autopar.plan import Plan
+from autopar.sharding.layer_numbers import layer_of
 
 from .axis_work import is_product
-
-_LAYER = re.compile(r"(?:^|[./])(\d+)(?=[./])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +47,10 @@ def stage_layers(plan: Plan) -> StageLayers | None:
     chunk = 0
     for name, operator in plan.operators.items():
         chunk += name in firsts
-        match = _LAYER.search(name)
+        layer = layer_of(name)
         # A norm that is computed by the stage before makes no cut inside a layer.
-        if match is not None and is_product(operator):
-            held.setdefault(int(match[1]), Counter())[chunk] += 1
+        if layer is not None and is_product(operator):
+            held.setdefault(layer, Counter())[chunk] += 1
     chunks = tuple(
         tuple(layer for layer, counts in held.items() if counts.most_common(1)[0][0] == number)
         for number in range(len(plan.stages))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from autopar.errors import UsageError
 from autopar.order import schedules
 
+from .reach import REPLICAS, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
 from .stage_layers import StageLayers, stage_layers
 
@@ -30,13 +31,23 @@ SCHEDULES = {
 }
 OPTIMIZERS = {"adamw": "AdamW"}
 TYPES = ("float32", "bfloat16")
+REACH = (
+    Reach(
+        axes=(*REPLICAS, *WEIGHTS, "expert", "context"),
+        zeros=(0, 2, 3),
+        near=(1, "selective"),
+        stages=(1, 0),
+        schedules=tuple(SCHEDULES),
+        optimizers=tuple(OPTIMIZERS),
+    ),
+)
 
 
 def torchtitan(setup: Setup, version: str | None = None) -> Converted:
     """A function that sets a configuration of its registries, or for `version` 0.2 the sections."""
     toml = version is not None and _is_older(version)
-    lacks = [*_lacks(setup), *([] if toml else _function_lacks(setup))]
-    setup.refuse(TARGET, *lacks)
+    more = [] if toml else _function_lacks(setup)
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond(), *more)
     lost = [*setup.lost, *setup.minor(), *_losses(setup)]
     if toml:
         lost += _toml_losses(setup)
@@ -79,16 +90,6 @@ def _function_lacks(setup: Setup) -> Iterable[str]:
         yield "inputs without a sequence of tokens"
     if setup.plan.schedule.reduce not in (None, "float32"):
         yield f"gradients that travel in {setup.plan.schedule.reduce}"
-
-
-def _lacks(setup: Setup) -> Iterable[str]:
-    """Parts of a plan that torchtitan cannot do."""
-    yield from setup.mixed()
-    if setup.plan.model.mode == "infer":
-        yield "inference"
-    yield setup.pipeline_beyond(SCHEDULES)
-    yield setup.split_beyond()
-    yield setup.optimizer_beyond(OPTIMIZERS)
 
 
 def _losses(setup: Setup) -> Iterable[str]:

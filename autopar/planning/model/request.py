@@ -17,7 +17,7 @@ from autopar.sharding.mesh import Mesh
 from autopar.sharding.schedule import PLAIN, PLAINLY, Reductions, Types
 
 from .recompute import read_recompute
-from .restrictions import Limits
+from .restrictions import Limits, Space
 
 ZEROS = (0, 1, 2, 3)
 OFFLOADS = ("none", "optimizer")
@@ -53,7 +53,8 @@ class Request:
     are stored whole; 1 and 2, stored split and gathered once a step, with gradients added up whole
     or as shards; 3, gathered for every pass. `offload`: "none", or "optimizer" for the optimizer
     state of all parameters in the host's memory. `hosted`: the parameters with their state there,
-    if these are fixed. `schedule`, `interleave`: the schedule, and its chunks a stage.
+    if these are fixed. `space`: the part of the space that is searched (None: all of it).
+    `schedule`, `interleave`: the schedule, and its chunks a stage.
     """
 
     cluster: Cluster
@@ -70,6 +71,7 @@ class Request:
     zero: int | None = None
     offload: str | None = None
     hosted: frozenset[str] | None = None
+    space: Space | None = None
     schedule: str | None = None
     interleave: int | None = None
     fewer: bool = True
@@ -113,6 +115,12 @@ class Request:
         if not optimizer_named(self.optimizer).streams:
             return f"{self.optimizer} updates all matrices together, not one after another"
         return f"no host_bandwidth is given for the device {self.cluster.device.name}"
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """The pipeline schedules to try."""
+        named = tuple(SCHEDULES) if self.space is None else self.space.schedules
+        return named if self.schedule is None else (self.schedule,)
 
     @property
     def has_host(self) -> bool:

@@ -1,8 +1,10 @@
-"""The choices that pins, a scheme or a loaded plan allow."""
+"""The choices that pins, a scheme, a loaded plan or a target of conversion allow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,3 +28,31 @@ class Limits:
     strategies: Allow | None = None
     storage: AllowLayouts | None = None
     outputs: Mapping[str, Layout] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The part of the space of plans that is searched.
+
+    `axes`: the kinds of mesh axes, the outermost first, each with its names; a mesh has at most one
+    axis of a kind, and one of the names in `needed`. `zeros`, `recomputes`, `schedules`: the values
+    to try. `cuts`: for each place between two layers, the operators before one of which a stage may
+    begin. `stages`: the least number and the largest. `filled`: there are as many micro-batches as
+    stages, at least.
+    """
+
+    axes: tuple[tuple[str, ...], ...]
+    zeros: tuple[int, ...]
+    recomputes: tuple[str, ...]
+    schedules: tuple[str, ...]
+    needed: frozenset[str] = frozenset()
+    cuts: tuple[range, ...] | None = None
+    stages: tuple[int, float] = (1, math.inf)
+    filled: bool = False
+
+    def names(self, count: int) -> Iterator[tuple[str, ...]]:
+        """The names that so many mesh axes may have."""
+        for kinds in itertools.combinations(self.axes, count):
+            for names in itertools.product(*kinds):
+                if not self.needed or self.needed & {*names}:
+                    yield names

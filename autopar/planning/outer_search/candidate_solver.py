@@ -58,13 +58,18 @@ class CandidateSolver:
         """
         request = self.request
         zeros = [1, 2, 3] if request.train else [1]
+        if request.space is not None and request.train:
+            zeros = [zero for zero in zeros if zero in request.space.zeros] or [0]
         if request.zero is not None:
             zeros = [request.zero]
         recomputes = ["none"]
         # What is recomputed is found layer by layer, in runs of equal ones.
         if request.train and self.folded.runs:
+            said = request.space.recomputes if request.space is not None else RECOMPUTES
             recomputes += [
-                mode for mode in RECOMPUTES[1:] if self.folded.segments(mode, short=True)
+                mode
+                for mode in RECOMPUTES[1:]
+                if mode in said and self.folded.segments(mode, short=True)
             ]
         if request.recompute is not None:
             recomputes = [request.recompute]
@@ -74,9 +79,12 @@ class CandidateSolver:
 
     def stored_whole(self, mode: Mode) -> Mode | None:
         """The mode with all parameters stored whole, where the request leaves that open."""
-        if mode.zero != 1 or self.request.zero is not None or not self.request.train:
+        request = self.request
+        if request.zero is not None or not request.train:
             return None
-        return replace(mode, zero=0)
+        zeros = (0, 1, 2, 3) if request.space is None else request.space.zeros
+        first = next((zero for zero in zeros if zero), None)
+        return replace(mode, zero=0) if mode.zero == first and 0 in zeros else None
 
     def work(
         self, candidate: Candidate, mode: Mode, counts: Counts, *, short: bool

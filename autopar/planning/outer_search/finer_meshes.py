@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.solve.solved_candidate import Case
-from autopar.planning.space.candidates import meshes, splits
+from autopar.planning.space.candidates import meshes_for, splits, splits_named
 
 from .candidate_solver import CandidateSolver
 from .evaluator import Played
@@ -37,11 +37,15 @@ def finer_cases(solver: CandidateSolver, played: Played) -> Iterator[list[Case]]
     """
     case = played.solved.case
     candidate = case.candidate
-    every = meshes(candidate.cluster, candidate.stages)
-    finer = [mesh for mesh in every if splits(candidate.mesh, mesh)]
+    request = solver.request
+    is_finer = splits if request.space is None else splits_named
+    every = meshes_for(request, candidate.cluster, candidate.stages)
+    finer = [mesh for mesh in every if is_finer(candidate.mesh, mesh)]
+    # Each naming of three axes is tried in as many ways as meshes without one.
+    ways = len(list(request.space.names(3))) if request.space else 1
     others = [next(solver.modes())]
     if played.limited:
         others = [mode for mode in solver.modes() if mode.recompute == case.mode.recompute]
     modes = dict.fromkeys((case.mode, *others))
-    for mesh in finer[: EFFORT.finer]:
+    for mesh in finer[: EFFORT.finer * ways]:
         yield [solver.case(replace(candidate, mesh=mesh), mode) for mode in modes]

@@ -123,7 +123,8 @@ def _over_all(
     best = first_of([*programs, *more])
     if isinstance(best, StagedProgram):
         more.append(interleaved(best, search.request, always=search.solver.always))
-    elif search.request.mesh is None:
+    # Axes of a space differ in what they do.
+    elif search.request.mesh is None and search.request.space is None:
         more += _with_joined_axes(searches, best)
     return more
 

@@ -133,9 +133,10 @@ class UnequalGroups:
             yield small, large
 
     def combinations(self) -> Iterator[Combination]:
-        """Every combination of stages and meshes of the groups."""
+        """Every combination of stages and meshes of the groups; no target says unlike stages."""
         if (
             self.request.mesh is not None
+            or self.request.space is not None
             or self.request.micro_batches == 1
             or self.folded.batch == 1
         ):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster, bind_axes
 from autopar.file_limits import MICRO_BATCHES
-from autopar.planning.model import FoldedModel
+from autopar.planning.model import FoldedModel, Request
+from autopar.planning.model.restrictions import Space
 from autopar.sharding.mesh import Axis, Mesh, factorisations
 
 MAX_AXES = 3
@@ -89,11 +91,38 @@ def name_axes(cluster: Cluster, sizes: tuple[int, ...], levels: Iterable[str]) -
     )
 
 
+def meshes_for(
+    request: Request, cluster: Cluster, stages: int = 1, max_axes: int = MAX_AXES
+) -> Iterator[Mesh]:
+    """Yield the meshes of a request's space, with each of the names that their axes may have."""
+    space = request.space
+    if space is None:
+        yield from meshes(cluster, stages, max_axes)
+        return
+    # Axes of unlike kinds are no mirror images of each other.
+    for mesh in meshes(cluster, stages, max_axes, mirrored=True):
+        yield from named_meshes(mesh, space)
+
+
+def named_meshes(mesh: Mesh, space: Space) -> Iterator[Mesh]:
+    """Yield a mesh with each of the names that its axes may have."""
+    every = space.names(len(mesh.axes))
+    if mesh.devices == 1:
+        # A single device splits nothing, whatever its axis is called.
+        every = iter(()) if space.needed else itertools.islice(every, 1)
+    for names in every:
+        pairs = zip(mesh.axes, names, strict=True)
+        yield Mesh(axes=tuple(replace(axis, name=name) for axis, name in pairs))
+
+
 @functools.lru_cache(maxsize=256)
-def meshes(cluster: Cluster, stages: int = 1, max_axes: int = MAX_AXES) -> tuple[Mesh, ...]:
+def meshes(
+    cluster: Cluster, stages: int = 1, max_axes: int = MAX_AXES, *, mirrored: bool = False
+) -> tuple[Mesh, ...]:
     """Return every factorisation of a stage's devices into at most `max_axes` axes.
 
-    The axes are bound to levels of the cluster, of which the stages take the outermost.
+    The axes are bound to levels of the cluster, of which the stages take the outermost. `mirrored`:
+    with all mirror images.
 
     On more than `LARGE` devices an axis lies inside the innermost unit or joins whole units. The
     order of axes decides how splits of one dim nest, which matters little. So on more than `SMALL`
@@ -107,7 +136,8 @@ def meshes(cluster: Cluster, stages: int = 1, max_axes: int = MAX_AXES) -> tuple
             continue
         # "+" joins the levels of an axis that spans several.
         mixed = cluster.devices > LARGE and any("+" in level for level in bound[1:])
-        if not mixed and not (cluster.devices > SMALL and _mirrored(sizes, bound[1:])):
+        dropped = not mirrored and cluster.devices > SMALL and _mirrored(sizes, bound[1:])
+        if not mixed and not dropped:
             bound_meshes.append(name_axes(cluster, sizes, bound[1:]))
     return tuple(bound_meshes)
 
@@ -134,6 +164,16 @@ def splits(mesh: Mesh, finer: Mesh) -> bool:
         (sizes[0] * sizes[1], sizes[2]),
         (sizes[0], sizes[1] * sizes[2]),
     )
+
+
+def splits_named(mesh: Mesh, finer: Mesh) -> bool:
+    """Whether `finer` is `mesh` with an axis split, the other as before, and all names there."""
+    if not splits(mesh, finer):
+        return False
+    first, last = mesh.axes
+    names = {axis.name for axis in finer.axes}
+    whole = last == finer.axes[-1] or first == finer.axes[0]
+    return whole and {first.name, last.name} <= names
 
 
 def refines(finer: Mesh, mesh: Mesh) -> bool:

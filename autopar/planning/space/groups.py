@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from autopar.planning.model import FoldedModel, Request
 from autopar.planning.model.effort import EFFORT
 from autopar.sharding.mesh import Mesh
 
-from .candidates import Candidate, meshes, micro_batches_to_try, stage_counts
+from .candidates import Candidate, meshes_for, micro_batches_to_try, named_meshes, stage_counts
 from .schedules import schedules_of
 
 
@@ -44,19 +45,29 @@ class CandidateGroups:
         # Without micro-batches all stages but one would wait.
         if not request.train or self.folded.batch == 1:
             cuts = 0
-        yield from (
-            stages for stages in stage_counts(devices, cuts) if request.stages in (None, stages)
-        )
+        least, most = (1, math.inf)
+        if request.space is not None:
+            least, most = request.space.stages
+            cuts = min(cuts, len(request.space.cuts or range(cuts)))
+        for stages in stage_counts(devices, cuts):
+            if request.stages in (None, stages) and least <= stages <= most:
+                yield stages
 
-    def _meshes(self, devices: int, stages: int) -> tuple[Mesh, ...]:
+    def _meshes(self, devices: int, stages: int) -> Iterable[Mesh]:
         request = self.request
-        if request.mesh is not None:
-            return (request.mesh,) if request.mesh.devices * stages == devices else ()
-        return meshes(request.cluster.sized(devices), stages, EFFORT.plain_axes)
+        mesh = request.mesh
+        if mesh is None:
+            return meshes_for(request, request.cluster.sized(devices), stages, EFFORT.plain_axes)
+        if mesh.devices * stages != devices:
+            return ()
+        return (mesh,) if request.space is None else named_meshes(mesh, request.space)
 
     def _micro_batches(self, stages: int, *, every: bool) -> list[int]:
         """The numbers of micro-batches to try with so many stages, or `every` possible one."""
+        space = self.request.space
         counts = micro_batches_to_try(self.folded, stages, self.request.micro_batches, every=every)
+        if space is not None and space.filled:
+            counts = [count for count in counts if count >= stages]
         return [
             count
             for count in counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from autopar.order.schedules import SCHEDULES, thriftiest
 from autopar.planning.model import FoldedModel, Request
@@ -13,12 +13,12 @@ def schedules_for(
     micro_batches: int,
     *,
     pieces: int,
-    pipeline: str | None = None,
+    names: Collection[str] = tuple(SCHEDULES),
     interleave: int | None = None,
 ) -> Iterator[tuple[str, int]]:
     """Yield the possible (schedule, interleave) pairs in order of preference.
 
-    `pipeline`, `interleave`: only this schedule, or this number of chunks.
+    `names`, `interleave`: only these schedules, or this number of chunks.
     """
     for row in sorted(SCHEDULES.values(), key=lambda row: row.preferred):
         for count in (row.chunks or (1,)) if interleave is None else (interleave,):
@@ -26,7 +26,7 @@ def schedules_for(
             there = not row.refusal(stages, micro_batches, count) and (
                 not row.chunks or stages * count <= pieces
             )
-            if there and pipeline in (None, row.name):
+            if there and row.name in names:
                 yield row.name, count
 
 
@@ -51,7 +51,7 @@ def schedules_of(
             stages,
             micro_batches,
             pieces=len(folded.cuts),
-            pipeline=request.schedule,
+            names=request.schedules,
             interleave=request.interleave,
         )
     )

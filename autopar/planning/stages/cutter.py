@@ -21,7 +21,6 @@ from autopar.planning.tables.parameters.traffic import once_seconds
 from autopar.sharding.schedule import UNIT_BYTES
 
 from .even_cuts import EvenCuts
-from .operator_costs import OperatorCosts
 from .piece_costs import PieceCosts
 from .stage import Pipeline, Place, Slower, Stage, message_seconds, once_of
 
@@ -41,25 +40,24 @@ GAIN = 1e-3
 class Cutter:
     """Cuts a model into stages.
 
-    `figures`, `places`: the operators' costs on each stage, and its devices. `limits`, `hosts`: of
+    `costs`, `places`: the costs of pieces on each stage, and its devices. `limits`, `hosts`: of
     each stage the bytes of a device, and of host memory for a device. `unit_bytes`: the size of the
     units in which parameters travel.
     """
 
     def __init__(
         self,
-        figures: Sequence[OperatorCosts],
+        costs: PieceCosts,
         places: Sequence[Place],
         limits: Sequence[float],
-        micro_batches: int,
         hosts: Sequence[float],
         unit_bytes: int = UNIT_BYTES,
     ) -> None:
-        self.figures = figures
+        self.figures = costs.figures
         self.places = places
-        self.count = micro_batches
+        self.count = costs.micro_batches
         self.unit_bytes = unit_bytes
-        self.costs = PieceCosts(figures, micro_batches)
+        self.costs = costs
         self.pieces = self.costs.pieces
         self.even = EvenCuts(self.costs, limits, hosts)
 

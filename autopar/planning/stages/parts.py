@@ -17,6 +17,7 @@ from autopar.sharding.schedule import Schedule
 
 from .cutter import Cutter
 from .operator_costs import OperatorCosts, operator_costs
+from .piece_costs import PieceCosts
 from .stage import Place
 
 Expand = Callable[[OperatorCosts], OperatorCosts]
@@ -118,12 +119,14 @@ class Terms:
             limits += [self.room(part.group)] * stages
             hosts += [self.request.host_on(part.group.cluster)] * stages
         count = self.schedule.micro_batches
-        cutter = Cutter(figures, places, limits, count, hosts, self.schedule.unit_bytes)
+        cuts = self.request.space.cuts if self.request.space is not None else None
+        costs = PieceCosts(figures, count, cuts)
+        cutter = Cutter(costs, places, limits, hosts, self.schedule.unit_bytes)
         schedules = schedules_for(
             len(places),
             count,
             pieces=len(cutter.pieces) - 1,
-            pipeline=self.request.schedule,
+            names=self.request.schedules,
             interleave=self.request.interleave,
         )
         return cutter, list(schedules)

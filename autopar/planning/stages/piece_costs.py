@@ -29,10 +29,15 @@ class PieceCosts:
     """The figures of pieces, for each stage by the costs of operators on its devices.
 
     `pieces`: the operators at which pieces begin, with the end of the model. `micro_batches`: of a
-    step.
+    step. `cuts`: see `pieces_of`.
     """
 
-    def __init__(self, figures: Sequence[OperatorCosts], micro_batches: int) -> None:
+    def __init__(
+        self,
+        figures: Sequence[OperatorCosts],
+        micro_batches: int,
+        cuts: Sequence[range] | None = None,
+    ) -> None:
         self.figures = figures
         self.micro_batches = micro_batches
         # Stages on equal devices have the same object, for which everything is summed once.
@@ -41,7 +46,7 @@ class PieceCosts:
             (kind, [stage for stage, own in enumerate(figures) if own is kind])
             for kind in self._kinds
         ]
-        self.pieces = pieces_of(self._kinds, len(figures))
+        self.pieces = pieces_of(self._kinds, len(figures), cuts)
         self._memories = {kind: StageMemory(kind, self.pieces) for kind in self._kinds}
         self._sums: dict[tuple[OperatorCosts, str], Floats] = {}
         self._summed: dict[OperatorCosts, Floats] = {}

@@ -18,9 +18,9 @@ from convert_models import build
 
 import autopar
 from autopar.cli import run
-from autopar.cli import shared_options as options
 from autopar.errors import UsageError
-from autopar.integrations.convert import TARGETS, convert
+from autopar.integrations.convert import REACHES, TARGETS, convert
+from autopar.options import values as options
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
 
@@ -265,7 +265,7 @@ def test_names_from_files_stay_in_their_places(plans: dict[str, Plan]) -> None:
 
 
 def test_the_parser_lists_the_targets() -> None:
-    assert tuple(TARGETS) == options.TARGETS
+    assert tuple(TARGETS) == tuple(REACHES) == options.TARGETS
     with pytest.raises(UsageError, match="unknown target 'alpa': valid are"):
         convert(Plan.model_construct(), "alpa")
 

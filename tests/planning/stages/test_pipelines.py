@@ -14,6 +14,7 @@ from autopar.order.schedules import in_flight
 from autopar.planning.space.schedules import schedules_for
 from autopar.planning.stages.cutter import Cutter
 from autopar.planning.stages.operator_costs import OperatorCosts
+from autopar.planning.stages.piece_costs import PieceCosts
 from autopar.planning.stages.pieces import pieces_of
 from autopar.planning.stages.stage import Place, Slower
 
@@ -36,7 +37,8 @@ def figures(rng: np.random.Generator, count: int) -> OperatorCosts:
 def cutter(f: OperatorCosts, stages: int, limit: float) -> Cutter:
     cluster = load_cluster("dgx-h100").sized(stages)
     places = [Place(cluster=cluster, start=s, count=1) for s in range(stages)]
-    return Cutter([f] * stages, places, [limit] * stages, MICRO_BATCHES, [math.inf] * stages)
+    costs = PieceCosts([f] * stages, MICRO_BATCHES)
+    return Cutter(costs, places, [limit] * stages, [math.inf] * stages)
 
 
 def slowest(f: OperatorCosts, cuts: tuple[int, ...], limit: float) -> float:

@@ -1,0 +1,109 @@
+"""The plans that a target of `convert` can say, as restrictions of a request.
+
+Each axis of a mesh is named after its work, which is a known scheme; the target's own table of
+what it says (`integrations.convert.reach`) tells which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from autopar.errors import UsageError, unknown
+from autopar.integrations.convert import KINDS, REACHES, Reach, convert
+from autopar.plan import Plan
+from autopar.planning.model.pins import together
+from autopar.planning.model.request import Request
+from autopar.planning.model.restrictions import Limits, Space
+from autopar.schemes import AXIS_SCHEMES, AxisScheme, Scheme
+from autopar.schemes.pinning import Possible
+from autopar.schemes.splits import Part, profiles_of
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.layer_numbers import between_layers
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.rules import RULES
+
+SCHEMES: Mapping[str, AxisScheme] = {
+    "data": AXIS_SCHEMES["data"],
+    "shard": AXIS_SCHEMES["zero3"],
+    "expert": AXIS_SCHEMES["expert"],
+    "context": AXIS_SCHEMES["context"],
+    "ulysses": AXIS_SCHEMES["ulysses"],
+    "tensor": replace(AXIS_SCHEMES["megatron"], whole_heads=True),
+    "tensor-sp": replace(AXIS_SCHEMES["megatron-sp"], whole_heads=True),
+}
+"""The scheme of each name that a mesh axis has."""
+
+
+def within(request: Request, target: str, analysis: Analysis) -> list[Request]:
+    """The request within each part of the plans that a target can say."""
+    if target not in REACHES:
+        raise UsageError(unknown("target", target, REACHES))
+    requests = [_within(request, reach, analysis) for reach in REACHES[target]]
+    possible = [one for one in requests if one is not None]
+    if not possible:
+        raise UsageError(f"{target} can say no plan of this model with these options")
+    return possible
+
+
+def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | None:
+    """The request within a part; None where its own choices are out of it."""
+    if not request.train and not reach.infers:
+        return None
+    if reach.optimizers is not None and request.optimizer not in (*reach.optimizers, "none"):
+        return None
+    if request.zero not in (None, *reach.zeros, *reach.near):
+        return None
+    missing = _missing(analysis)
+    axes = (tuple(n for n in kind if n in reach.axes and n not in missing) for kind in KINDS)
+    least, most = reach.stages
+    operators = [
+        (op.name, bool(RULES[op.kind].products) if op.kind in RULES else False)
+        for op in analysis.graph.operators
+    ]
+    space = Space(
+        axes=tuple(names for names in axes if names),
+        needed=frozenset(reach.needed),
+        zeros=reach.zeros,
+        recomputes=reach.recomputes,
+        schedules=reach.searched or reach.schedules,
+        cuts=between_layers(operators) if reach.whole_layers else None,
+        stages=(least, most or math.inf),
+        filled=reach.filled,
+    )
+    named = _Named(analysis=analysis)
+    return replace(
+        request,
+        space=space,
+        limits=together(request.limits, named) if request.limits else named,
+        offload=request.offload or (None if reach.hosts else "none"),
+    )
+
+
+def _missing(analysis: Analysis) -> set[str]:
+    """The names of axes that split a part which the model does not have."""
+    parts = {profile.part for profile in profiles_of(analysis).by_name.values()}
+    without_experts = set() if Part.EXPERTS in parts else {"expert"}
+    return without_experts | (set() if Part.CORE in parts else {"context", "ulysses"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """The limits of the schemes that the axes of a mesh are named after."""
+
+    analysis: Analysis
+    by_names: dict[tuple[str, ...], Possible] = field(default_factory=dict)
+
+    def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
+        names = tuple(axis.name for axis in mesh.axes)
+        if names not in self.by_names:
+            axes = tuple(SCHEMES[name] for name in names)
+            scheme = Scheme(name=" x ".join(names), words="", axes=axes, named=names)
+            self.by_names[names] = Possible(scheme=scheme, analysis=self.analysis)
+        return self.by_names[names](analysis, mesh)
+
+
+def require_said(plan: Plan, target: str) -> None:
+    """Refuse a plan that the target cannot say, by what is no choice of the search."""
+    convert(plan, target)

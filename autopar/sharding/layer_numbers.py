@@ -1,0 +1,44 @@
+"""The numbers of a model's layers, read in the names of its operators, and the places between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_LAYER = re.compile(r"(?:^|[./])(\d+)(?=[./])")
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer that an operator is in; None where its name has none.
+
+    >>> layer_of("model.layers.11.mlp.experts.3.up/linear"), layer_of("lm_head/linear")
+    (11, None)
+    """
+    match = _LAYER.search(name)
+    return None if match is None else int(match[1])
+
+
+def between_layers(operators: Iterable[tuple[str, bool]]) -> tuple[range, ...]:
+    """For each place between two layers, the operators before one of which the second may begin.
+
+    `operators`: the name of each, and whether it is a product: a layer is all from its first
+    product to its last. () where the numbers do not ascend one by one from 0.
+
+    >>> names = ["h.0/linear", "h.0/add", "h.1/norm", "h.1/linear", "norm"]
+    >>> between_layers((name, "linear" in name) for name in names)
+    (range(1, 4),)
+    """
+    places: list[range] = []
+    last = -1
+    layer = -1
+    for place, (name, is_product) in enumerate(operators):
+        number = layer_of(name)
+        if number is None or not is_product:
+            continue
+        if number not in (layer, layer + 1):
+            return ()
+        if number > layer and layer >= 0:
+            places.append(range(last + 1, place + 1))
+        layer = number
+        last = place
+    return tuple(places)
