@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def convert(plan: Plan | str | Path, to: str, version: str | None = None) -> Converted:
     """The plan as `text` in the format of the target `to`, and what the target cannot say.
 
-    `to`: "dtensor", "fsdp2", "pipelining", "hf-tp-plan", "torchtitan", "megatron" or "deepspeed".
+    `to`: "dtensor", "fsdp2", "pipelining", "hf-tp-plan", "transformers", "accelerate",
+    "torchtitan", "megatron", "megatron-bridge" or "deepspeed".
     `lost`: a sentence for each thing that the target cannot say. What would be another computation
     is a `UsageError`. `version`: of torchtitan, which reads TOML up to 0.2.
     """

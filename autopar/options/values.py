@@ -38,4 +38,15 @@ RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "sh
 ZEROS = (0, 1, 2, 3)
 OFFLOADS = ("none", "optimizer")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-TARGETS = ("dtensor", "hf-tp-plan", "torchtitan", "megatron", "deepspeed", "fsdp2", "pipelining")
+TARGETS = (
+    "dtensor",
+    "hf-tp-plan",
+    "torchtitan",
+    "megatron",
+    "megatron-bridge",
+    "deepspeed",
+    "fsdp2",
+    "pipelining",
+    "transformers",
+    "accelerate",
+)

@@ -20,8 +20,9 @@ def add_options(parser: Parser) -> None:
         "--to",
         required=True,
         choices=TARGETS,
-        help="dtensor, fsdp2 and pipelining: Python for PyTorch; hf-tp-plan and deepspeed: JSON; "
-        "torchtitan: Python for its registries, or TOML; megatron: arguments",
+        help="dtensor, fsdp2 and pipelining: Python for PyTorch; transformers, torchtitan and "
+        "megatron-bridge: Python of their configurations (torchtitan also TOML); hf-tp-plan and "
+        "deepspeed: JSON; accelerate: YAML; megatron: arguments",
     )
     parser.add_argument(
         "--version",

@@ -8,6 +8,8 @@ from __future__ import annotations
 from autopar.errors import UsageError, unknown
 from autopar.plan import Plan
 
+from .accelerate import REACH as ACCELERATE
+from .accelerate import accelerate
 from .deepspeed import REACH as DEEPSPEED
 from .deepspeed import deepspeed
 from .dtensor import REACH as DTENSOR
@@ -18,12 +20,16 @@ from .huggingface import REACH as TENSOR_PLAN
 from .huggingface import tensor_plan
 from .megatron import REACH as MEGATRON
 from .megatron import megatron
+from .megatron_bridge import REACH as MEGATRON_BRIDGE
+from .megatron_bridge import config_container
 from .pipelining import REACH as PIPELINING
 from .pipelining import pipelining
 from .reach import KINDS, Reach
 from .setup import Converted, Setup, setup_of
 from .torchtitan import REACH as TORCHTITAN
 from .torchtitan import torchtitan
+from .transformers import REACH as TRANSFORMERS
+from .transformers import distributed_config
 
 __all__ = ["KINDS", "REACHES", "TARGETS", "Converted", "Reach", "Setup", "convert", "setup_of"]
 
@@ -32,9 +38,12 @@ TARGETS = {
     "hf-tp-plan": tensor_plan,
     "torchtitan": torchtitan,
     "megatron": megatron,
+    "megatron-bridge": config_container,
     "deepspeed": deepspeed,
     "fsdp2": fsdp2,
     "pipelining": pipelining,
+    "transformers": distributed_config,
+    "accelerate": accelerate,
 }
 """The writers of a plan's setup, by target.
 
@@ -46,9 +55,12 @@ REACHES = {
     "hf-tp-plan": TENSOR_PLAN,
     "torchtitan": TORCHTITAN,
     "megatron": MEGATRON,
+    "megatron-bridge": MEGATRON_BRIDGE,
     "deepspeed": DEEPSPEED,
     "fsdp2": FSDP2,
     "pipelining": PIPELINING,
+    "transformers": TRANSFORMERS,
+    "accelerate": ACCELERATE,
 }
 """The plans that each target can say; a plan has to lie in one of the parts."""
 

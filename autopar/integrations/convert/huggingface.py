@@ -22,7 +22,7 @@ def tensor_plan(setup: Setup) -> Converted:
     """The dict as JSON."""
     setup.refuse(TARGET, *_lacks(setup))
     splits = splits_of(setup, TARGET)
-    setup.refuse(TARGET, *_splits_lack(splits))
+    setup.refuse(TARGET, *splits_lack(splits))
     text = json.dumps({name: style_of(split) for name, split in splits.items()}, indent=1)
     return Converted(text=text + "\n", lost=tuple(_losses(setup)))
 
@@ -33,10 +33,8 @@ def _lacks(setup: Setup) -> Iterable[str]:
     yield from lacks(REACH, setup)
 
 
-def _splits_lack(splits: Mapping[str, Split]) -> Iterable[str]:
+def splits_lack(splits: Mapping[str, Split]) -> Iterable[str]:
     """Complaints about splits of modules for which there is no style."""
-    if not splits:
-        yield "a plan that splits no weights: it only says how weights are split"
     odd = [
         f"{name} in {split.parts} parts"
         for name, split in splits.items()

@@ -34,20 +34,20 @@ REACH = (
 def megatron(setup: Setup) -> Converted:
     """The arguments of a plan."""
     setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
-    lost = [*setup.lost, *setup.minor(), *_losses(setup)]
+    lost = [*setup.lost, *setup.minor(), *losses(setup)]
+    if setup.zero == 3:
+        lost.append(
+            "its FSDP2 is for models whose output weights are not the embedding's "
+            "(--untie-embeddings-and-output-weights)"
+        )
     lines = [f"# {note}" for note in lost]
     lines += [f"{name} {value}" for name, value in _options(setup).items()]
     lines += _flags(setup)
     return Converted(text="\n".join(lines) + "\n", lost=tuple(lost))
 
 
-def _losses(setup: Setup) -> Iterable[str]:
+def losses(setup: Setup) -> Iterable[str]:
     """Sentences on parts of a plan that become something else."""
-    if setup.zero == 3:
-        yield (
-            "its FSDP2 is for models whose output weights are not the embedding's "
-            "(--untie-embeddings-and-output-weights)"
-        )
     # The distributed optimizer is the nearest to ZeRO 2: it splits the optimizer's state, and keeps
     # whole gradients until the last micro-batch.
     if setup.zero == 2:
@@ -81,7 +81,7 @@ def _options(setup: Setup) -> Mapping[str, object]:
         options["--num-distributed-optimizer-instances"] = replicas
     layout = stage_layers(setup.plan)
     if layout is not None and not layout.even:
-        options["--pipeline-model-parallel-layout"] = f'"{_letters(layout)}"'
+        options["--pipeline-model-parallel-layout"] = f'"{letters(layout)}"'
     elif schedule.interleave > 1:
         options["--num-virtual-stages-per-pipeline-rank"] = schedule.interleave
     if setup.recompute == "full":
@@ -92,7 +92,7 @@ def _options(setup: Setup) -> Mapping[str, object]:
     return options
 
 
-def _letters(layout: StageLayers) -> str:
+def letters(layout: StageLayers) -> str:
     """The layout of stages in its letters: embedding, transformer layers, loss."""
     parts = [f"t*{len(layers)}" for layers in layout.chunks]
     return "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + "L"])

@@ -29,6 +29,11 @@ SAID: Mapping[Work, str] = {
     "expert": "splitting experts",
 }
 
+NEEDED = {
+    "tensor": "a plan that splits no weights: it only says how weights are split",
+    "shard": "a plan that stores all parameters whole on every rank",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
@@ -62,6 +67,10 @@ class Reach:
         """Complaints about the parts of a plan that are out of reach."""
         if not self.infers and setup.plan.model.mode == "infer":
             yield "inference"
+        names = {name for axis in setup.axes if axis.size > 1 for name in _names(axis)}
+        for name in self.needed:
+            if name not in names:
+                yield NEEDED[name]
         yield from self._axes_beyond(setup)
         yield from self._steps_beyond(setup)
         if self.optimizers is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from convert_models import build
 
 import autopar
@@ -49,7 +50,14 @@ REFUSED: dict[tuple[str, str], str] = {
         for name in PLANS
         if name != "pipeline"
     },
-    ("megatron-sp", "hf-tp-plan"): "sequence parallelism",
+    ("data", "transformers"): "replicas over gpu=4",
+    ("both", "transformers"): "replicas over gpu0=2",
+    ("both", "accelerate"): "splitting weights over gpu1=2",
+    **{("pipeline", target): "2 pipeline stages" for target in ("transformers", "accelerate")},
+    **{
+        ("megatron-sp", target): "sequence parallelism"
+        for target in ("hf-tp-plan", "transformers", "accelerate")
+    },
     ("megatron-sp", "deepspeed"): "sequence parallelism",
 }
 
@@ -80,6 +88,9 @@ READ: dict[str, Callable[[str], Any]] = {
     "hf-tp-plan": json.loads,
     "deepspeed": json.loads,
     "torchtitan": _python,
+    "transformers": _python,
+    "megatron-bridge": _python,
+    "accelerate": yaml.safe_load,
     "megatron": lambda text: [shlex.split(line) for line in _lines(text)],
 }
 

@@ -1,0 +1,139 @@
+"""Configuration objects of other projects: made by their own classes, or held to their fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from report_models import planned as perceptrons
+from test_convert import planned
+from test_present_formats import staged
+
+from autopar.errors import UsageError
+from autopar.integrations.convert import convert
+from autopar.plan import Plan
+
+# The fields that we set, as of NVIDIA-NeMo/Megatron-Bridge@067f987df0.
+FIELDS = {
+    "model": {
+        "tensor_model_parallel_size",
+        "sequence_parallel",
+        "context_parallel_size",
+        "cp_comm_type",
+        "expert_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "pipeline_model_parallel_layout",
+        "virtual_pipeline_model_parallel_size",
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_num_layers",
+        "recompute_modules",
+        "seq_length",
+    },
+    "train": {"micro_batch_size", "global_batch_size"},
+    "dataset": {"seq_length"},
+    "ddp": {
+        "use_distributed_optimizer",
+        "use_megatron_fsdp",
+        "data_parallel_sharding_strategy",
+        "grad_reduce_in_fp32",
+        "num_distributed_optimizer_instances",
+    },
+    "optimizer": {"use_distributed_optimizer"},
+    "dist": {"use_megatron_fsdp"},
+    "checkpoint": {"ckpt_format"},
+}
+
+
+def hybrid(zero: int) -> Plan:
+    """Two replicas of shards over two devices."""
+    given = {"mesh": (2, 2), "scheme": f"gpu0:data,gpu1:zero{zero}", "micro_batches": 2}
+    return perceptrons(stages=1, recompute="none", **given).plan
+
+
+def made(text: str, name: str) -> Any:
+    """The object of that name in a file."""
+    names: dict[str, Any] = {}
+    exec(compile(text, "planned.py", "exec"), names)
+    return names[name]
+
+
+def contained(plan: Plan) -> Any:
+    """A container of Megatron-Bridge after the function of the file."""
+    config = SimpleNamespace(**{name: SimpleNamespace() for name in FIELDS})
+    made(convert(plan, "megatron-bridge").text, "planned")(config)
+    for name, fields in FIELDS.items():
+        assert set(vars(getattr(config, name))) <= fields
+    return config
+
+
+def test_a_container_has_the_degrees_of_the_plan() -> None:
+    config = contained(planned("both"))
+    assert config.model.tensor_model_parallel_size == 2
+    assert config.train.micro_batch_size == 4 and config.train.global_batch_size == 8
+    assert not config.ddp.use_distributed_optimizer and not config.dist.use_megatron_fsdp
+    config = contained(hybrid(1))
+    assert config.ddp.use_distributed_optimizer and config.optimizer.use_distributed_optimizer
+    assert config.ddp.num_distributed_optimizer_instances == 2
+
+
+def test_parameters_gathered_for_every_pass_are_megatron_fsdp() -> None:
+    config = contained(planned("zero3"))
+    assert config.dist.use_megatron_fsdp and config.ddp.use_megatron_fsdp
+    assert config.ddp.data_parallel_sharding_strategy == "optim_grads_params"
+    assert config.checkpoint.ckpt_format == "fsdp_dtensor"
+
+
+def test_unequal_stages_are_a_layout_in_a_container() -> None:
+    config = contained(staged(3, micro_batches=4, schedule="1f1b"))
+    assert config.model.pipeline_model_parallel_layout in ("Et*1|t*2L", "Et*2|t*1L")
+    assert config.model.virtual_pipeline_model_parallel_size is None
+    assert contained(planned("pipeline")).model.pipeline_model_parallel_layout is None
+
+
+def test_a_distributed_config_is_made_by_transformers() -> None:
+    pytest.importorskip("transformers.distributed.configuration_utils")
+    config = made(convert(planned("megatron"), "transformers").text, "CONFIG")
+    assert (config.tp_size, config.fsdp_size, config.pp_size) == (4, 1, 1)
+    assert config.tp_plan["layers.*.q"] == "colwise"
+    for zero, style in ((1, "keep_full_weight"), (3, "free_full_weight")):
+        text = convert(hybrid(zero), "transformers").text
+        config = made(text, "CONFIG")
+        assert (config.dp_replicate_size, config.fsdp_size, config.tp_size) == (2, 2, 1)
+        assert set(config.fsdp_plan.values()) == {style} and "layers.*" in config.fsdp_plan
+        assert not config.fsdp_mixed_precision
+        assert ("ZeRO 2" in text) == (zero == 1)
+
+
+def test_accelerate_reads_its_file(tmp_path: Path) -> None:
+    read = pytest.importorskip("accelerate.commands.config.config_args").load_config_from_file
+    parallel = pytest.importorskip("accelerate.parallelism_config").ParallelismConfig
+    for plan in (hybrid(3), planned("zero1"), planned("megatron"), planned("data")):
+        converted = convert(plan, "accelerate")
+        (tmp_path / "config.yaml").write_text(converted.text)
+        config = read(str(tmp_path / "config.yaml"))
+        assert config.num_processes == 4 and config.mixed_precision == "no"
+        held = {
+            name.removeprefix("parallelism_config_"): size
+            for name, size in config.parallelism_config.items()
+        }
+        assert not held or parallel(**held).total_size == 4
+        assert config.distributed_type.value == ("FSDP" if config.fsdp_config else "MULTI_GPU")
+
+
+def test_accelerate_gathers_as_the_plan_does() -> None:
+    for zero, again in ((1, False), (3, True)):
+        read = yaml.safe_load(convert(hybrid(zero), "accelerate").text)
+        assert read["fsdp_config"]["fsdp_reshard_after_forward"] is again
+        sizes = read["parallelism_config"]
+        assert sizes["parallelism_config_dp_replicate_size"] == 2
+        assert sizes["parallelism_config_dp_shard_size"] == 2
+
+
+def test_deepspeed_has_no_replicas_of_shards() -> None:
+    with pytest.raises(UsageError, match="replicas over gpu0=2"):
+        convert(hybrid(1), "deepspeed")
+    assert "--num-distributed-optimizer-instances 2" in convert(hybrid(1), "megatron").text
