@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from .errors import AutoparError
+from .errors import AutoparError, UsageError
 from .units import bytes_text
 
 _KINDS = {
@@ -63,4 +63,17 @@ def read_json_object(
         raise error(f"{path} cannot be read as a {what}: {reason}") from reason
     if not isinstance(data, dict):
         raise error(f"{path} holds no JSON object")
+    return data
+
+
+def parse_yaml(path: str | Path, text: str) -> dict[str, Any]:
+    """The table in a text of YAML; a `UsageError` names the path of any other."""
+    import yaml  # only files in YAML need it
+
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as reason:
+        raise UsageError(f"{path}: not YAML: {reason}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: holds no table")
     return data

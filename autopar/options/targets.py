@@ -22,7 +22,7 @@ from autopar.schemes.splits import Part, profiles_of
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.layer_numbers import between_layers
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.rules import RULES
+from autopar.sharding.rules import is_product
 
 SCHEMES: Mapping[str, AxisScheme] = {
     "data": AXIS_SCHEMES["data"],
@@ -58,10 +58,7 @@ def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | Non
     missing = _missing(analysis)
     axes = (tuple(n for n in kind if n in reach.axes and n not in missing) for kind in KINDS)
     least, most = reach.stages
-    operators = [
-        (op.name, bool(RULES[op.kind].products) if op.kind in RULES else False)
-        for op in analysis.graph.operators
-    ]
+    operators = [(op.name, is_product(op.kind)) for op in analysis.graph.operators]
     space = Space(
         axes=tuple(names for names in axes if names),
         needed=frozenset(reach.needed),

@@ -53,6 +53,8 @@ def rivals(
         optimizer=planned.plan.model.optimizer,
         memory=memory,
         uniform=True,
+        # No scheme's name means host memory: what does not fit says so.
+        offload="none",
         types=planned.plan.schedule.types,
     )
     folded = folded_of(analysis.graph, free)

@@ -17,8 +17,8 @@ VERSION = "1.15.0"
 TYPES = {"bfloat16": "bf16", "float16": "fp16"}
 SHARDED = ("data", "shard", "context", "tensor")
 REACH = (
-    Reach(axes=("data",), zeros=(0,)),
     Reach(axes=("tensor",), zeros=(0,)),
+    Reach(axes=("data",), zeros=(0,)),
     # While micro-batches are added up gradients stay whole, and are reduced once.
     Reach(axes=SHARDED, needed=("shard",), zeros=(1, 3), near=(2, "selective")),
 )

@@ -10,7 +10,7 @@ from typing import Literal
 from autopar.plan import Plan
 from autopar.plan_parts import OperatorPlan
 from autopar.sharding.layout import Kind, Layout, Placement, parse_layout
-from autopar.sharding.rules import RULES
+from autopar.sharding.rules import is_product as multiplies
 from autopar.sharding.rules.experts import EXPERTS
 
 Work = Literal["data", "tensor", "sequence", "ulysses", "expert", "idle"]
@@ -101,7 +101,7 @@ def placements(places: Iterable[tuple[str, str]]) -> list[tuple[str, Layout]]:
 
 def is_product(operator: OperatorPlan) -> bool:
     """Whether the operator multiplies."""
-    return operator.kind in RULES and bool(RULES[operator.kind].products)
+    return multiplies(operator.kind)
 
 
 def is_split(place: Placement) -> bool:

@@ -92,6 +92,11 @@ def _losses(setup: Setup, splits: Mapping[str, Split]) -> Iterable[str]:
             f"the output of {', '.join(gathered[:5])} is brought together for the loss, which the "
             "plan may compute on split values"
         )
+    if any(split.comes == "sequence" for split in splits.values()):
+        yield (
+            "modules that read the length of the sequence off values between tensor-parallel "
+            "layers see that of their part (as attention that reshapes by its input's shape)"
+        )
     if splits:
         yield (
             "modules that reshape features must take the number of heads from the shape (-1), "

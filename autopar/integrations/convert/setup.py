@@ -40,6 +40,8 @@ NORMS = (
     "onnx.Mul",
 )
 """Operators that scale values [batch, sequence, features] by a weight of the features."""
+IMAGE_DIMS = 4
+"""The dims of a batch of images [batch, channels, height, width], which has no sequence."""
 MOST = 0.9
 """Smallest share of recomputed operators at which all of them count as recomputed."""
 
@@ -180,7 +182,7 @@ def setup_of(plan: Plan) -> Setup:
     if any(axis.stored_split for axis in axes if axis.work == "data"):
         zero = zero_stage(schedule.gathered, schedule.accumulated)
     # The plan does not name the dims of inputs: the first is taken for [batch, sequence, ...], as
-    # the models of these projects have it.
+    # the models of these projects have it; four dims are those of images.
     shape = next((spec.shape for spec in plan.model.inputs.values() if spec.shape), (1,))
     return Setup(
         plan=plan,
@@ -193,7 +195,7 @@ def setup_of(plan: Plan) -> Setup:
         recompute=_recompute(plan),
         stages=max(len(plan.stages) // schedule.interleave, 1),
         batch=shape[0],
-        sequence=shape[1] if len(shape) > 1 else None,
+        sequence=shape[1] if 1 < len(shape) < IMAGE_DIMS else None,
         lost=tuple(printable(note, lines=False) for note in _losses(plan, axes)),
     )
 

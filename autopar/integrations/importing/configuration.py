@@ -16,13 +16,14 @@ from autopar.printable import printable
 class Configuration:
     """Degrees and choices of a configuration; None: it does not say.
 
-    `arguments`: those of Megatron-LM, by name.
+    `arguments`: those of Megatron-LM, by name; `sizes`: of the model, by argument.
 
     `data`: devices that split the batch; `shards`: those of them over which parameters are stored
     split (None: all of them if `zero`). `zero`: the ZeRO stage, 0 to 3. `tensor`: devices that
     split weights; `sequence_parallel`: whether these split the values in between. `context`:
-    devices that split the sequence. `expert`: devices that split experts, and the batch too.
-    `expert_tensor`: devices that split each expert (None: those that split tensors).
+    devices that split the sequence, by the scheme `context_scheme`. `expert`: devices that split
+    experts, and the batch too. `expert_tensor`: devices that split each expert (None: those that
+    split tensors).
     `stages`, `schedule`, `interleave`: of the pipeline. `batch`: the global batch; `micro_batch`:
     samples of a device in a micro-batch; `local_batch`: samples of a device before gradients are
     reduced; both count where `micro_batches` is None. `recompute_modules`: those that a
@@ -37,6 +38,7 @@ class Configuration:
     tensor: int = 1
     sequence_parallel: bool = False
     context: int = 1
+    context_scheme: str = "context"
     expert: int = 1
     expert_tensor: int | None = None
     stages: int = 1
@@ -55,6 +57,7 @@ class Configuration:
     offload: str | None = None
     styles: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -19,9 +19,12 @@ from autopar.planning.model.recompute import modules_of
 from autopar.planning.model.request import WITHOUT_LIMIT
 from autopar.schemes import scheme_named
 from autopar.schemes.pinning import stage_mesh
+from autopar.sharding.layer_numbers import between_layers
+from autopar.sharding.rules import is_product
 
 from .configuration import Configuration
 from .huggingface import Styles
+from .megatron import SIZES
 from .megatron_run import price_run
 
 
@@ -91,7 +94,7 @@ def _factors(configuration: Configuration, data: int) -> list[tuple[str, int, st
     if expert > 1:
         factors.append(("expert", expert, ""))
     if configuration.context > 1:
-        factors.append(("context", configuration.context, ""))
+        factors.append((configuration.context_scheme, configuration.context, ""))
     if configuration.tensor > 1 and not configuration.styles:
         tensor = "megatron-sp" if configuration.sequence_parallel else "megatron"
         if configuration.folded:
@@ -113,6 +116,7 @@ def import_configuration(
 
     A plan that exceeds the memory is searched without a limit, to show the excess.
     """
+    require_sizes(configuration, model.graph, shape)
     devices = hardware.devices
     if not configuration.styles:
         devices = configuration.devices(devices)
@@ -141,6 +145,25 @@ def import_configuration(
     )
 
 
+def require_sizes(configuration: Configuration, graph: Graph, shape: Shape | None) -> None:
+    """Refuse a model whose sizes are others than those that the configuration names.
+
+    `shape`: the model's, where it is known; else its layers count by their names.
+    """
+    products = ((op.name, is_product(op.kind)) for op in graph.operators)
+    layers = len(between_layers(products)) + 1
+    for argument, size in configuration.sizes.items():
+        name = SIZES[argument]
+        of_model = layers if layers > 1 and name == "layers" else None
+        if shape is not None and not shape.encoder_layers:
+            of_model = getattr(shape, name)
+        if of_model is not None and of_model != size:
+            raise UsageError(
+                f"{configuration.source}: --{argument} is {size}, and the model has {of_model}: "
+                "give the model that the configuration is for"
+            )
+
+
 def _planned(model: LoadedModel, arguments: Mapping[str, Any]) -> Planned | None:
     """The best plan, or None where none fits the memory."""
     try:
@@ -162,7 +185,8 @@ def _pins(
     batch = next((shape[0] for shape in shapes if shape), None)
     pins["micro_batches"] = configuration.count(data, batch)
     pins["recompute"] = _recompute(configuration, model.graph)
-    pins["offload"] = configuration.offload
+    # Nothing is planned into host memory that the configuration does not ask for.
+    pins["offload"] = configuration.offload or "none"
     if configuration.interleave > 1:
         pins["interleave"] = configuration.interleave
     return pins, scheme

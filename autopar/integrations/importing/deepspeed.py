@@ -63,6 +63,7 @@ def read_deepspeed(data: Mapping[str, Any]) -> Configuration:
         zero=stage,
         tensor=degree(SOURCE, _table(table, "tensor_parallel"), "autotp_size"),
         context=degree(SOURCE, table, "sequence_parallel_size"),
+        context_scheme="ulysses",
         batch=number(SOURCE, table, "train_batch_size"),
         micro_batches=number(SOURCE, table, "gradient_accumulation_steps"),
         dtype=next(types, None),

@@ -1,9 +1,11 @@
-"""The arguments of Megatron-LM's training scripts, from a shell script or a list of one a line."""
+"""The arguments of Megatron-LM's training scripts: a shell script, a list, or YAML of its tests."""
 
 from __future__ import annotations
 
 import re
-import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.costmodel.known.recompute_modules import MODULES
@@ -13,6 +15,7 @@ from autopar.planning.model.recompute import MODULES as PLANNED
 
 from .configuration import Configuration, degree, left_out, number
 from .megatron_run import READ, priced_otherwise
+from .shell import Script
 
 SOURCE = "megatron"
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd"}
@@ -44,9 +47,26 @@ _KNOWN = {
     "use-custom-fsdp",
     "use-megatron-fsdp",
     "num-layers",
+    "hidden-size",
+    "num-attention-heads",
+    "num-query-groups",
+    "group-query-attention",
+    "ffn-hidden-size",
+    "num-experts",
     "no-gradient-accumulation-fusion",
     "ckpt-format",
 }
+SIZES: Mapping[str, str] = {
+    "num-layers": "layers",
+    "hidden-size": "hidden",
+    "num-attention-heads": "heads",
+    "num-query-groups": "kv_heads",
+    "ffn-hidden-size": "ffn",
+    "num-experts": "experts",
+}
+"""Sizes of a model by argument."""
+TABLE = "MODEL_ARGS"
+"""The table of arguments in the YAML of Megatron's own tests."""
 LISTS = ("recompute-modules", "cuda-graph-scope")
 """Arguments with several words."""
 _TYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -56,7 +76,35 @@ _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 
 
 def read_megatron(text: str) -> Configuration:
     """The configuration in a text of arguments; text before the first argument is ignored."""
-    options = arguments(text)
+    script = Script(text)
+    configuration = configuration_of(words_of(script.commands))
+    lost = left_out(script.conditional, " (under a condition of the script)")
+    return replace(configuration, lost=(*configuration.lost, *lost))
+
+
+def read_table(data: Mapping[str, Any]) -> Configuration:
+    """The configuration in a table of arguments, as Megatron's tests have it in YAML."""
+    table = data.get(TABLE, data)
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{SOURCE}: {TABLE} is no table")
+    given = {str(name): value for name, value in table.items() if str(name).startswith("--")}
+    if not given:
+        raise UsageError(f"{SOURCE}: no argument that begins with -- is in {TABLE}")
+    return configuration_of(
+        {
+            name.removeprefix("--"): "" if value is True else _words(value)
+            for name, value in given.items()
+            if value is not False
+        }
+    )
+
+
+def _words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def configuration_of(options: Mapping[str, str]) -> Configuration:
+    """The configuration of arguments by name."""
     lost: list[str] = left_out(
         {f"--{name}" for name in options if name not in _KNOWN and name not in READ}
     )
@@ -77,6 +125,7 @@ def read_megatron(text: str) -> Configuration:
         tensor=tensor,
         sequence_parallel="sequence-parallel" in options,
         context=context,
+        context_scheme="ulysses" if options.get("cp-comm-type") == "a2a" else "context",
         expert=expert,
         expert_tensor=number(SOURCE, options, "expert-tensor-parallel-size"),
         stages=stages,
@@ -91,11 +140,18 @@ def read_megatron(text: str) -> Configuration:
         offload="optimizer" if "optimizer-cpu-offload" in options else None,
         micro_batch=degree(SOURCE, options, "micro-batch-size"),
         arguments=options,
+        sizes=_sizes(options),
         lost=tuple(lost),
     )
 
 
-def _data(options: dict[str, str], group: int, words: str) -> int | None:
+def _sizes(options: Mapping[str, str]) -> Mapping[str, int]:
+    """The sizes of the model that the arguments name, by argument."""
+    sizes = {name: number(SOURCE, options, name) for name in SIZES}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _data(options: Mapping[str, str], group: int, words: str) -> int | None:
     """Devices that split the batch: the ranks by those of a group; None without their number."""
     world = number(SOURCE, options, "world-size")
     if world is None:
@@ -111,26 +167,28 @@ def arguments(text: str) -> dict[str, str]:
     >>> arguments("torchrun x.py \\\n --bf16 --seq-length 2048 --optimizer=adam # why")
     {'bf16': '', 'seq-length': '2048', 'optimizer': 'adam'}
     """
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UsageError(f"{SOURCE}: the arguments cannot be read: {error}") from error
+    return words_of(Script(text).commands)
+
+
+def words_of(commands: Iterable[Iterable[str]]) -> dict[str, str]:
+    """Options by name, of the words of commands."""
     options: dict[str, str] = {}
-    last = ""
-    for word in words:
-        match = re.fullmatch(r"--([a-z0-9][a-z0-9-]*)(?:=(.*))?", word, re.DOTALL)
-        if match:
-            last = match[1]
-            options[last] = match[2] or ""
-        # Only the first word behind a name is its value, unless it takes a list.
-        elif last and (not options[last] or last in LISTS):
-            options[last] = f"{options[last]} {word}".strip()
-        elif "expandable_segments:True" in word:
-            options["expandable-segments"] = ""
+    for words in commands:
+        last = ""
+        for word in words:
+            match = re.fullmatch(r"--([a-z0-9][a-z0-9-]*)(?:=(.*))?", word, re.DOTALL)
+            if match:
+                last = match[1]
+                options[last] = match[2] or ""
+            # Only the first word behind a name is its value, unless it takes a list.
+            elif last and (not options[last] or last in LISTS):
+                options[last] = f"{options[last]} {word}".strip()
+            elif "expandable_segments:True" in word:
+                options["expandable-segments"] = ""
     return options
 
 
-def _zero(options: dict[str, str]) -> int:
+def _zero(options: Mapping[str, str]) -> int:
     if "use-torch-fsdp2" in options:
         return 3
     if {"use-custom-fsdp", "use-megatron-fsdp"} & set(options):
@@ -144,7 +202,7 @@ def _zero(options: dict[str, str]) -> int:
     return 1 if "use-distributed-optimizer" in options else 0
 
 
-def _chunks(options: dict[str, str], stages: int, lost: list[str]) -> int:
+def _chunks(options: Mapping[str, str], stages: int, lost: list[str]) -> int:
     """Chunks of the model that a stage holds."""
     if "pipeline-model-parallel-layout" in options:
         chunks = len(chunks_of(options["pipeline-model-parallel-layout"]))
@@ -187,7 +245,7 @@ def _schedule(stages: int, interleave: int) -> str | None:
     return min(rows, key=lambda row: row.preferred).name
 
 
-def _recompute(options: dict[str, str]) -> str:
+def _recompute(options: Mapping[str, str]) -> str:
     granularity = options.get("recompute-granularity", "")
     if granularity not in ("", "full", "selective"):
         raise UsageError(
@@ -198,7 +256,7 @@ def _recompute(options: dict[str, str]) -> str:
     return "selective" if "recompute-activations" in options else "none"
 
 
-def _modules(options: dict[str, str], lost: list[str]) -> tuple[str, ...]:
+def _modules(options: Mapping[str, str], lost: list[str]) -> tuple[str, ...]:
     """The modules of selective recompute that a plan has, too."""
     named = options.get("recompute-modules", "").split()
     for name in named:

@@ -10,14 +10,15 @@ from typing import Any
 
 from autopar.errors import UsageError, unknown
 from autopar.file_limits import CONFIGURATION_BYTES
-from autopar.reading import read_text
+from autopar.reading import parse_yaml, read_text
 
 from .configuration import Configuration
 from .deepspeed import read_deepspeed
 from .huggingface import STYLES, WHOLE, read_tensor_plan
-from .megatron import read_megatron
+from .megatron import read_megatron, read_table
 from .torchtitan import read_torchtitan
 
+YAML = (".yaml", ".yml")
 FORMATS = ("torchtitan", "megatron", "deepspeed", "hf-tp-plan")
 
 
@@ -29,7 +30,8 @@ def read_configuration(path: str | Path, form: str | None = None) -> Configurati
     text = read_text(path, CONFIGURATION_BYTES, what="configuration", error=UsageError)
     form = form or _form(path, text)
     if form == "megatron":
-        return read_megatron(text)
+        is_yaml = path.suffix.lower() in YAML
+        return read_table(parse_yaml(path, text)) if is_yaml else read_megatron(text)
     data = _parsed(path, text, toml=form == "torchtitan")
     readers = {
         "torchtitan": read_torchtitan,
@@ -40,10 +42,12 @@ def read_configuration(path: str | Path, form: str | None = None) -> Configurati
 
 
 def _form(path: Path, text: str) -> str:
-    """The format of a text: TOML is torchtitan's, options are Megatron's, JSON is one of two.
+    """The format of a text: TOML is torchtitan's, options and YAML are Megatron's.
 
     JSON is a plan of styles if it holds nothing but names of styles, or else DeepSpeed's.
     """
+    if path.suffix.lower() in YAML:
+        return "megatron"
     if path.suffix.lower() == ".toml":
         return "torchtitan"
     if text.lstrip()[:1] == "{":

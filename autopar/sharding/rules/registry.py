@@ -148,6 +148,11 @@ a causal mask of 8,192 tokens) stay out of the search. Larger values are decided
 """
 
 
+def is_product(kind: str) -> bool:
+    """Whether operators of a kind multiply."""
+    return kind in RULES and bool(RULES[kind].products)
+
+
 def preamble(graph: Graph) -> frozenset[str]:
     """Names of the operators that depend on no parameter and give small values: masks, positions,
     tables.

@@ -52,7 +52,7 @@ REFUSED: dict[tuple[str, str], str] = {
     },
     ("data", "transformers"): "replicas over gpu=4",
     ("both", "transformers"): "replicas over gpu0=2",
-    ("both", "accelerate"): "splitting weights over gpu1=2",
+    ("both", "accelerate"): "replicas over gpu0=2",
     **{("pipeline", target): "2 pipeline stages" for target in ("transformers", "accelerate")},
     **{
         ("megatron-sp", target): "sequence parallelism"

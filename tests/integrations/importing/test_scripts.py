@@ -1,0 +1,144 @@
+"""Scripts and tables of Megatron-LM as projects write them: variables, arrays, YAML, sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autopar.analysis.searches.rivals import rivals
+from autopar.costmodel.known.shape import Shape
+from autopar.errors import UsageError
+from autopar.integrations.importing import Configuration, read_configuration
+from autopar.integrations.importing.configuration_plan import require_sizes, scheme_text
+from autopar.integrations.importing.megatron import arguments, read_megatron
+from autopar.integrations.importing.shell import Script
+from tests.report_models import planned
+
+SCRIPT = """#!/bin/bash
+# Runs a model
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=${NUM_NODES:-4}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+TP=2; PP=4
+LOAD=$1
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE # a comment with --bf16
+    --nnodes $NUM_NODES
+)
+GPT_MODEL_ARGS=(
+    --num-layers 96
+    --hidden-size 12288
+)
+PARALLEL="--tensor-model-parallel-size $TP \\
+    --pipeline-model-parallel-size ${PP}"
+if [ "$FP16" = 1 ]; then
+    GPT_MODEL_ARGS+=(--fp16)
+    TP=8
+fi
+GPT_MODEL_ARGS+=(--micro-batch-size 1 --global-batch-size $((WORLD_SIZE * 48)))
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${GPT_MODEL_ARGS[@]} \\
+    $PARALLEL --load "$LOAD" \\
+    --use-distributed-optimizer
+"""
+YAML = """
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+MODEL_ARGS:
+  --num-layers: 12
+  --tensor-model-parallel-size: 2
+  --pipeline-model-parallel-size: 2
+  --sequence-parallel: true
+  --use-distributed-optimizer: false
+  --recompute-granularity: full
+  --data-path: ${DATA_PATH}/text
+TEST_TYPE: regular
+"""
+
+
+def test_variables_and_arrays_are_expanded() -> None:
+    options = arguments(SCRIPT)
+    assert options["num-layers"] == "96" and options["hidden-size"] == "12288"
+    assert options["tensor-model-parallel-size"] == "2"
+    assert options["pipeline-model-parallel-size"] == "4"
+    assert options["global-batch-size"] == str(8 * 4 * 48)
+    assert options["use-distributed-optimizer"] == "" and "bf16" not in options
+    # A caller's argument stays as it is written.
+    assert options["load"] == "$1"
+
+
+def test_what_is_set_under_a_condition_is_left_out_and_told() -> None:
+    script = Script(SCRIPT)
+    assert script.conditional == ["--fp16"]
+    read = read_megatron(SCRIPT.replace('PARALLEL="--tensor', 'X=1\nPARALLEL="--tensor'))
+    assert read.dtype is None and any("--fp16" in line for line in read.lost)
+    late = SCRIPT.replace("$PARALLEL", "--tensor-model-parallel-size $TP")
+    with pytest.raises(UsageError, match=r"tensor-model-parallel-size is '\$TP'"):
+        read_megatron(late)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A=(1 2)\nx --n ${A[1]}", ["x", "--n", "${A[1]}"]),
+        ("A='--a 1'\nx $A", ["x", "--a", "1"]),
+        ("x --n ${N:-3} --m ${M}", ["x", "--n", "3", "--m", "${M}"]),
+        ("N=2\nx --n $((N * (3 + 4)))", ["x", "--n", "14"]),
+        ("x --n $(nproc)", ["x", "--n", "$(nproc)"]),
+        ("A=1 x --n 2", ["x", "--n", "2"]),
+        ("for i in 1 2; do\nx --n 3\ndone", ["x", "--n", "3"]),
+        ("x --text 'a\nb' --n 4", ["x", "--text", "a\nb", "--n", "4"]),
+    ],
+)
+def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
+    assert Script(text).commands[-1][-len(words) :] == words
+
+
+@pytest.mark.parametrize("text", ["x 'a", "A=(1 2", "A=(1 2\n" * 600])
+def test_what_does_not_end_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        Script(text)
+
+
+def test_tables_of_megatrons_tests_are_read(tmp_path: Path) -> None:
+    (tmp_path / "model_config.yaml").write_text(YAML)
+    read = read_configuration(tmp_path / "model_config.yaml")
+    assert (read.source, read.tensor, read.stages, read.zero) == ("megatron", 2, 2, 0)
+    assert read.sequence_parallel and read.recompute == "full"
+    (tmp_path / "other.yml").write_text("a: 1\n")
+    with pytest.raises(UsageError, match="no argument that begins with --"):
+        read_configuration(tmp_path / "other.yml")
+    (tmp_path / "other.yml").write_text("a: [\n")
+    with pytest.raises(UsageError, match="not YAML"):
+        read_configuration(tmp_path / "other.yml")
+
+
+def test_a_model_of_other_sizes_is_refused() -> None:
+    graph = planned(layers=4).model.graph
+    configuration = read_megatron("x --num-layers 4 --hidden-size 64")
+    require_sizes(configuration, graph, None)
+    with pytest.raises(UsageError, match="--num-layers is 96, and the model has 4"):
+        require_sizes(read_megatron("x --num-layers 96"), graph, None)
+    shape = Shape(layers=4, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=100, sequence=16)
+    with pytest.raises(UsageError, match="--hidden-size is 64, and the model has 32"):
+        require_sizes(configuration, graph, shape)
+
+
+def test_the_kind_of_context_parallelism_is_read(tmp_path: Path) -> None:
+    ring = read_megatron("x --context-parallel-size 2")
+    heads = read_megatron("x --context-parallel-size 2 --cp-comm-type a2a")
+    assert scheme_text(ring, 1) == "context 2" and scheme_text(heads, 1) == "ulysses 2"
+    (tmp_path / "d.json").write_text('{"sequence_parallel_size": 2}')
+    assert scheme_text(read_configuration(tmp_path / "d.json"), 1) == "ulysses 2"
+
+
+def test_nobody_else_s_scheme_is_planned_into_host_memory() -> None:
+    plan = planned(hidden=512)
+    (rival,) = rivals(plan, ["data"], memory=4 * 2**20)
+    assert not rival.fits and not rival.host_memory
+
+
+def test_host_memory_is_asked_for() -> None:
+    assert Configuration(source="x").offload is None
+    assert read_megatron("x --optimizer-cpu-offload").offload == "optimizer"
