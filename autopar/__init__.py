@@ -36,6 +36,7 @@ _OF_MODULE = {
         "get_auto_parallel_context",
         "reset_auto_parallel_context",
         "set_auto_parallel_context",
+        "set_context",
     ),
     "autopar.integrations.mindspore.context.marks": (
         "add_prim_attr",

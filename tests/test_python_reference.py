@@ -62,6 +62,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "set_auto_parallel_context",
         "get_auto_parallel_context",
         "reset_auto_parallel_context",
+        "set_context",
         "shard",
         "add_prim_attr",
         "layerwise_parallel",

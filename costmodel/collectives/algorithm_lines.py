@@ -206,6 +206,11 @@ def _per_level(kind: str, algorithms: tuple[Algorithm, ...], parts: Parts) -> It
                 yield choice
 
 
+def plain_line(algorithm: Algorithm, parts: Parts) -> Line:
+    """Return the line of one algorithm on levels in the protocols that they have."""
+    return _LAID[algorithm.layout]((algorithm,), parts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
     """One way to run a collective: its algorithms and protocols by level, and its line."""

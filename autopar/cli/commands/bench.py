@@ -15,8 +15,20 @@ from autopar.cli.shared_options import (
     measured_kinds,
     measuring_options,
     planning_option,
+    planning_values,
 )
 
+METHODS = (
+    "naive",
+    "parameter_server",
+    "binomial_tree",
+    "hypercube",
+    "halving",
+    "ring",
+    "pairwise",
+    "bruck",
+)
+PRICED = "1KiB,1MiB,1GiB"
 SIZES = "1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
 
 
@@ -24,7 +36,18 @@ def add_options(parser: Parser) -> None:
     """Add the ranks, and what is measured."""
     add = parser.add_argument
     measuring_options(parser)
-    add("--sizes", default=SIZES, metavar="1KiB,1MiB", help="bytes (default: 1 KiB to 64 MiB)")
+    add(
+        "--sizes",
+        metavar="1KiB,1MiB",
+        help="bytes (default: 1 KiB to 64 MiB; of methods 1 KiB, 1 MiB and 1 GiB)",
+    )
+    add(
+        "--method",
+        metavar="NAME,...",
+        help="measure nothing: price these methods on --cluster beside what its backend takes "
+        f"({', '.join(METHODS)}, all)",
+    )
+    planning_option(parser, "devices", help="devices of a priced --method (default: a node's)")
     add(
         "--collectives",
         default="",
@@ -50,8 +73,12 @@ def run(args: argparse.Namespace) -> int | None:
     from autopar.units import parse_bytes
 
     check_outputs(args, args.plot)
+    wanted = args.sizes or (PRICED if args.method else SIZES)
+    sizes = [int(parse_bytes(text, "--sizes")) for text in wanted.split(",")]
+    if args.method:
+        _print_methods(args, sizes)
+        return None
     check_measured_ranks(args)
-    sizes = [int(parse_bytes(text, "--sizes")) for text in args.sizes.split(",")]
     if (ranks := relaunched(args.nproc, args.backend, least=2)) is not None:
         return ranks.code
     with stdout_to_stderr():
@@ -68,6 +95,22 @@ def run(args: argparse.Namespace) -> int | None:
         write_whole(Path(args.plot), svg(bench_panels(bench)))
     print_answer(args, lambda: bench_json(bench), lambda: bench_parts(bench))
     return None
+
+
+def _print_methods(args: argparse.Namespace, sizes: list[int]) -> None:
+    """Price methods of collectives on a cluster."""
+    from autopar.analysis.measurements.collective_methods import method_rows
+    from autopar.costmodel import load_cluster
+    from autopar.errors import UsageError
+    from autopar.report.measurements.bench import methods_json, methods_parts
+
+    if args.plot:
+        raise UsageError("--plot shows what was measured: give no --method")
+    cluster = load_cluster(args.cluster or "dgx-h100")
+    (devices,) = planning_values(args, ["devices"]).values()
+    cluster = cluster.sized(devices or cluster.levels[0].size)
+    rows = method_rows(cluster, args.method.split(","), measured_kinds(args), sizes)
+    print_answer(args, lambda: methods_json(rows, cluster), lambda: methods_parts(rows, cluster))
 
 
 COLLECTIVES = Command(

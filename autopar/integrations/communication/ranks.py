@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from autopar.errors import RunError, UsageError, unknown
-from autopar.integrations.mindspore.context import current
+from autopar.integrations.mindspore.context import current, target_backend
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -26,16 +26,20 @@ def init(backend: str | None = None, *, timeout: float = 600.0) -> None:
     Ranks and their devices are those of torchrun, mpirun or srun; MASTER_ADDR and MASTER_PORT say
     where they meet. `timeout`: seconds that a rank may be late. `backend`: nccl (NVIDIA GPUs), gloo
     (CPUs), hccl (Ascend, where torch_npu is installed), mpi (where torch was built with it); by
-    default the backend of the device at hand. If the context sets `global_rank` and `device_num`,
-    they overrule the environment. An existing process group is used if it has the wanted backend.
+    default that of `autopar.set_context`, or else of the device at hand. If the context sets
+    `global_rank` and `device_num`, they overrule the environment. An existing process group is used
+    if it has the wanted backend.
     """
     import torch.distributed as dist
 
-    from autopar.runtime.launch.backends import default_backend, require_known
+    from autopar.runtime.launch.backends import default_backend, require_backend, require_known
     from autopar.runtime.launch.environment import init_from_environment
 
-    chosen = backend or default_backend()
+    chosen = backend or target_backend() or default_backend()
     require_known(chosen)
+    # Whether a package is there is known at once, before ranks wait for each other.
+    if chosen in ("hccl", "mpi") and not dist.is_initialized():
+        require_backend(chosen)
     if dist.is_initialized():
         if backend is not None and backend not in dist.get_backend():
             raise UsageError(

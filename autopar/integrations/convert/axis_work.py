@@ -77,7 +77,9 @@ def axis_work(plan: Plan, index: int) -> AxisWork:
         work = max(kinds, key=lambda kind: len(names[kind]))
         share = len(names[work]) / sum(len(names[kind]) for kind in kinds)
     attentions = [name for name in plan.operators if _heads(plan, name, index, weights)]
-    mixed = {kind: tuple(names[kind]) for kind in kinds if kind != work}
+    mixed: dict[Work, tuple[str, ...]] = {
+        kind: tuple(names[kind]) for kind in kinds if kind != work
+    }
     repeated = 0 if work in ("idle", "tensor") else len(names["idle"])
     if work == "sequence" and attentions:
         work = "ulysses"

@@ -16,18 +16,18 @@ FEW = 4
 
 
 def pieces_of(
-    figures: Sequence[OperatorCosts], stages: int, cuts: Sequence[range] | None = None
+    figures: Sequence[OperatorCosts], stages: int, places: Sequence[range] | None = None
 ) -> NDArray[np.int64]:
     """Return the operators before which the model may be cut, with both ends.
 
-    `cuts`: the only places, each with the operators before one of which it is cut.
+    `places`: the only ones, each with the operators before one of which it is cut.
 
     A cut is at a minimum of the handed bytes. If that gives a stage few pieces, as in a chain of
     equally wide layers, a cut may also be where the bytes stay equal.
     """
     handed = np.max([f.handed for f in figures], axis=0)
-    if cuts is not None:
-        least = [place[int(np.argmin(handed[place.start : place.stop]))] for place in cuts]
+    if places is not None:
+        least = [place[int(np.argmin(handed[place.start : place.stop]))] for place in places]
         return np.array([0, *least, len(handed) - 1])
     busy = np.sum([f.forward + f.backward + f.stored for f in figures], axis=0)
     work = np.concatenate(([0.0], np.cumsum(busy)))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from autopar.analysis.measurements.collective_bench import Bench
+from autopar.analysis.measurements.collective_methods import MethodRow
+from autopar.costmodel import Cluster
 from autopar.report.plot import Panel, Series
 from autopar.report.tables import Table
 from autopar.units import bytes_text, rate_text, seconds_text
@@ -61,6 +65,51 @@ def bench_parts(bench: Bench) -> list[str | Table]:
     )
     title = f"Collectives by {bench.backend}, beside the model's prediction for {bench.cluster}"
     return [Table(title=title, columns=columns, rows=rows)]
+
+
+def methods_json(rows: Sequence[MethodRow], cluster: Cluster) -> dict[str, Any]:
+    """The methods as an object."""
+    return {
+        "cluster": cluster.name,
+        "backend": cluster.backend,
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+
+
+def methods_parts(rows: Sequence[MethodRow], cluster: Cluster) -> list[str | Table]:
+    """The methods as a table, with the meaning of its terms."""
+    told = tuple(
+        (
+            row.kind,
+            row.method,
+            row.steps,
+            row.traffic,
+            bytes_text(row.nbytes),
+            bytes_text(row.port),
+            seconds_text(row.seconds),
+            row.taken,
+            seconds_text(row.taken_seconds),
+        )
+        for row in rows
+    )
+    columns = (
+        "collective",
+        "method",
+        "steps",
+        "traffic",
+        ">bytes",
+        ">busiest port",
+        ">time",
+        f"{cluster.backend} takes",
+        ">its time",
+    )
+    title = f"Methods among {cluster.devices} devices of {cluster.name}"
+    terms = (
+        "Time: launch + steps x latency + traffic x bytes / rate, on the slowest level. p: "
+        "devices; l: log2 p, rounded up; q: (p - 1) / p; d: l, or two more than the power of two "
+        "below p; b: about l / 2."
+    )
+    return [Table(title=title, columns=columns, rows=told), terms]
 
 
 def bench_panels(bench: Bench) -> list[Panel]:

@@ -9,6 +9,8 @@ from .state import (
     get_auto_parallel_context,
     reset_auto_parallel_context,
     set_auto_parallel_context,
+    set_context,
+    target_backend,
 )
 
 __all__ = [
@@ -17,4 +19,6 @@ __all__ = [
     "get_auto_parallel_context",
     "reset_auto_parallel_context",
     "set_auto_parallel_context",
+    "set_context",
+    "target_backend",
 ]

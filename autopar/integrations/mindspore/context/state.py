@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from autopar.errors import UsageError
+from autopar.errors import UsageError, unknown
 
 from .keys import CUT_BY_OPERATOR, KEYS, SEARCH_MODES, key_named
 
@@ -91,6 +91,7 @@ class _Held:
     """The context of this process."""
 
     context: Context = field(default_factory=Context)
+    target: str | None = None
 
 
 _HELD = _Held()
@@ -99,6 +100,25 @@ _HELD = _Held()
 def current() -> Context:
     """The context of this process."""
     return _HELD.context
+
+
+TARGETS: Mapping[str, str] = {"Ascend": "hccl", "GPU": "nccl", "CPU": "gloo"}
+"""The backend of each kind of device."""
+
+
+def set_context(*, device_target: str | None) -> None:
+    """Set the kind of device that ranks use: "Ascend", "GPU" or "CPU"; None: what is at hand.
+
+    `communication.init` takes its backend where it is given none.
+    """
+    if device_target is not None and device_target not in TARGETS:
+        raise UsageError(unknown("device_target", str(device_target), TARGETS))
+    _HELD.target = device_target
+
+
+def target_backend() -> str | None:
+    """The backend of the kind of device that `set_context` has set."""
+    return None if _HELD.target is None else TARGETS[_HELD.target]
 
 
 def set_auto_parallel_context(**keys: Any) -> None:

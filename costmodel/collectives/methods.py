@@ -1,0 +1,112 @@
+"""Methods of collectives as textbooks name them: steps, and bytes through the busiest port.
+
+With p ranks, l = ceil(log2 p) and q = (p - 1) / p, as multiples of the collective's bytes:
+
+                     all_reduce          all_gather,        broadcast,      gather,
+                                         reduce_scatter     reduce          scatter
+    naive            2(p-1), 2(p-1)      2(p-1), q+p-1      p-1, p-1        p-1, q
+    parameter_server 2, 2(p-1)           2, q+p-1           1, p-1          1, q
+    binomial_tree    2l, 2l              2l, q+l            l, l            l, q
+    hypercube        l, l (2 more beyond a power of two)    l, q
+    halving          2l, 2q
+    ring             2(p-1), 2q          p-1, q
+
+and of an all-to-all: naive 1, q; pairwise p-1, q; bruck l, about l/2. Sources: Thakur,
+Rabenseifner, Gropp 2005; Bruck et al. 1997; Patarasuk, Yuan 2009; Li et al. 2014 (parameter
+server). What backends run is in `backends`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+from autopar.costmodel.cluster.axis_binding import bind_axes, parse_span
+from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.cluster.measured_collectives import Line
+from autopar.errors import ClusterError, unknown
+
+from .algorithm import Algorithm, log2_up, share
+from .algorithm_lines import parts_of, plain_line
+
+
+def _doubling(n: int) -> int:
+    """Rounds of recursive doubling: ranks beyond a power of two hand theirs in, and are told."""
+    power = n.bit_length() - 1
+    return power if n == 1 << power else power + 2
+
+
+def _bruck(n: int) -> float:
+    return sum(d >> k & 1 for k in range(log2_up(n)) for d in range(n)) / n
+
+
+TERMS: Mapping[str, Callable[[int], float]] = {
+    "1": lambda n: 1,
+    "2": lambda n: 2,
+    "p - 1": lambda n: n - 1,
+    "2 (p - 1)": lambda n: 2 * (n - 1),
+    "l": log2_up,
+    "2 l": lambda n: 2 * log2_up(n),
+    "d": _doubling,
+    "q": share,
+    "2 q": lambda n: 2 * share(n),
+    "q + p - 1": lambda n: share(n) + n - 1,
+    "q + l": lambda n: share(n) + log2_up(n),
+    "b": _bruck,
+}
+"""The terms of closed forms; d: l, or two more than the power of two below p; b: about l / 2."""
+_SPREAD = {
+    "naive": ("p - 1", "p - 1"),
+    "parameter_server": ("1", "p - 1"),
+    "binomial_tree": ("l", "l"),
+}
+_PARTED = {"naive": ("p - 1", "q"), "parameter_server": ("1", "q"), "binomial_tree": ("l", "q")}
+_TO_ALL = {
+    "naive": ("2 (p - 1)", "q + p - 1"),
+    "parameter_server": ("2", "q + p - 1"),
+    "binomial_tree": ("2 l", "q + l"),
+    "hypercube": ("l", "q"),
+    "ring": ("p - 1", "q"),
+}
+METHODS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "all_reduce": {
+        "naive": ("2 (p - 1)", "2 (p - 1)"),
+        "parameter_server": ("2", "2 (p - 1)"),
+        "binomial_tree": ("2 l", "2 l"),
+        "hypercube": ("d", "d"),
+        "halving": ("2 l", "2 q"),
+        "ring": ("2 (p - 1)", "2 q"),
+    },
+    "all_gather": _TO_ALL,
+    "reduce_scatter": _TO_ALL,
+    "all_to_all": {"naive": ("1", "q"), "pairwise": ("p - 1", "q"), "bruck": ("l", "b")},
+    "broadcast": _SPREAD,
+    "reduce": _SPREAD,
+    "gather": _PARTED,
+    "scatter": _PARTED,
+}
+"""The terms of steps and of traffic, by collective and method."""
+NAMES = tuple(dict.fromkeys(name for methods in METHODS.values() for name in methods))
+
+
+@functools.lru_cache(maxsize=1024)
+def method_of(kind: str, name: str) -> Algorithm:
+    """The method of that name for a collective; an unknown one lists the valid ones."""
+    if kind not in METHODS:
+        raise ClusterError(unknown("collective", kind, METHODS))
+    if name not in METHODS[kind]:
+        raise ClusterError(unknown(f"method of {kind}", name, METHODS[kind]))
+    steps, traffic = METHODS[kind][name]
+    return Algorithm(name=name, layout="flat", steps=TERMS[steps], traffic=TERMS[traffic])
+
+
+def method_line(kind: str, name: str, cluster: Cluster) -> Line:
+    """Seconds, and seconds per byte, of a method among all devices of a cluster.
+
+    Every level carries all steps of those that do not know levels, at its slowest.
+    """
+    levels = bind_axes(cluster, (cluster.devices,))
+    assert levels is not None
+    parts = parts_of(cluster, parse_span(cluster, levels[0], cluster.devices))
+    start, each = plain_line(method_of(kind, name), parts)
+    return cluster.device.launch + start, each
