@@ -32,11 +32,13 @@ from .algorithm_lines import parts_of, plain_line
 
 def _doubling(n: int) -> int:
     """Rounds of recursive doubling: ranks beyond a power of two hand theirs in, and are told."""
+    # Pairs exchange everything in each round, so only a power of two comes out even.
     power = n.bit_length() - 1
     return power if n == 1 << power else power + 2
 
 
 def _bruck(n: int) -> float:
+    # In round k the blocks travel whose distance has bit k.
     return sum(d >> k & 1 for k in range(log2_up(n)) for d in range(n)) / n
 
 
@@ -55,12 +57,15 @@ TERMS: Mapping[str, Callable[[int], float]] = {
     "b": _bruck,
 }
 """The terms of closed forms; d: l, or two more than the power of two below p; b: about l / 2."""
+# The whole buffer goes over every edge of a broadcast; a reduction is one run backwards.
 _SPREAD = {
     "naive": ("p - 1", "p - 1"),
     "parameter_server": ("1", "p - 1"),
     "binomial_tree": ("l", "l"),
 }
+# Each rank's own part stays where it is, so that q of the bytes passes the root's port.
 _PARTED = {"naive": ("p - 1", "q"), "parameter_server": ("1", "q"), "binomial_tree": ("l", "q")}
+# Without a round of their own, a root collects all parts first and then tells everybody.
 _TO_ALL = {
     "naive": ("2 (p - 1)", "q + p - 1"),
     "parameter_server": ("2", "q + p - 1"),
@@ -96,6 +101,7 @@ def method_of(kind: str, name: str) -> Algorithm:
         raise ClusterError(unknown("collective", kind, METHODS))
     if name not in METHODS[kind]:
         raise ClusterError(unknown(f"method of {kind}", name, METHODS[kind]))
+    # A textbook's method knows no levels: all of it runs at the pace of the slowest.
     steps, traffic = METHODS[kind][name]
     return Algorithm(name=name, layout="flat", steps=TERMS[steps], traffic=TERMS[traffic])
 
@@ -108,5 +114,6 @@ def method_line(kind: str, name: str, cluster: Cluster) -> Line:
     levels = bind_axes(cluster, (cluster.devices,))
     assert levels is not None
     parts = parts_of(cluster, parse_span(cluster, levels[0], cluster.devices))
+    # The protocols of NCCL are fitted to its own algorithms, which these are not.
     start, each = plain_line(method_of(kind, name), parts)
     return cluster.device.launch + start, each

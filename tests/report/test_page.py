@@ -18,7 +18,7 @@ from autopar.cli import run
 from autopar.errors import PlanError, UsageError
 from autopar.plan import Plan
 from autopar.plan_parts import OperatorPlan, StagePlan
-from autopar.report.page import Compared, Contents, page
+from autopar.report.page import Compared, Contents, figures, page
 from autopar.report.page.modules import tokens
 from autopar.report.page.spans import timeline_of
 
@@ -216,3 +216,36 @@ def test_the_command(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[s
         run(["report", str(saved), "-o", str(saved)])
     with pytest.raises(PlanError, match="not a strategy checkpoint"):
         run(["report", str(out), "-o", str(tmp_path / "other.html")])
+
+
+def test_the_parts_of_a_stage_fill_the_step(staged: Plan) -> None:
+    """Communication that hides under computation takes no room of its own."""
+    slow = staged.model_copy(
+        update={
+            "stages": tuple(
+                stage.model_copy(update={"once": staged.predicted.step}) for stage in staged.stages
+            )
+        }
+    )
+    for each, hides in ((staged, False), (slow, True)):
+        for bar in figures._stage_bars(each):
+            assert sum(size for _, size, _ in bar.parts) == pytest.approx(each.predicted.step)
+            assert ("hides" in bar.text) == hides
+
+
+@pytest.mark.parametrize(
+    ("changed", "limit", "said"),
+    [
+        ({"memory": 90.0}, 100.0, "may not fit"),
+        ({"bubble": 0.5}, None, "stages wait"),
+        ({"communication": 0.5, "overlapped": 0.1}, None, "communication waits"),
+        ({}, None, "the devices compute"),
+    ],
+)
+def test_the_summary_says_what_is_asked_next(
+    plan: Plan, changed: dict[str, float], limit: float | None, said: str
+) -> None:
+    quiet = {"step": 1.0, "communication": 0.0, "overlapped": 0.0, "bubble": 0.0, "memory": 1.0}
+    predicted = plan.predicted.model_copy(update={**quiet, **changed})
+    told = figures._next(plan.model_copy(update={"predicted": predicted}), limit)
+    assert said in told and "autopar convert" in told

@@ -33,7 +33,7 @@ OUTER_CHOICES = (
     "schedule",
     "interleave",
 )
-FIXABLE = (*OUTER_CHOICES, "pins", "scheme")
+FIXABLE = (*OUTER_CHOICES, "pins", "scheme", "target")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,8 +50,8 @@ def _fields(setup: Setup, styles: Mapping[str, str]) -> dict[str, object]:
     if setup.shards > 1:
         fields["fsdp_size"] = setup.shards
         fields["dp_replicate_size"] = setup.degree("data") // setup.shards
-        kept = "free_full_weight" if setup.zero == 3 else "keep_full_weight"
-        fields["fsdp_plan"] = dict.fromkeys(units_of(setup.plan), kept)
+        style = "free_full_weight" if setup.zero == 3 else "keep_full_weight"
+        fields["fsdp_plan"] = dict.fromkeys(units_of(setup.plan), style)
         fields["fsdp_mixed_precision"] = precision_of(setup) == POLICY
     return fields
 

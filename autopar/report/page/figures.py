@@ -81,7 +81,12 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
         yield "How much is that a second?", f"{of_all}; {speed_text(speed, unit_of(cluster))}"
     limit = min(default_limit(pool) for pool in cluster.pools) if cluster else None
     of = f" of {bytes_text(limit)} ({p.memory / limit:.0%})" if limit else ""
-    yield "Does it fit?", f"{bytes_text(p.memory)}{of} on the fullest device"
+    held = memory_interval()
+    yield (
+        "Does it fit?",
+        f"{bytes_text(p.memory)}{of} on the fullest device (nine runs in ten: "
+        f"{bytes_text(p.memory * held.low)} to {bytes_text(p.memory * held.high)})",
+    )
     exposed = max(p.communication - p.overlapped, 0.0)
     parts = [
         (p.forward, "computes forward"),
@@ -105,6 +110,22 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
         f"{used}. {named.sentence}" if named is not None and named.sentence else used,
     )
     yield "Could it be better?", gap_text(plan.provenance)
+    yield "What next?", _next(plan, limit)
+
+
+def _next(plan: Plan, limit: float | None) -> str:
+    """The command that answers what is asked next, by what the step waits for most."""
+    p = plan.predicted
+    exposed = max(p.communication - p.overlapped, 0.0)
+    if limit and p.memory * memory_interval().high > limit:
+        first = "it may not fit: autopar plan with less --memory, or what-if --recompute full"
+    elif p.bubble > max(exposed, 0.1 * p.step):
+        first = "stages wait: autopar what-if --micro-batches N, or --stages N"
+    elif exposed > 0.1 * p.step:
+        first = "communication waits: autopar explain PLAN --alternatives"
+    else:
+        first = "the devices compute: autopar explain PLAN says what bounds each operator"
+    return f"{first}; autopar run --check proves it on ranks, autopar convert writes it for others"
 
 
 def time(plan: Plan, drawn: Timeline) -> Section:
@@ -177,12 +198,15 @@ def _stage_bars(plan: Plan) -> list[Bar]:
         moved = sum(s.moved for s in held)
         once = sum(s.once for s in held)
         compute = count * sum(s.forward + s.backward for s in held) - moved
-        waits = max(plan.predicted.step - compute - moved - once - plan.predicted.update, 0.0)
+        # The parts fill the step: communication beyond it hides under computation.
+        room = max(plan.predicted.step - compute - plan.predicted.update, 0.0)
+        exposed = min(moved + once, room)
+        hidden = moved + once - exposed
         parts = (
             ("compute", compute),
-            ("communication", moved + once),
+            ("communication", exposed),
             ("update", plan.predicted.update),
-            (WAITING, waits),
+            (WAITING, room - exposed),
         )
         shown = tuple(
             (name, max(seconds, 0.0), seconds_text(max(seconds, 0.0))) for name, seconds in parts
@@ -191,10 +215,16 @@ def _stage_bars(plan: Plan) -> list[Bar]:
             Bar(
                 name=f"stage {number}",
                 parts=shown,
-                text=f"busy {seconds_text(compute + moved + once)}",
+                text=_busy(compute + plan.predicted.update + exposed, hidden, plan.predicted.step),
             )
         )
     return stage_bars
+
+
+def _busy(busy: float, hidden: float, step: float) -> str:
+    """The share of a step in which a stage is busy, and the communication hidden under that."""
+    beside = f", hides {seconds_text(hidden)}" if hidden > 0.001 * step else ""
+    return f"busy {share(busy, step)}{beside}"
 
 
 def memory(plan: Plan, cluster: Cluster | None) -> Section:

@@ -29,6 +29,28 @@ all("button[data-zoom]").forEach((button) => button.addEventListener("click", ()
     drawn.setAttribute("height", width * h / w);
   });
 }));
+const scales = { us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, "%": 0.01, KiB: 1024, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, KB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
+const value = (cell) => {
+  const [, number, unit] = cell.textContent.trim().match(/^([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*(\S*)/) || [];
+  return number === undefined ? cell.textContent : Number(number.replaceAll(",", "")) * (scales[unit] || 1);
+};
+const order = (a, b) => typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
+const sorted = (header, column) => {
+  const table = header.closest("table");
+  const sign = header.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+  all("th", table).forEach((other) => other.removeAttribute("aria-sort"));
+  header.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+  const body = table.tBodies[0];
+  body.append(...all("tr", body).sort((a, b) => sign * order(value(a.cells[column]), value(b.cells[column]))));
+};
+all("thead tr").forEach((row) => all("th", row).forEach((header, column) => {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "sort";
+  button.textContent = header.textContent;
+  button.addEventListener("click", () => sorted(header, column));
+  header.replaceChildren(button);
+}));
 const reveal = () => {
   const found = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!found) return;
