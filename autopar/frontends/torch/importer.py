@@ -80,7 +80,8 @@ def _folded(
             program, programs = export_folded(module, args, kwargs, dtype, folding)
             outer = _as_exported(program, module, name)
             models = {
-                kind.path: _as_exported(of_kind, kind.layer, kind.path)
+                # In each kind once: the same work on all of the layers would take as many times.
+                kind.path: _simplified(_as_exported(of_kind, kind.layer, kind.path))
                 for kind, of_kind in zip(folding.kinds, programs, strict=True)
             }
         layers = [
