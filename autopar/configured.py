@@ -6,6 +6,7 @@ import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .errors import UsageError
@@ -24,6 +25,7 @@ from .frontends.huggingface import (
 from .frontends.load import ModelOptions, load_model
 from .ir import Graph
 from .model import LoadedModel
+from .remembered_models import remembered_model
 from .units import count_text
 
 
@@ -31,15 +33,18 @@ def load_any(model: Any, options: ModelOptions, given: Any = None) -> LoadedMode
     """`load_model`, which takes `hf:path/config.json` too."""
     if not is_configuration(model):
         return load_model(model, options, given)
-    wrong = [name for name in ("shapes", "frozen", "trained") if getattr(options, name)]
+    wrong = [name for name in ("shapes", "trained") if getattr(options, name)]
     sizes = OPTIONS.values()
     if wrong or set(options.dims) - set(sizes):
         named = ", ".join(f"--{name}" for name in OPTIONS)
         raise UsageError(
-            f"{model}: a configuration takes --batch, {named}, --loss and --dtype, not "
+            f"{model}: a configuration takes --batch, {named}, --loss, --dtype and --frozen, not "
             f"{', '.join(wrong) or '--dim'}"
         )
-    return load_configured(str(model).removeprefix(PREFIX), options, given)
+    path = str(model).removeprefix(PREFIX)
+    return load_configured(
+        path, replace(options, frozen=()), given, frozen_parameters=options.frozen
+    )
 
 
 def load_configured(
@@ -55,8 +60,22 @@ def load_configured(
     `frozen_parameters`: names or patterns of parameters that are not trained. `build` makes the
     module with its weights.
     """
-    dtype = options.dtype or DTYPE
-    made = configured(path, dtype)
+    options = replace(options, dtype=options.dtype or DTYPE)
+    load = partial(_load, path, options, given, frozen_parameters, build)
+    if given is not None:
+        return load()
+    return remembered_model(path, options, frozen_parameters, load)
+
+
+def _load(
+    path: str,
+    options: ModelOptions,
+    given: Mapping[str, Any] | None,
+    frozen_parameters: Sequence[str],
+    build: Callable[[Configured], Any],
+) -> LoadedModel:
+    assert options.dtype is not None
+    made = configured(path, options.dtype)
     if given is None:
         has_labels = options.train and options.loss is None
         inputs = example_inputs(made, options.batch or 1, options.dims, labels=has_labels)
@@ -80,7 +99,7 @@ def load_configured(
         build=functools.cache(lambda: ready(build(made))),
         given=None,
         reload=None,
-        dtype=dtype,
+        dtype=options.dtype,
         notes=(
             _sized(loaded.graph, inputs.options),
             *made.notes,
@@ -96,10 +115,8 @@ def _with_values(loaded: LoadedModel, values: Mapping[str, Any]) -> LoadedModel:
     assert loaded.inputs is not None and loaded.call is not None
     named = zip(loaded.graph.inputs, loaded.inputs, strict=True)
     args, kwargs = loaded.call
-    return replace(
-        loaded,
-        inputs=tuple(values.get(name, value) for name, value in named),
-        call=(args, {**kwargs, **values}),
+    return loaded.with_inputs(
+        tuple(values.get(name, value) for name, value in named), (args, {**kwargs, **values})
     )
 
 

@@ -6,7 +6,7 @@ They hold an imported model on its way from a frontend to the planner and the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .ir import Graph, Operator
@@ -36,6 +36,7 @@ class TorchModel:
     `out_spec`: structures of inputs and outputs. `output_names`: the tensors of the outputs; None
     for numbers and texts, which are in `output_values`. `checks`: assertions of its code about its
     data. `reads`: the attributes that its code has read in the export, by the submodule's path.
+    `unfolded`: why equal layers were not exported once for all of them.
     """
 
     graph: Graph
@@ -48,6 +49,20 @@ class TorchModel:
     output_values: tuple[Any, ...] = ()
     checks: tuple[Check, ...] = ()
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    unfolded: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What a run needs of a model's import beside its graph.
+
+    `torch`: the record of a PyTorch model's import. `inputs`: the tensors of the example inputs in
+    the graph's order; `call`: the arguments that hold them.
+    """
+
+    torch: TorchModel | None = None
+    inputs: tuple[Any, ...] | None = None
+    call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +70,8 @@ class LoadedModel:
     """A graph ready to plan, and the source of its weights.
 
     An ONNX model has `weights`, which reads them one at a time (None if the file holds none). A
-    PyTorch model has `module`, which `build` makes when it is first needed, and the `torch` record
-    of its import. `source`: the graph as imported, without an added loss. `inputs`: the tensors of
-    the example inputs in the graph's order; `call`: the arguments that hold them. `loss`: the
+    PyTorch model has `module`, which `build` makes when it is first needed, as `imported` does the
+    rest of what a run needs. `source`: the graph as imported, without an added loss. `loss`: the
     user's loss function. `notes`: sentences worth telling the user. `dtype`: the floating-point
     type that was asked for. `given`: the PyTorch module before its cast to that type. `reload`
     imports another such module, with the same inputs and options.
@@ -65,12 +79,10 @@ class LoadedModel:
 
     graph: Graph
     source: Graph
-    inputs: tuple[Any, ...] | None = None
-    call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    imported: Callable[[], Imported] = Imported
     loss: Callable[..., Any] | None = None
     weights: Callable[[], Iterator[tuple[str, Any]]] | None = None
     build: Callable[[], Any] | None = None
-    torch: TorchModel | None = None
     notes: tuple[str, ...] = ()
     dtype: str | None = None
     given: Any = None
@@ -83,3 +95,25 @@ class LoadedModel:
         It is None for an ONNX model.
         """
         return self.build() if self.build is not None else None
+
+    @property
+    def torch(self) -> TorchModel | None:
+        """The record of a PyTorch model's import."""
+        return self.imported().torch
+
+    @property
+    def inputs(self) -> tuple[Any, ...] | None:
+        """The tensors of the example inputs."""
+        return self.imported().inputs
+
+    @property
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments of the example call."""
+        return self.imported().call
+
+    def with_inputs(
+        self, inputs: tuple[Any, ...], call: tuple[tuple[Any, ...], dict[str, Any]] | None
+    ) -> LoadedModel:
+        """The model with other example inputs."""
+        imported = replace(self.imported(), inputs=inputs, call=call)
+        return replace(self, imported=lambda: imported)

@@ -149,6 +149,15 @@ def test_options_that_do_not_apply_are_named(model: str) -> None:
         load_any(model, ModelOptions(dims={"sequence": 0}))
 
 
+def test_parameters_are_frozen_by_pattern(model: str) -> None:
+    loaded = load_any(model, ModelOptions(batch=2, frozen=("*.mlp.*", "lm_head.weight")))
+    warm = {tensor.name for tensor in loaded.graph.parameters if tensor.trainable}
+    assert "model.layers.0.self_attn.q_proj.weight" in warm
+    assert not any(".mlp." in name or "lm_head" in name for name in warm)
+    with pytest.raises(UsageError, match="no parameter of the model is named 'mlp'"):
+        load_any(model, ModelOptions(frozen=("mlp",)))
+
+
 def test_models_are_listed_and_described(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["models"]) == 0
     assert "qwen3_next" in capsys.readouterr().out

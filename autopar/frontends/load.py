@@ -19,7 +19,7 @@ from autopar.errors import AutoparError, ModelError, UsageError, unknown
 from autopar.file_limits import TENSOR_BYTES
 from autopar.ir import Graph, with_loss
 from autopar.ir.dtype import FLOATS, cast_graph
-from autopar.model import Check, LoadedModel
+from autopar.model import Check, Imported, LoadedModel, TorchModel
 
 ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
 
@@ -106,7 +106,7 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
     graph = cast_graph(graph, options.dtype) if options.dtype else graph
     notes = tuple(f"{text}; planning needs no weights, running does" for text in lost if text)
     return LoadedModel(
-        graph=_finish(graph, options),
+        graph=finished(graph, options),
         source=graph,
         weights=lambda: _onnx_weights(model),
         notes=notes,
@@ -126,7 +126,8 @@ def _onnx_weights(model: Any) -> Iterator[tuple[str, Any]]:
     return load_weights(model) if has_weights(model) else iter(())
 
 
-def _finish(graph: Graph, options: ModelOptions) -> Graph:
+def finished(graph: Graph, options: ModelOptions) -> Graph:
+    """The graph of an imported model with a loss where it is trained and has none of its own."""
     if (total := sum(tensor.bytes for tensor in graph.tensors.values())) >= TENSOR_BYTES:
         largest = max(graph.tensors.values(), key=lambda tensor: tensor.bytes)
         raise ModelError(
@@ -226,7 +227,7 @@ def _imported(
     """Import a module with example inputs of the planned batch and type."""
     import torch
 
-    from .torch import NOTE, caching, import_torch, none_of_its_own, recast, with_attributes
+    from .torch import caching, import_torch, none_of_its_own, recast, with_attributes
 
     dtype = getattr(torch, options.dtype) if options.dtype else None
     loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
@@ -240,15 +241,14 @@ def _imported(
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs))
         if isinstance(leaf, torch.Tensor)
     )
+    record = Imported(torch=imported, inputs=inputs, call=(args, kwargs))
     return LoadedModel(
-        graph=_finish(imported.graph, options),
+        graph=finished(imported.graph, options),
         source=imported.graph,
         build=functools.cache(lambda: recast(module, dtype)),
-        torch=imported,
-        inputs=inputs,
-        call=(args, kwargs),
+        imported=lambda: record,
         loss=loss if options.train else None,
-        notes=(*((NOTE,) if caching(module) else ()), *map(_said, imported.checks)),
+        notes=tuple(_notes(imported, cached=caching(module))),
         dtype=options.dtype,
         given=module,
         reload=_reload(args, kwargs, options),
@@ -265,6 +265,16 @@ def _reload(
         torch.Tensor, lambda value: torch.empty_like(value, device="meta"), (args, kwargs)
     )
     return lambda module: _imported(module, args, kwargs, options)
+
+
+def _notes(imported: TorchModel, *, cached: bool) -> Iterator[str]:
+    from .torch import NOTE
+
+    if cached:
+        yield NOTE
+    if imported.unfolded is not None:
+        yield f"every layer is exported on its own, which takes longer: {imported.unfolded}"
+    yield from map(_said, imported.checks)
 
 
 def _said(check: Check) -> str:
@@ -317,10 +327,11 @@ def _archive(text: str, options: ModelOptions) -> LoadedModel:
         )
     module, imported = read_archive(text, trust=options.trust)
     notes = tuple(map(_said, imported.checks))
+    record = Imported(torch=imported)
     return LoadedModel(
-        graph=_finish(imported.graph, options),
+        graph=finished(imported.graph, options),
         source=imported.graph,
         build=lambda: module,
-        torch=imported,
+        imported=lambda: record,
         notes=notes,
     )

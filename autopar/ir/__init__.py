@@ -4,6 +4,7 @@ framework.
 
 from .graph import DTYPE_BYTES, Graph, Operator, Ref, Role, Tensor, Value, needed_operators
 from .loss import with_loss
+from .texts import graph_of, text_of
 
 __all__ = [
     "DTYPE_BYTES",
@@ -13,6 +14,8 @@ __all__ = [
     "Role",
     "Tensor",
     "Value",
+    "graph_of",
     "needed_operators",
+    "text_of",
     "with_loss",
 ]

@@ -129,9 +129,10 @@ MODEL = (
         kind=TEXTS,
         default=(),
         metavar="NAME",
-        help="stored floats of an ONNX model that are constants; repeatable",
+        help="stored floats of an ONNX model that are constants, or parameters of an hf: model "
+        "that are not trained; repeatable",
         told="names or patterns of an ONNX file's stored floats that are constants, "
-        "whatever they look like",
+        "whatever they look like, or of a configuration's parameters that are not trained",
     ),
     Option(
         name="trained",

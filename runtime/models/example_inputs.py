@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch.utils._pytree import tree_map_only
 
@@ -39,10 +37,10 @@ def with_values(model: LoadedModel, seed: int) -> LoadedModel:
         pairs = zip(inputs, drawn, strict=True)
         drawn = tuple(new if value.is_meta else value for value, new in pairs)
     if model.call is None:
-        return replace(model, inputs=drawn)
+        return model.with_inputs(drawn, None)
     values = iter(drawn)
     call = tree_map_only(torch.Tensor, lambda _: next(values), model.call)
-    return replace(model, inputs=drawn, call=call)
+    return model.with_inputs(drawn, call)
 
 
 def _draw(tensor: Tensor, high: int, generator: torch.Generator) -> torch.Tensor:

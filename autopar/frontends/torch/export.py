@@ -144,6 +144,8 @@ def _exported(
 ) -> torch.export.ExportedProgram:
     try:
         return torch.export.export(module, args, kwargs, strict=False)
+    except ModelError:
+        raise
     except Exception as error:
         text = str(error).strip().split("\n")[0]
         raise ModelError(

@@ -35,7 +35,8 @@ class Kind:
     """A kind of layer: its first layer, and what goes in and comes out.
 
     `arguments`: tensors without data and plain values, in the order of `spec`. `results`: those of
-    a call, None until the first one. `read`: what its code has read of itself, by the parts' paths.
+    a call, None until the first one. `returned`: for each result, the place of the tensor that it
+    is among those given. `read`: what its code has read of itself, by the parts' paths.
     """
 
     layer: torch.nn.Module
@@ -44,6 +45,7 @@ class Kind:
     spec: Any
     read: Mapping[str, frozenset[str]] = field(default_factory=dict)
     results: list[Any] | None = None
+    returned: list[int | None] = field(default_factory=list)
     out_spec: Any = None
 
 
@@ -79,6 +81,11 @@ class Folding:
         made = iter(torch.ops.autopar.layer(tensors, len(self.places) - 1))
         assert kind.results is not None, "known from the first call on"
         results = [next(made) if passed(r) else r for r in kind.results]
+        # What changes a returned argument in place is to change the argument.
+        results = [
+            r if place is None else tensors[place]
+            for r, place in zip(results, kind.returned, strict=True)
+        ]
         return pytree.tree_unflatten(results, kind.out_spec)
 
     def fake(self, tensors: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
@@ -95,6 +102,7 @@ class Folding:
                 # The next layers would not see what this one has put into a list or dict.
                 raise ModelError(f"{kind.path} changes the containers that it is given")
             kind.results, kind.out_spec = pytree.tree_flatten(outputs)
+            kind.returned = _places_of(kind, tensors)
             if any(value_of(result) is not None for result in kind.results):
                 raise ModelError(f"{kind.path} returns numbers that it is given")
             own = of_its_code(
@@ -168,6 +176,28 @@ def _in_a_region() -> bool:
 def passed(leaf: Any) -> bool:
     """Whether a tensor is passed to a layer; one that is known belongs to the kind of layer."""
     return isinstance(leaf, torch.Tensor) and value_of(leaf) is None
+
+
+def _places_of(kind: Kind, given: Sequence[torch.Tensor]) -> list[int | None]:
+    """Which of the given tensors each result is; `ModelError` if one shares memory otherwise."""
+    assert kind.results is not None
+    state = (*kind.layer.parameters(), *kind.layer.buffers())
+    others = {_memory(tensor) for tensor in (*given, *state)}
+    places: list[int | None] = []
+    for result in kind.results:
+        same = [place for place, tensor in enumerate(given) if tensor is result]
+        places.append(same[0] if len(same) == 1 and passed(result) else None)
+        if not passed(result) or len(same) == 1:
+            continue
+        if _memory(result) in others:
+            # A change in place of one would have to be one of the other.
+            raise ModelError(f"{kind.path} returns a view of what it is given or returns")
+        others.add(_memory(result))
+    return places
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _inside(path: str, outer: str) -> bool:

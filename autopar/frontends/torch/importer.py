@@ -45,10 +45,12 @@ def import_torch(
     name = name or type(module).__name__
     given = (tuple(args), dict(kwargs or {}))
     try:
-        model = _folded(module, *given, dtype, name)
-        if model is None:
+        try:
+            model = _folded(module, *given, dtype, name)
+        except ModelError as reason:
             exported, reads = _exported(module, *given, dtype)
-            model = replace(_as_exported(exported, module, name), reads=reads)
+            model = _as_exported(exported, module, name)
+            model = replace(model, reads=reads, unfolded=str(reason))
     finally:
         if loss is not None:
             del module.forward
@@ -69,28 +71,24 @@ def _folded(
     kwargs: dict[str, Any],
     dtype: torch.dtype | None,
     name: str,
-) -> TorchModel | None:
-    """The model by calls of its layers; None where its layers cannot be exported apart."""
-    try:
-        with (
-            without_caches(module),
-            recorded_reads(module) as reads,
-            folding_of(module, reads) as folding,
-        ):
-            program, programs = export_folded(module, args, kwargs, dtype, folding)
-            outer = _as_exported(program, module, name)
-            models = {
-                # In each kind once: the same work on all of the layers would take as many times.
-                kind.path: _simplified(_as_exported(of_kind, kind.layer, kind.path))
-                for kind, of_kind in zip(folding.kinds, programs, strict=True)
-            }
-        layers = [
-            Layer(path=path, model=models[kind.path], reads=kind.read)
-            for path, kind in folding.places
-        ]
-        return unfolded(replace(outer, reads=of_its_code(reads)), layers)
-    except ModelError:
-        return None
+) -> TorchModel:
+    """The model by calls of its layers; `ModelError` where these cannot be exported apart."""
+    with (
+        without_caches(module),
+        recorded_reads(module) as reads,
+        folding_of(module, reads) as folding,
+    ):
+        program, programs = export_folded(module, args, kwargs, dtype, folding)
+        outer = _as_exported(program, module, name)
+        models = {
+            # In each kind once: the same work on all of the layers would take as many times.
+            kind.path: _simplified(_as_exported(of_kind, kind.layer, kind.path))
+            for kind, of_kind in zip(folding.kinds, programs, strict=True)
+        }
+    layers = [
+        Layer(path=path, model=models[kind.path], reads=kind.read) for path, kind in folding.places
+    ]
+    return unfolded(replace(outer, reads=of_its_code(reads)), layers)
 
 
 def _exported(

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from autopar.errors import ModelError
 from autopar.frontends.torch import import_torch
 from autopar.frontends.torch import importer as whole_importer
 from autopar.model import TorchModel
+from tests.frontends.torch.test_importer import compare_with_eager
 
 
 class Layer(nn.Module):
@@ -59,9 +61,13 @@ def exports_of(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Torc
     return import_torch(module, (torch.ones(4, 8),)), sum(counts)
 
 
+def refused(*given: Any) -> TorchModel:
+    raise ModelError("not folded")
+
+
 def whole(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> TorchModel:
     with monkeypatch.context() as patch:
-        patch.setattr(whole_importer, "_folded", lambda *given: None)
+        patch.setattr(whole_importer, "_folded", refused)
         return import_torch(module, (torch.ones(4, 8),))
 
 
@@ -162,8 +168,47 @@ class Told(nn.Module):
 
 
 def test_layers_that_share_a_dict_are_exported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    folded = import_torch(Told(), (torch.ones(4, 8),)).graph
-    assert folded.fingerprint() == whole(Told(), monkeypatch).graph.fingerprint()
+    folded = import_torch(Told(), (torch.ones(4, 8),))
+    assert folded.unfolded == "layers.0 changes the containers that it is given"
+    assert folded.graph.fingerprint() == whole(Told(), monkeypatch).graph.fingerprint()
+
+
+class Returning(nn.Module):
+    """A layer that returns its argument, or another view of it, beside a sum."""
+
+    def __init__(self, *, view: bool) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(8))
+        self.view = view
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + self.bias, x[:] if self.view else x
+
+
+class Changing(nn.Module):
+    """Layers whose second result is changed in place, and with it their argument."""
+
+    def __init__(self, *, view: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Returning(view=view) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        for layer in self.layers:
+            total, same = layer(x)
+            same += 1
+            x = total + x
+        return x
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_returned_argument_is_that_argument(view: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Changing(view=view)
+    folded = import_torch(module, (torch.ones(4, 8),))
+    assert (folded.unfolded is not None) == view
+    expected = whole(module, monkeypatch).graph
+    assert [op.kind for op in folded.graph.operators] == [op.kind for op in expected.operators]
+    compare_with_eager(module, torch.ones(4, 8))
 
 
 class Peeking(Stack):
