@@ -10,7 +10,7 @@ the code of the first has read of itself is equal in the second.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,8 +67,7 @@ class Folding:
         if any(path == other for other, _ in self.places):
             # It has two sets of names then, which its path alone does not tell.
             raise ModelError(f"{path} is called twice")
-        plain = all(isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in leaves)
-        if not plain or _in_a_region():
+        if not all(map(_is_passable, leaves)) or _in_a_region():
             return type(layer).forward(layer, *args, **kwargs)
         kind = next((kind for kind in self.kinds if self._fits(kind, path, leaves, spec)), None)
         if kind is None:
@@ -98,13 +97,18 @@ class Folding:
             with self.known, self.known.called((args, kwargs)):
                 outputs = type(kind.layer).forward(kind.layer, *args, **kwargs)
             after, spec = pytree.tree_flatten((args, kwargs))
-            if spec != kind.spec or any(a is not b for a, b in zip(after, leaves, strict=True)):
+            changed = spec != kind.spec or any(
+                a is not b or not _is_passable(a) for a, b in zip(after, leaves, strict=True)
+            )
+            if changed:
                 # The next layers would not see what this one has put into a list or dict.
                 raise ModelError(f"{kind.path} changes the containers that it is given")
             kind.results, kind.out_spec = pytree.tree_flatten(outputs)
             kind.returned = _places_of(kind, tensors)
             if any(value_of(result) is not None for result in kind.results):
                 raise ModelError(f"{kind.path} returns numbers that it is given")
+            if not all(isinstance(result, (torch.Tensor, *_PLAIN)) for result in kind.results):
+                raise ModelError(f"{kind.path} returns more than tensors and numbers")
             own = of_its_code(
                 {p: names for p, names in self.reads.items() if _inside(p, kind.path)}
             )
@@ -176,6 +180,15 @@ def _in_a_region() -> bool:
 def passed(leaf: Any) -> bool:
     """Whether a tensor is passed to a layer; one that is known belongs to the kind of layer."""
     return isinstance(leaf, torch.Tensor) and value_of(leaf) is None
+
+
+def _is_passable(leaf: Any) -> bool:
+    """Whether an argument tells a layer all at once.
+
+    Containers of other classes that are empty do, as long as no layer puts something into them.
+    """
+    empty = isinstance(leaf, MutableMapping) and not leaf
+    return empty or isinstance(leaf, (torch.Tensor, *_PLAIN))
 
 
 def _places_of(kind: Kind, given: Sequence[torch.Tensor]) -> list[int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -153,24 +154,43 @@ class Telling(nn.Module):
         return x
 
 
-class Told(nn.Module):
-    """Layers that share a dict."""
+class Silent(Telling):
+    """A layer that leaves nothing, though it could."""
 
-    def __init__(self) -> None:
+    def forward(self, x: torch.Tensor, told: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.linear(x) + told.get("before", torch.zeros(8))
+
+
+class Told(nn.Module):
+    """Layers that share a dict of some class."""
+
+    def __init__(self, shared: Any = dict, layer: type[Telling] = Telling) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Telling() for _ in range(3)])
+        self.layers = nn.ModuleList([layer() for _ in range(3)])
+        self.shared = shared
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        told: dict[str, torch.Tensor] = {}
+        told = self.shared()
         for layer in self.layers:
             x = layer(x, told)
         return x
 
 
-def test_layers_that_share_a_dict_are_exported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    folded = import_torch(Told(), (torch.ones(4, 8),))
+@pytest.mark.parametrize("shared", [dict, UserDict])
+def test_layers_that_share_a_dict_are_exported_whole(
+    shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Told(shared)
+    folded = import_torch(module, (torch.ones(4, 8),))
     assert folded.unfolded == "layers.0 changes the containers that it is given"
-    assert folded.graph.fingerprint() == whole(Told(), monkeypatch).graph.fingerprint()
+    assert folded.graph.fingerprint() == whole(module, monkeypatch).graph.fingerprint()
+
+
+def test_a_shared_container_that_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Told(UserDict, Silent)
+    folded, count = exports_of(module, monkeypatch)
+    assert count == 1 and folded.unfolded is None
+    assert folded.graph.fingerprint() == whole(module, monkeypatch).graph.fingerprint()
 
 
 class Returning(nn.Module):
