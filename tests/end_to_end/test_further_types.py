@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 FURTHER: Mapping[str, Mapping[str, Any]] = {
     "apertus": {},
     "arcee": {},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "exaone4": {},
     "falcon_h1": {"mamba_d_ssm": 64},
     "glm4_moe_lite": {"num_key_value_heads": 4},
@@ -29,6 +30,11 @@ FURTHER: Mapping[str, Mapping[str, Any]] = {
     "modernbert": {},
     "olmoe": {},
     "seed_oss": {},
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 4,
+    },
 }
 """Types, and the keys in which they differ from the small sizes."""
 

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,6 +28,7 @@ from .scans import scans_as_operators
 
 FOLLOWED_NUMBERS = 2**16
 """The most elements of a constant whose values torch itself follows through an export."""
+_CONTEXTS = str(contextlib.__file__)
 
 keep_forkable()  # before the first fake tensor
 
@@ -150,7 +154,18 @@ def _exported(
         text = str(error).strip().split("\n")[0]
         raise ModelError(
             f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {text}"
+            f"{_place(error)}"
         ) from error
+
+
+def _place(error: Exception) -> str:
+    """The line of the model's own code in which an export has failed, if there is one."""
+    machinery = (str(Path(torch.__file__).parent), str(Path(__file__).parent), _CONTEXTS)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(machinery)]
+    if not own or not own[-1].line:
+        return ""
+    return f" (`{own[-1].line}`, {Path(own[-1].filename).name}:{own[-1].lineno})"
 
 
 def _like(value: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
