@@ -248,7 +248,7 @@ def _imported(
         build=functools.cache(lambda: recast(module, dtype)),
         imported=lambda: record,
         loss=loss if options.train else None,
-        notes=tuple(_notes(imported, cached=caching(module))),
+        notes=tuple(_notes(imported, cached=bool(caching(module)))),
         dtype=options.dtype,
         given=module,
         reload=_reload(args, kwargs, options),

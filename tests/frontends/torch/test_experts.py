@@ -249,3 +249,17 @@ def test_what_is_read_has_rules() -> None:
         RULES
     )
     assert torch_experts.KIND == EXPERTS
+
+
+def test_experts_of_equal_layers_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[Graph] = []
+    join = torch_experts._Layer.joined
+
+    def counted(layer: Any) -> Graph:
+        joined.append(join(layer))
+        return joined[-1]
+
+    monkeypatch.setattr(torch_experts._Layer, "joined", counted)
+    graph = import_torch(language_model("Mixtral", **MODELS["Mixtral"]), (tokens(),)).graph
+    assert len(layers(graph)) == 2
+    assert len(joined) == 1
