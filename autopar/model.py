@@ -54,7 +54,7 @@ class TorchModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What a run needs of a model's import beside its graph.
+    """The import of a model beside its graph, for runs.
 
     `torch`: the record of a PyTorch model's import. `inputs`: the tensors of the example inputs in
     the graph's order; `call`: the arguments that hold them.

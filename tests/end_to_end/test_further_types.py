@@ -23,6 +23,7 @@ FURTHER: Mapping[str, Mapping[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "exaone4": {},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma4_text": {"vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 8},
     "glm4_moe_lite": {"num_key_value_heads": 4},
     "hunyuan_v1_moe": {"head_dim": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
