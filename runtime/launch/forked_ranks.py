@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,13 +27,14 @@ from autopar.errors import RunError
 
 from . import rank_process
 from .failing_ranks import BY_ANOTHER_RANK
-from .rank_process import BEAT, LOOPBACK, Limits, Start, rank_main
+from .rank_process import BEAT, Limits, Meeting, Start, rank_main
 from .termination import ASKED, TERM_GRACE, Ending, end_by_sigterm, on_sigterm
 
 GRACE = 0.5
 """Seconds in which other ranks may report after the first failure: one of them may explain it."""
 SILENCE = 60.0
 """Seconds without a sign of life after which a rank is given up."""
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(slots=True)
@@ -99,17 +101,17 @@ def fork_ranks(
     # Forks have torch imported already, which costs a new process seconds.
     context = multiprocessing.get_context("fork")
     lifeline, alive = context.Pipe(duplex=False)
-    # Opened before the forks: ranks must know the port, and no other process may take it.
-    listener = socket.create_server((LOOPBACK, 0), backlog=max(128, nproc))
     store: TCPStore | None = None
-    ends = _Ends(lifeline=lifeline, alive=alive, listener=listener)
+    meetings: list[Meeting] = []
+    ends = _Ends(lifeline=lifeline, alive=alive)
     try:
         # A collective waits as long as on ranks of a launcher, unless the whole call is shorter.
         late = timeout if endless else min(timeout, rank_process.LATE)
-        _start(ranks, function, nproc, args, Limits(whole=timeout, late=late), ends)
-        # Served by this process, the store outlives every rank; it starts only now, since its
-        # thread would not survive a fork.
-        store = _serve(listener)
+        # Served by this process, the store outlives every rank. Its thread is not in the forks,
+        # which hold their own connections to it.
+        store = _serve()
+        meetings = [_meeting(store.port, late) for _ in range(nproc)]
+        _start(ranks, function, meetings, args, Limits(whole=timeout, late=late), ends)
         with on_sigterm(ending.ask):
             results = _collect(ranks, math.inf if endless else timeout, caller, ending)
         if ending.asked and caller is None:
@@ -121,56 +123,70 @@ def fork_ranks(
         failure = str(error)
     finally:
         _end(ranks)
-        del store
-        listener.close()
+        del store, meetings
         alive.close()
         lifeline.close()
     end_by_sigterm(failure)
 
 
-def _serve(listener: socket.socket) -> TCPStore:
-    """A store in this process that answers at a socket, which it takes over."""
+def _serve() -> TCPStore:
+    """A store that a thread of this process serves, for this machine alone."""
+    listener = socket.create_server((_LOOPBACK, 0))
     port = listener.getsockname()[1]
     handle = listener.detach()
-    return TCPStore(LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=handle)
+    return TCPStore(_LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=handle)
+
+
+def _meeting(port: int, late: float) -> Meeting:
+    """Connections to the store, for one rank to inherit, which has none to make itself."""
+    # Whoever connects has torch look up names, under a lock of glibc that stays locked in a process
+    # which is forked meanwhile, whatever thread of its parent holds it.
+    limit = timedelta(seconds=late)
+    store, watch = (
+        TCPStore(_LOOPBACK, port, None, False, limit, wait_for_workers=False) for _ in range(2)
+    )
+    # An answer shows that the thread of the store has looked up its peer and is through with it.
+    store.num_keys()
+    watch.num_keys()
+    return Meeting(store=store, watch=watch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ends:
-    """The ends that ranks inherit: both of the lifeline, and the socket of the store."""
+    """Both ends of the lifeline, which ranks inherit."""
 
     lifeline: Connection
     alive: Connection
-    listener: socket.socket
 
 
 def _start(
     ranks: list[_Rank],
     function: Callable[..., Any],
-    nproc: int,
+    meetings: Sequence[Meeting],
     args: tuple[Any, ...],
     limits: Limits,
     ends: _Ends,
 ) -> None:
-    """Fork the ranks, one after the other."""
+    """Fork a rank for each meeting, one after the other."""
     context = multiprocessing.get_context("fork")
+    world = len(meetings)
     # The ranks share the cores of this machine.
-    threads = max(1, (os.cpu_count() or 1) // nproc) if _release_threads() else 1
+    threads = max(1, (os.cpu_count() or 1) // world) if _release_threads() else 1
     # Text in the buffer would be printed once by every rank.
     sys.stdout.flush()
     sys.stderr.flush()
-    for number in range(nproc):
+    for number, meeting in enumerate(meetings):
         reader, writer = context.Pipe(duplex=False)
         start = Start(
             number=number,
-            world=nproc,
+            world=world,
             threads=threads,
             limits=limits,
             parent=os.getpid(),
             pipe=writer,
             lifeline=ends.lifeline,
-            foreign=[*(rank.pipe for rank in ranks), reader, ends.alive, ends.listener],
-            port=ends.listener.getsockname()[1],
+            foreign=[*(rank.pipe for rank in ranks), reader, ends.alive],
+            meeting=meeting,
         )
         process = context.Process(
             target=rank_main, args=(start, function, args), daemon=True, name=f"rank {number}"
@@ -186,7 +202,8 @@ def _start(
 def quiet_fork() -> Iterator[None]:
     """Suppress Python's warning that a process with threads forks.
 
-    `_release_threads` ends the threads of libraries, or no rank needs them.
+    `_release_threads` ends the threads of libraries; no rank needs the others, or a lock that they
+    may hold.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings(

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -31,7 +30,6 @@ BEAT = 1.0
 """Seconds between two signs of life of a rank."""
 LATE = 600.0
 """Seconds that a rank may be late to a collective: it may compile, wait for data, or evaluate."""
-LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 BACKEND = "AUTOPAR_BACKEND"
 """The environment variable with the backend of forked ranks: gloo (the default) or strict."""
@@ -48,6 +46,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """A rank's connections to the parent's store, in which the ranks find each other.
+
+    `watch`: for a thread that must not wait behind a request of another.
+    """
+
+    store: TCPStore
+    watch: TCPStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """The data that a rank gets at its start."""
 
@@ -61,10 +70,9 @@ class Start:
     """To the parent: `(kind, payload)`; the payload of `alive` is the step."""
     lifeline: Connection
     """From the parent, who never writes: it ends when the parent does."""
-    foreign: Sequence[Connection | socket.socket]
+    foreign: Sequence[Connection]
     """Inherited ends to close: open here they would hide that their owner is gone."""
-    port: int
-    """The port of the parent's store, in which the ranks find each other."""
+    meeting: Meeting
 
 
 class _Steps:
@@ -209,9 +217,9 @@ def _join(start: Start) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
     limit = timedelta(seconds=start.limits.late)
-    store = TCPStore(LOOPBACK, start.port, None, False, limit, wait_for_workers=False)
+    store = start.meeting.store
     place: dict[str, Any] = {"store": store, "rank": start.number, "world_size": start.world}
     if os.environ.get(BACKEND) == strict_backend.NAME:
-        strict_backend.init_process_group(**place, timeout=limit)
+        strict_backend.init_process_group(**place, watch=start.meeting.watch, timeout=limit)
     else:
         dist.init_process_group("gloo", **place, timeout=limit)

@@ -69,10 +69,9 @@ class _Gloo(dist.ProcessGroupGloo):
 
 @dataclass(slots=True)
 class _State:
-    """The backend of this process: the watch, the seed of delays, and what must stay alive."""
+    """The backend of this process: the watch, and what must stay alive."""
 
     progress: Progress | None = None
-    seed: int = 0
     library: Any = None
     alive: list[_Gloo] = field(default_factory=list)
 
@@ -81,28 +80,17 @@ _STATE = _State()
 
 
 def init_process_group(
-    *,
-    store: Store,
-    rank: int,
-    world_size: int,
-    timeout: timedelta,
-    bound: bool = True,
-    seed: int = 0,
+    *, store: Store, watch: Store, rank: int, world_size: int, timeout: timedelta
 ) -> None:
-    """Join a strict world, as `dist.init_process_group` does.
+    """Join a strict world that is bound to a device, as `dist.init_process_group` does.
 
-    `bound`: whether it is bound to a device, so that groups are made by splits. `seed`: of the
-    delays with which operations end.
+    `watch`: another connection to the store, for the thread that looks for deadlocks.
     """
-    _STATE.seed = seed
-    # A connection of its own: the watch must not wait behind another thread's request.
-    own: Any = store
-    _STATE.progress = Progress(rank, world_size, own.clone())
+    _STATE.progress = Progress(rank, world_size, watch)
     _register()
     dist.init_process_group(NAME, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    if bound:
-        # `init_process_group` itself takes no device for ranks on CPUs.
-        _world().bound_device_id = BOUND
+    # `init_process_group` itself takes no device for ranks on CPUs.
+    _world().bound_device_id = BOUND
     run_backward_on_a_thread()
 
 
@@ -142,9 +130,7 @@ def _create(options: Any, _: object) -> _Gloo:
     gloo = _Gloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
     # torch finds the half of a backend that is written in Python only while somebody holds it.
     _STATE.alive.append(gloo)
-    COMMUNICATORS[options.group_id] = Communicator(
-        options.group_id, ranks, gloo, _STATE.progress, _STATE.seed
-    )
+    COMMUNICATORS[options.group_id] = Communicator(options.group_id, ranks, gloo, _STATE.progress)
     return gloo
 
 

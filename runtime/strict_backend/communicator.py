@@ -118,9 +118,7 @@ class Communicator:
     `ranks`: the group's ranks, by their numbers in the world. `place`: this rank's among them.
     """
 
-    def __init__(
-        self, name: str, ranks: tuple[int, ...], gloo: Gloo, progress: Progress, seed: int
-    ) -> None:
+    def __init__(self, name: str, ranks: tuple[int, ...], gloo: Gloo, progress: Progress) -> None:
         self.name = name
         self.ranks = ranks
         self.place = ranks.index(progress.rank)
@@ -130,7 +128,7 @@ class Communicator:
         self._under_way: set[Work] = set()
         self._over: deque[Work] = deque(maxlen=HANDLES)
         self._gloo = gloo
-        self._lateness = Lateness(name, ranks, f"{seed} {progress.rank} {ranks}")
+        self._lateness = Lateness(name, ranks, f"{progress.rank} {ranks}")
         self._before: deque[str] = deque(maxlen=REMEMBERED)
         self._queue: queue.SimpleQueue[_Issued] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name=f"autopar-queue {ranks}", daemon=True).start()
