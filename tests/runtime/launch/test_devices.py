@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -180,17 +181,15 @@ def test_ranks_of_a_script_that_share_a_device_are_refused() -> None:
     assert first == second and "ranks 0, 1 on" in first and "torch.cuda.set_device" in first
 
 
-def _launched(visible: str, port: int) -> str:
-    """A rank of a launcher that shows it the devices of `visible`."""
+def _launched(names: Sequence[str], visible: Sequence[str], port: int) -> str:
+    """A rank whose launcher has set variables, and shows it some of the devices."""
     rank = dist.get_rank()
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE="2",
-        LOCAL_RANK=str(rank),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-    stand_in = _Devices(visible)
+    for row in LAUNCHERS:
+        for name in (row.rank, row.world, row.local_rank, row.local_world):
+            os.environ.pop(name, None)
+    numbers = {name: "2" if name.endswith(("SIZE", "TASKS")) else str(rank) for name in names}
+    os.environ.update(numbers, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    stand_in = _Devices(visible[rank])
     torch.get_device_module = lambda kind: stand_in
     environment.device_type = lambda backend: "cuda"
     # torch has no GPUs here, with which it could make the group. Ranks meet all the same, since the
@@ -202,15 +201,35 @@ def _launched(visible: str, port: int) -> str:
         return str(error)
 
 
-@pytest.mark.parametrize("visible", ["ab", "a"])
-def test_ranks_of_a_launcher_do_not_share_a_device(visible: str) -> None:
+BOTH = ("ab", "ab")
+MASKED = ("a", "b")
+SAME = ("a", "a")
+# Name -> what each rank sees, and the devices that they take, or the words that both hear.
+MEETINGS: dict[str, tuple[Iterable[str], Sequence[str], Sequence[str]]] = {
+    "torchrun": (TORCHRUN, BOTH, ("cuda:0", "cuda:1")),
+    "torchrun, masked": (TORCHRUN, MASKED, ("cuda:0", "cuda:0")),
+    "torchrun, one device": (TORCHRUN, SAME, ("use the same device (a)",)),
+    "srun": (SRUN, BOTH, ("cuda:0", "cuda:1")),
+    "srun, masked": (SRUN, MASKED, ("cuda:0", "cuda:0")),
+    "srun, one device": (SRUN, SAME, ("use the same device (a)",)),
+    "Open MPI": (OPEN_MPI, BOTH, ("cuda:0", "cuda:1")),
+    "MPICH": (MPICH, BOTH, ("cuda:0", "cuda:1")),
+    "pods": (PODS, MASKED, ("cuda:0", "cuda:0")),
+    "pods that see all devices": (PODS, BOTH, ("set LOCAL_RANK",)),
+    "pods, one of them without a device": (PODS, ("a", ""), ("cannot take part",)),
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_ranks_of_a_launcher_take_their_devices_or_hear_why_not(name: str) -> None:
+    names, visible, wanted = MEETINGS[name]
     # A port that is free.
     port = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False).port
-    told = run_ranks(_launched, 2, visible, port, timeout=60)
-    if visible == "ab":
-        assert told == ["cuda:0", "cuda:1"]
+    told = run_ranks(_launched, 2, tuple(names), visible, port, timeout=60)
+    if len(wanted) == 2:
+        assert told == list(wanted)
     else:
-        assert told[0] == told[1] and "use the same device (a)" in told[0]
+        assert all(wanted[0] in text for text in told), told
 
 
 @pytest.mark.parametrize(
