@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import _mesh_resources
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import autopar
@@ -46,6 +47,8 @@ def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     world, rank = request.param
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     remember(DEVICE)
+    # Torch 2.15 asks for it, to price what DTensor might move.
+    monkeypatch.setattr(_mesh_resources, "num_devices_per_host", lambda kind: world)
     # The host reads sums of the first batches, of which there are none here.
     monkeypatch.setattr(batches, "checksum", lambda *told, **options: b"")
     monkeypatch.setattr(batches, "agree", lambda *told, **options: None)
