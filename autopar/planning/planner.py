@@ -59,12 +59,21 @@ def fastest_plan(
             plans.append(search_plan(graph, request, progress=progress, folded=folded))
         except (NoPlanFits, UsageError) as error:
             failures.append(error)
+            continue
+        if not plans[-1].provenance.complete:
+            break
     if not plans:
         raise next((error for error in failures if isinstance(error, NoPlanFits)), failures[0])
     best = min(plans, key=lambda plan: plan.predicted.step)
     bound = min(plan.provenance.lower_bound for plan in plans)
+    # Nothing is known of the requests behind one that was interrupted.
+    if len(plans) + len(failures) < len(requests):
+        bound = 0.0
     gap = best.predicted.step / bound - 1 if bound > 0 else None
-    origin = best.provenance.model_copy(update={"lower_bound": bound, "gap": gap})
+    complete = plans[-1].provenance.complete
+    origin = best.provenance.model_copy(
+        update={"lower_bound": bound, "gap": gap, "complete": complete}
+    )
     return best.model_copy(update={"provenance": origin})
 
 

@@ -85,7 +85,7 @@ def test_a_loaded_plan_is_not_searched(
     def no_search(*args: object, **options: object) -> Plan:
         raise AssertionError("a loaded plan is used as it is")
 
-    monkeypatch.setattr(api, "search_plan", no_search)
+    monkeypatch.setattr(api, "fastest_plan", no_search)
     assert plan_of(model, **OPTIONS, load=tmp_path / "plan.json") == plan
     with pytest.raises(PlanError, match="for 4 devices, not 8"):
         plan_of(model, cluster="dgx-h100", devices=8, load=plan)

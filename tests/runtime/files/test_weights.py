@@ -8,6 +8,7 @@ import json
 import math
 import resource
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor
 import autopar
 from autopar.errors import AutoparError, ModelError, RunError, UsageError
 from autopar.frontends.load import ModelOptions, load_model
+from autopar.model import Imported
 from autopar.plan import Plan
 from autopar.runtime.files import module_weights as weights
 from autopar.runtime.files.module_weights import fill_module, values_from_files
@@ -387,8 +389,7 @@ def test_run(tmp_path: Path) -> None:
     assert report.check.startswith("equal to one device"), report.check
     with pytest.raises(UsageError, match="ONNX"):
         model = load_model(on_meta(), ModelOptions(), (TOKENS,))
-        object.__setattr__(model, "torch", None)
-        values_from_files(model, folder)
+        values_from_files(replace(model, imported=Imported), folder)
     with pytest.raises(RunError, match="at least 1 step"):
         run_plan(load_model(on_meta(), ModelOptions(), (TOKENS,)), plan, steps=0, weights=folder)
 
