@@ -46,8 +46,8 @@ STEP: Mapping[str, Residual] = {
 MEMORY = Residual(low=-0.2811, middle=0.0379, high=0.3376, rows=161)
 """Errors of predicted steps, by kind of run, and of memory peaks on published runs.
 
-No price is fitted with them. Quantiles are such that whole sources that are left out have nine in ten
-rows inside the interval of the others (`benchmarks/validating/held_out.py`); for each kind
+No price is fitted with them. Quantiles are such that whole sources that are left out have nine in
+ten rows inside the interval of the others (`benchmarks/validating/held_out.py`); for each kind
 `benchmarks/validation.py` prints the share inside, and the source that has the least.
 """
 BACKWARD = 1.2

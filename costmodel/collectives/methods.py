@@ -114,6 +114,6 @@ def method_line(kind: str, name: str, cluster: Cluster) -> Line:
     levels = bind_axes(cluster, (cluster.devices,))
     assert levels is not None
     parts = parts_of(cluster, parse_span(cluster, levels[0], cluster.devices))
-    # The protocols of NCCL are fitted to its own algorithms, which these are not.
+    # NCCL has its protocols for its own algorithms, which these are not.
     start, each = plain_line(method_of(kind, name), parts)
     return cluster.device.launch + start, each
