@@ -31,7 +31,7 @@ from .actions import Action, Word
 from .owners import owned_tensors, program_owners
 from .passes import Need, expand, one_stage, phases
 from .segments import Segment, segments_of, units_before
-from .unit_collectives import gather_chains, gather_rounds, reduce_chains, reduce_rounds, rounds_of
+from .unit_collectives import UnitChains, gather_rounds, reduce_rounds, rounds_of
 from .units import Mode, Unit, modes_of, units_of
 from .value_flow import makes, reads, with_casts
 
@@ -43,7 +43,7 @@ class Scheduled:
     """The program of one micro-batch with its segments, units and actions.
 
     `modes`: the mode of each redistribution of a parameter, by its step. `segments`: in the order
-    in which they run.
+    in which they run. `chains`: of the units, made when they are first asked for.
     """
 
     program: Program
@@ -51,6 +51,7 @@ class Scheduled:
     modes: dict[int, Mode] = field(repr=False)
     units: tuple[Unit, ...] = field(repr=False)
     segments: tuple[Segment, ...] = field(repr=False)
+    chains: UnitChains = field(repr=False, compare=False)
 
     @property
     def trains(self) -> bool:
@@ -95,18 +96,18 @@ class Scheduled:
 
     def gather_rounds(self, unit: int) -> int:
         """The rounds of gathering a unit; 0 if that changes no layout nor type of a parameter."""
-        return rounds_of(gather_chains(self.program, self.units[unit]))
+        return rounds_of(self.chains.gather(unit))
 
     def reduce_rounds(self, unit: int, *, last: bool) -> int:
         """The rounds of reducing a unit's gradients, `last`: in a step's last micro-batch."""
-        return rounds_of(reduce_chains(self.program, self.units[unit], last=last))
+        return rounds_of(self.chains.reduction(unit, last=last))
 
     def rests(self, unit: int, *, last: bool) -> bool:
         """Whether the last round of a reduction leaves nothing to take home.
 
         It is a sum in place, which frees no message, or nothing is sent.
         """
-        chains = reduce_chains(self.program, self.units[unit], last=last)
+        chains = self.chains.reduction(unit, last=last)
         return bool(self.units[unit].buckets and last) or not any(c.count for c in chains)
 
     def reduced_at(self) -> list[int]:
@@ -240,6 +241,7 @@ def scheduled(program: Program, schedule: Schedule = PLAIN) -> Scheduled:
         modes=modes,
         units=units,
         segments=segments_of(program, schedule, modes, units),
+        chains=UnitChains(program, units),
     )
 
 

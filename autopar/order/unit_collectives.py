@@ -40,6 +40,30 @@ class Chain:
         return self.begins + max(self.count, 1)
 
 
+class UnitChains:
+    """The chains of the units of a plan, each made once, as every step sends the same."""
+
+    def __init__(self, program: Program, units: Sequence[Unit]) -> None:
+        self._program = program
+        self._units = units
+        self._gathers: dict[int, tuple[Chain, ...]] = {}
+        self._reductions: dict[tuple[int, bool], tuple[Chain, ...]] = {}
+
+    def gather(self, unit: int) -> tuple[Chain, ...]:
+        """The chains of a unit's gather."""
+        if unit not in self._gathers:
+            self._gathers[unit] = gather_chains(self._program, self._units[unit])
+        return self._gathers[unit]
+
+    def reduction(self, unit: int, *, last: bool) -> tuple[Chain, ...]:
+        """The chains of a unit's reduction, in the `last` micro-batch or an earlier one."""
+        # Sums of gradients that are added up over the step are sent in the last micro-batch alone.
+        if (unit, last) not in self._reductions:
+            chains = reduce_chains(self._program, self._units[unit], last=last)
+            self._reductions[unit, last] = chains
+        return self._reductions[unit, last]
+
+
 def rounds_of(chains: Sequence[Chain]) -> int:
     """The rounds in which these chains are issued."""
     return max((chain.ends for chain in chains), default=0)

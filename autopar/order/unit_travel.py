@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Generic, Protocol, TypeVar
 
 from .scheduled import Scheduled
-from .unit_collectives import Chain, gather_chains, reduce_chains
+from .unit_collectives import Chain
 
 
 class Moving(Protocol):
@@ -50,10 +49,7 @@ class UnitTravel(Generic[M]):
     def __init__(self, plan: Scheduled) -> None:
         self._followers = plan.followers()
         # Every step sends the same chains.
-        self._gathers = cache(lambda unit: gather_chains(plan.program, plan.units[unit]))
-        self._reductions = cache(
-            lambda unit, last: reduce_chains(plan.program, plan.units[unit], last=last)
-        )
+        self._chains = plan.chains
         self._coming: dict[int, _Travel[M]] = {}
         self._going: dict[tuple[int, int], _Travel[M]] = {}
 
@@ -61,7 +57,7 @@ class UnitTravel(Generic[M]):
         """Issue a round of gathering a unit."""
         if number == 0:
             self.wait([unit])
-            self._coming[unit] = _Travel(self._gathers(unit), begin)
+            self._coming[unit] = _Travel(self._chains.gather(unit), begin)
         # Between two parts of a step another call may have gathered the unit whole.
         if unit in self._coming:
             self._coming[unit].advance(number)
@@ -86,7 +82,7 @@ class UnitTravel(Generic[M]):
             # Those of later micro-batches may have begun meanwhile, and go on.
             for key in [key for key in self._going if key[0] in before and key[1] <= micro_batch]:
                 self._going.pop(key).finish()
-            self._going[unit, micro_batch] = _Travel(self._reductions(unit, last), begin)
+            self._going[unit, micro_batch] = _Travel(self._chains.reduction(unit, last=last), begin)
         self._going[unit, micro_batch].advance(number)
 
     def settle(self) -> None:

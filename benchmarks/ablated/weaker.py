@@ -46,6 +46,7 @@ WEAKER: Mapping[str, Any] = {
     "full": 0.5,
     "plenty": 1.0,
     "few": 1,
+    "behind": 1.0,
     "fronts": 0,
     "brief": 0.0,
     # The programs of the whole graph.

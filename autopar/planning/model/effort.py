@@ -30,9 +30,9 @@ class Effort:
     """The fastest candidates whose meshes have an axis split in two."""
     finer: int = 3
     """Ways in which an axis is split in two."""
-    near: float = 1.05
-    """Programs up to this much behind the best are played to their end, at other shares, too; of a
-    front, those whose tables are so much behind the first that fits.
+    near: float = 1.02
+    """Programs up to this much behind the best are played at other shares, and in modes that only
+    save memory.
     """
     filled: int = 4
     """Micro-batches for each stage with which unequal groups of devices are tried."""
@@ -73,6 +73,10 @@ class Effort:
     """The share of the memory up to which it is no question what programs need beyond tables."""
     few: int = 4
     """Solutions on a front that are played where memory is no question, but tables misjudge."""
+    behind: float = 1.05
+    """Programs up to this much behind the best are split into finer meshes; of a front, solutions
+    are played whose tables are up to this much behind the first that fits.
+    """
     fronts: int = 8
     """Devices up to which fronts of small models are played: of more there are too many."""
     brief: float = 1e-2

@@ -310,21 +310,32 @@ class BestFirst:
             return
         for fast in worth_splitting(self.incumbents.fastest.values()):
             for cases in finer_cases(self.solver, fast):
-                self._try(cases)
+                self._try(cases, fast)
         self.incumbents.settle()
 
-    def _try(self, cases: Iterable[Case]) -> None:
-        """Play a candidate's cases as long as its fastest program is near the best."""
+    def _try(self, cases: Iterable[Case], coarser: Played) -> None:
+        """Play the cases of a mesh as long as its fastest program may lead to faster ones.
+
+        Where memory binds the `coarser` program, other modes are most of what a finer mesh gains,
+        so that its fastest has to be near the best. Else it has to be faster than the coarser one.
+        """
         for case in cases:
             # Two meshes may be split into the same one.
             if not self.modes.reach(case.candidate, case.mode):
                 continue
             with contextlib.suppress(Infeasible, NoAssignment):
                 solved = self.evaluator.promise(case, below=self.incumbents.enough)
-                if solved is not None and solved.promise < self.incumbents.enough:
+                # In the same mode the tables of the finer mesh have to add up to less.
+                of_tables = math.inf
+                if case.mode == coarser.solved.mode and not coarser.limited:
+                    of_tables = (1 - EFFORT.close) * coarser.solved.seconds
+                if solved is not None and solved.seconds < of_tables:
                     self._play(solved)
+            enough = (1 - EFFORT.close) * coarser.seconds
+            if coarser.limited:
+                enough = EFFORT.behind * self.incumbents.best
             fastest = self.incumbents.fastest.get(case.candidate)
-            if fastest is None or fastest.seconds > EFFORT.near * self.incumbents.best:
+            if fastest is None or fastest.seconds >= enough:
                 return
 
     def _report(self, text: str) -> None:

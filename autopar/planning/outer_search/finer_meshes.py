@@ -21,7 +21,7 @@ from .evaluator import Played
 def worth_splitting(programs: Iterable[Played]) -> list[Played]:
     """The fastest programs near the best, and the fastest with and without stages."""
     order = sorted(programs, key=lambda played: played.seconds)
-    near = [one for one in order if one.seconds < EFFORT.near * order[0].seconds]
+    near = [one for one in order if one.seconds < EFFORT.behind * order[0].seconds]
     alone = [one for one in order if one.solved.candidate.stages == 1]
     staged = [one for one in order if one.solved.candidate.stages > 1]
     # Where memory binds, a finer mesh may be much faster, as it has thriftier choices.

@@ -108,7 +108,7 @@ class Front:
     def near(self, most: float = math.inf, ceiling: float = math.inf) -> Iterator[Priced]:
         """Yield the programs that fit, the first one and those whose tables promise little more.
 
-        The walk ends where the tables add up to more than `EFFORT.near` times their sum for the
+        The walk ends where the tables add up to more than `EFFORT.behind` times their sum for the
         first program that fits. If that program has to wait for memory, the walk goes further.
 
         `most`: bytes of the tables above which no program can fit. `ceiling`: the most seconds that
@@ -134,8 +134,8 @@ class Front:
                 if math.isinf(enough):
                     waits = min(priced.seconds / priced.free, WAITS)
                     # What has to wait for memory gets a better schedule with much less of it.
-                    enough = EFFORT.near * solution.cost * waits
-                    step = STRIDE if waits > EFFORT.near else 1.0
+                    enough = EFFORT.behind * solution.cost * waits
+                    step = STRIDE if waits > EFFORT.behind else 1.0
                 most = step * solution.memory
                 yield priced
             elif priced.memory > self.memory_limit:
