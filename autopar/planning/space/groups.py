@@ -45,12 +45,12 @@ class CandidateGroups:
         # Without micro-batches all stages but one would wait.
         if not request.train or self.folded.batch == 1:
             cuts = 0
-        least, most = (1, math.inf)
+        within: tuple[float, float] = (1, math.inf)
         if request.space is not None:
-            least, most = request.space.stages
+            within = request.space.stages
             cuts = min(cuts, len(request.space.cuts or range(cuts)))
         for stages in stage_counts(devices, cuts):
-            if request.stages in (None, stages) and least <= stages <= most:
+            if request.stages in (None, stages) and within[0] <= stages <= within[1]:
                 yield stages
 
     def _meshes(self, devices: int, stages: int) -> Iterable[Mesh]:
