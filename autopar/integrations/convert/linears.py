@@ -156,10 +156,13 @@ def _has_others(plan: Plan, module: str, name: str) -> bool:
 def _module(plan: Plan, name: str, weight: str) -> str:
     """The module whose weight an operator reads.
 
-    A tied weight has the name of the first module that holds it.
+    A tied weight has the name of the first module that holds it. An operator that is named as a
+    module is one.
     """
     owner = weight.rpartition(".")[0]
     called = name.rpartition("/")[0]
+    if "/" not in name and not name.startswith(owner):
+        return name
     alone = called and not any(
         other != name and other.rpartition("/")[0] == called for other in plan.operators
     )
