@@ -392,7 +392,7 @@ def test_plans_without_stages_and_with_split_weights_are_refused() -> None:
         "layers.*.[qkvo]/linear=gpu:n",
         "head/linear=gpu:n",
     ]
-    with pytest.raises(UsageError, match="splitting weights within a stage over gpu=2"):
+    with pytest.raises(UsageError, match="splitting weights over gpu=2"):
         convert(_planned(4, pins=pins), "pipelining")
     with pytest.raises(UsageError, match="zero_bubble with data parallelism"):
         convert(_planned(4, schedule="zero_bubble"), "pipelining")
