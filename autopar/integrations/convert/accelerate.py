@@ -5,8 +5,9 @@ It is read by `accelerate launch --config_file`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+
+import yaml
 
 from .reach import Reach, lacks
 from .setup import Converted, Setup
@@ -29,10 +30,11 @@ def accelerate(setup: Setup) -> Converted:
     setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
     lost = (*setup.lost, *setup.minor(), *_losses(setup))
     lines = [f"# The configuration of accelerate {VERSION}.", *(f"#   {note}" for note in lost)]
-    return Converted(text="\n".join([*lines, *_lines(_configuration(setup))]) + "\n", lost=lost)
+    table = yaml.safe_dump(_configuration(setup), sort_keys=False)
+    return Converted(text="\n".join([*lines, table]), lost=lost)
 
 
-def _configuration(setup: Setup) -> Mapping[str, object]:
+def _configuration(setup: Setup) -> dict[str, object]:
     sharded = setup.shards > 1
     dtype = setup.parameter_type(TYPES) if setup.plan.schedule.master else None
     configuration: dict[str, object] = {
@@ -61,16 +63,6 @@ def _configuration(setup: Setup) -> Mapping[str, object]:
             f"parallelism_config_{name}": size for name, size in degrees.items()
         }
     return configuration
-
-
-def _lines(values: Mapping[str, object], indent: str = "") -> Iterable[str]:
-    """Lines of YAML; names, numbers and words without odd characters are written as in JSON."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield f"{indent}{name}:"
-            yield from _lines(value, f"{indent}  ")
-        else:
-            yield f"{indent}{name}: {json.dumps(value)}"
 
 
 def _losses(setup: Setup) -> Iterable[str]:

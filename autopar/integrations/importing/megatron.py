@@ -100,7 +100,11 @@ def read_table(data: Mapping[str, Any]) -> Configuration:
 
 
 def _words(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    parts = value if isinstance(value, list) else [value]
+    # Aliases of YAML may nest without end.
+    if not all(isinstance(part, (str, int, float, bool, type(None))) for part in parts):
+        raise UsageError(f"{SOURCE}: an argument is a table, or a list of lists")
+    return " ".join(map(str, parts))
 
 
 def configuration_of(options: Mapping[str, str]) -> Configuration:
@@ -161,17 +165,12 @@ def _data(options: Mapping[str, str], group: int, words: str) -> int | None:
     return world // group
 
 
-def arguments(text: str) -> dict[str, str]:
-    r"""Options by name, without their dashes; a flag's value is "".
+def words_of(commands: Iterable[Iterable[str]]) -> dict[str, str]:
+    r"""Options by name, those without a value as "".
 
-    >>> arguments("torchrun x.py \\\n --bf16 --seq-length 2048 --optimizer=adam # why")
+    >>> words_of(Script("run x.py \\\n --bf16 --seq-length 2048 --optimizer=adam # why").commands)
     {'bf16': '', 'seq-length': '2048', 'optimizer': 'adam'}
     """
-    return words_of(Script(text).commands)
-
-
-def words_of(commands: Iterable[Iterable[str]]) -> dict[str, str]:
-    """Options by name, of the words of commands."""
     options: dict[str, str] = {}
     for words in commands:
         last = ""

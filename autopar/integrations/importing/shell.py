@@ -13,7 +13,10 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 
 from autopar.errors import UsageError
+from autopar.file_limits import CONFIGURATION_BYTES
 
+LARGEST = 2**63
+"""The numbers of a shell have 64 bits."""
 LINES = 500
 """The most lines of one statement."""
 _SET = re.compile(r"(?:(?:export|local|readonly|declare(?:\s+-\w+)*)\s+)?([A-Za-z_]\w*)(\+?)=")
@@ -43,6 +46,7 @@ class Script:
         self.conditional: list[str] = []
         self._values: dict[str, list[str]] = {}
         self._depth = 0
+        self._room = CONFIGURATION_BYTES
         for statement in _statements(text):
             # Blanks in a sum part no words.
             self._read(_COUNTED.sub(self._number, statement))
@@ -95,7 +99,16 @@ class Script:
     def _held(self, match: re.Match[str]) -> list[str] | None:
         default = match[3]
         held = self._values.get(match[1] or match[2])
-        return held if held is not None or default is None else [default.strip("\"'")]
+        if held is None:
+            return None if default is None else [default.strip("\"'")]
+        # A variable that holds another one twice doubles it, line by line.
+        self._room -= sum(map(len, held))
+        if self._room < 0:
+            raise UsageError(
+                f"megatron: the arguments cannot be read: variables come to more than "
+                f"{CONFIGURATION_BYTES} characters"
+            )
+        return held
 
     def _in_text(self, word: str) -> str:
         def named(match: re.Match[str]) -> str:
@@ -125,7 +138,8 @@ def _counted(text: str) -> int | None:
         raise ValueError
 
     try:
-        return value(ast.parse(text.strip(), mode="eval").body)
+        number = value(ast.parse(text.strip(), mode="eval").body)
+        return number if abs(number) < LARGEST else None
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 

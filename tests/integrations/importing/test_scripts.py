@@ -11,7 +11,7 @@ from autopar.costmodel.known.shape import Shape
 from autopar.errors import UsageError
 from autopar.integrations.importing import Configuration, read_configuration
 from autopar.integrations.importing.configuration_plan import require_sizes, scheme_text
-from autopar.integrations.importing.megatron import arguments, read_megatron
+from autopar.integrations.importing.megatron import read_megatron, read_table, words_of
 from autopar.integrations.importing.shell import Script
 from tests.report_models import planned
 
@@ -58,7 +58,7 @@ TEST_TYPE: regular
 
 
 def test_variables_and_arrays_are_expanded() -> None:
-    options = arguments(SCRIPT)
+    options = words_of(Script(SCRIPT).commands)
     assert options["num-layers"] == "96" and options["hidden-size"] == "12288"
     assert options["tensor-model-parallel-size"] == "2"
     assert options["pipeline-model-parallel-size"] == "4"
@@ -142,3 +142,19 @@ def test_nobody_else_s_scheme_is_planned_into_host_memory() -> None:
 def test_host_memory_is_asked_for() -> None:
     assert Configuration(source="x").offload is None
     assert read_megatron("x --optimizer-cpu-offload").offload == "optimizer"
+
+
+@pytest.mark.parametrize("step", ["A=$A$A", "A+=($A $A)"])
+def test_variables_that_double_are_refused(step: str) -> None:
+    with pytest.raises(UsageError, match="more than 4194304 characters"):
+        Script("\n".join(["A=aaaaaaaaaa", *[step] * 60, "run --x $A"]))
+
+
+def test_sums_beyond_a_shells_numbers_stay_as_written() -> None:
+    script = Script("\n".join(["X=99", *["X=$((X*X))"] * 60, "run --x $X"]))
+    assert script.commands == [["run", "--x", "$((X*X))"]]
+
+
+def test_nested_values_are_refused() -> None:
+    with pytest.raises(UsageError, match="list of lists"):
+        read_table({"--recompute-modules": [["mlp"]]})
