@@ -170,8 +170,8 @@ def chance_to_fit(nbytes: float, room: float) -> float:
     >>> round(chance_to_fit(1.0, math.exp(MEMORY.high)), 2), round(chance_to_fit(9.0, 1.0), 2)
     (0.95, 0.0)
     """
-    if nbytes <= 0:
-        return 1.0
+    if nbytes <= 0 or room <= 0:
+        return float(nbytes <= 0)
     margin = math.log(room / nbytes) - MEMORY.middle
     side = MEMORY.high - MEMORY.middle if margin > 0 else MEMORY.middle - MEMORY.low
     return 0.5 * math.erfc(-margin / side * _NINE_TENTHS / math.sqrt(2))

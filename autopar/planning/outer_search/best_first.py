@@ -319,23 +319,24 @@ class BestFirst:
         Where memory binds the `coarser` program, other modes are most of what a finer mesh gains,
         so that its fastest has to be near the best. Else it has to be faster than the coarser one.
         """
+        less = 1 - EFFORT.close
+        # In the same mode the tables of the finer mesh have to add up to less.
+        same = math.inf if coarser.limited else less * coarser.solved.seconds
         for case in cases:
             # Two meshes may be split into the same one.
             if not self.modes.reach(case.candidate, case.mode):
                 continue
+            most = same if case.mode == coarser.solved.mode else math.inf
+            enough = self.incumbents.enough
             with contextlib.suppress(Infeasible, NoAssignment):
-                solved = self.evaluator.promise(case, below=self.incumbents.enough)
-                # In the same mode the tables of the finer mesh have to add up to less.
-                of_tables = math.inf
-                if case.mode == coarser.solved.mode and not coarser.limited:
-                    of_tables = (1 - EFFORT.close) * coarser.solved.seconds
-                if solved is not None and solved.seconds < of_tables:
+                solved = self.evaluator.promise(case, below=enough)
+                if solved is not None and solved.promise < enough and solved.seconds < most:
                     self._play(solved)
-            enough = (1 - EFFORT.close) * coarser.seconds
-            if coarser.limited:
-                enough = EFFORT.behind * self.incumbents.best
+            near = (
+                EFFORT.behind * self.incumbents.best if coarser.limited else less * coarser.seconds
+            )
             fastest = self.incumbents.fastest.get(case.candidate)
-            if fastest is None or fastest.seconds >= enough:
+            if fastest is None or fastest.seconds >= near:
                 return
 
     def _report(self, text: str) -> None:
