@@ -31,7 +31,7 @@ from benchmarks.validating.page import write_page
 from benchmarks.validating.pairs import LARGE, Pair, pairs, within
 from benchmarks.validating.plots import leaderboard, write_plots
 from benchmarks.validating.scores import Group, Score, score
-from benchmarks.validating.seen import seen_by
+from benchmarks.validating.seen import saw
 
 QUICK = 40
 """Rows of a group that --quick prices."""
@@ -141,11 +141,6 @@ def peer(name: str, score: Score) -> str:
         return f"{'SimuMax' if name.startswith('simumax') else 'Aceso'} {score.peer_error:.1%}"
     who, error = PEERS.get(name, ("", None))
     return f"{who} {error:.1%}" if error is not None else "-"
-
-
-def saw(name: str) -> str:
-    """The constants that were read off a group's rows or machines."""
-    return ", ".join(read.what for read in seen_by(name)) or "no"
 
 
 def plain(value: float | None) -> str:

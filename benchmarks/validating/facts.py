@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autopar.costmodel.device.device import TF32
+
 from .frameworks import NEUTRAL, described
 from .missing import Missing
 from .networks import ONE_PORT, network_of, runs_alone
@@ -87,7 +89,7 @@ PRECISIONS: Mapping[str, tuple[str, str]] = {
     "mixed": ("float16", ""),
     "fp32": ("float32", ""),
     "float32": ("float32", ""),
-    "tf32": ("float32", "tf32"),
+    "tf32": ("float32", TF32),
     "fp8": ("bfloat16", "float8_e4m3fn"),
     "float8": ("bfloat16", "float8_e4m3fn"),
     "amp_fp8": ("bfloat16", "float8_e4m3fn"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .scores import Group, Score
-from .seen import READ, seen_by
+from .seen import READ, saw
 
 WORSE = 0.01
 """The difference of a figure from which it is told."""
@@ -118,7 +118,7 @@ def _row(group: Group, score: Score, peer: str) -> str:
         _percent(score.bias, "+"),
         _percent(score.null_error),
         peer,
-        ", ".join(read.what for read in seen_by(group.name)) or "no",
+        saw(group.name),
         _percent(score.stated_error) if score.open_facts else "-",
         facts or "-",
         _percent(score.range_error),

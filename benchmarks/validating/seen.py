@@ -127,6 +127,11 @@ def seen_by(group: str) -> tuple[Read, ...]:
     )
 
 
+def saw(group: str) -> str:
+    """The constants that have seen a group, in words."""
+    return ", ".join(read.what for read in seen_by(group)) or "no"
+
+
 def without(group: str) -> str:
     """The name of the group of the same rows without what it has seen, or none."""
     apart = [read.what for read in seen_by(group) if read.apart]

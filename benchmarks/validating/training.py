@@ -21,11 +21,12 @@ from functools import partial
 from typing import TypeVar
 
 from autopar.costmodel.calibration.run_kinds import run_kind
+from autopar.costmodel.device.device import TF32
 from autopar.costmodel.known.priced_step import Priced
 from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
 
-from .facts import open_facts, others
+from .facts import open_facts, others, precision_of
 from .missing import Missing
 from .rows import Row, Run
 from .scores import Group, Sample
@@ -142,7 +143,6 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
     ]
 
 
-NARROW = re.compile("fp8|fp4|float8", re.IGNORECASE)
 SINKS = re.compile("gpt-?oss", re.IGNORECASE)
 """Models whose attention has sinks, for which no table has kernels."""
 
@@ -243,7 +243,7 @@ def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
         ),  # type: ignore[index]
         kind=run_kind(
             experts=shape.experts > 0,
-            narrow=bool(NARROW.search(row["precision"] or "")),
+            narrow=precision_of(row)[1] not in ("", TF32),
             unmeasured=shape.state is not None or bool(SINKS.search(run.model)),
         ),
         device=run.gpu.partition("-")[0],
