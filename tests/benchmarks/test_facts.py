@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autopar.costmodel.known import framework_named
-from benchmarks.validating.facts import MEASURED, NOT_USED, USED, open_facts, others, precision_of
+from benchmarks.validating.facts import (
+    MEASURED,
+    NOT_USED,
+    PRECISIONS,
+    USED,
+    open_facts,
+    others,
+    precision_of,
+)
 from benchmarks.validating.frameworks import attention_of, described, framework_of
 from benchmarks.validating.machines import cluster_of
 from benchmarks.validating.missing import Missing
@@ -112,6 +121,12 @@ def test_a_row_may_say_how_large_memories_and_nodes_are() -> None:
 )
 def test_precisions_are_read(text: str, types: tuple[str, str]) -> None:
     assert precision_of({"precision": text}) == types
+
+
+@pytest.mark.parametrize("word", PRECISIONS)
+def test_every_precision_is_priced(word: str) -> None:
+    _, price = predict(row(precision=word, gpu="B200", network=""))
+    assert 0 < price.step < math.inf
 
 
 @pytest.mark.parametrize(
