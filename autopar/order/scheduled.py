@@ -171,13 +171,11 @@ class Scheduled:
         match action.word:
             case Word.GATHER:
                 assert action.unit is not None
-                return _round(gather_rounds(self.program, self.units[action.unit]), action)
+                return _round(gather_rounds(self.program, self.chains.gather(action.unit)), action)
             case Word.REDUCE:
                 assert action.unit is not None
-                unit = self.units[action.unit]
-                return _round(
-                    reduce_rounds(self.program, unit, self.schedule.types, last=last), action
-                )
+                chains = self.chains.reduction(action.unit, last=last)
+                return _round(reduce_rounds(self.program, chains, self.schedule.types), action)
             case Word.FORWARD:
                 return self._segment(action)[0]
             case Word.BACKWARD | Word.BACKWARD_INPUT:

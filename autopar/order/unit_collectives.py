@@ -154,18 +154,15 @@ def _talking(program: Program, group: Sequence[int]) -> tuple[int, int]:
     return ahead, back
 
 
-def gather_rounds(program: Program, unit: Unit) -> list[list[Collective]]:
-    """The collectives of each round of a unit's gather."""
-    return _by_round(
-        (chain, _joined(program, chain.group, PLAIN.types)[0])
-        for chain in gather_chains(program, unit)
-    )
+def gather_rounds(program: Program, chains: Sequence[Chain]) -> list[list[Collective]]:
+    """The collectives of each round of a gather."""
+    return _by_round((chain, _joined(program, chain.group, PLAIN.types)[0]) for chain in chains)
 
 
 def reduce_rounds(
-    program: Program, unit: Unit, types: Types, *, last: bool
+    program: Program, chains: Sequence[Chain], types: Types
 ) -> list[list[Collective]]:
-    """The collectives of each round of a reduction, in the `last` micro-batch or an earlier one."""
+    """The collectives of each round of a reduction."""
     mesh = program.assignment.mesh.shape
     return _by_round(
         (
@@ -173,7 +170,7 @@ def reduce_rounds(
             # The way back undoes the chain from its end.
             _joined(program, chain.group, types)[1][::-1] if chain.group else _sums(chain, mesh),
         )
-        for chain in reduce_chains(program, unit, last=last)
+        for chain in chains
     )
 
 

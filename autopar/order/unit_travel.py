@@ -48,7 +48,6 @@ class UnitTravel(Generic[M]):
 
     def __init__(self, plan: Scheduled) -> None:
         self._followers = plan.followers()
-        # Every step sends the same chains.
         self._chains = plan.chains
         self._coming: dict[int, _Travel[M]] = {}
         self._going: dict[tuple[int, int], _Travel[M]] = {}

@@ -148,7 +148,8 @@ def test_less_memory_splits_the_storage_before_nothing_fits() -> None:
 def _gathered(plan: Scheduled) -> set[str]:
     """The parameters of the units that are gathered in messages."""
     steps = plan.program.steps
-    units = [unit for unit in plan.units if any(gather_rounds(plan.program, unit))]
+    chains = plan.chains
+    units = [u for u in plan.units if any(gather_rounds(plan.program, chains.gather(u.number)))]
     return {
         step.tensor
         for unit in units
