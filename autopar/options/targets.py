@@ -17,6 +17,7 @@ from autopar.planning.model.pins import together
 from autopar.planning.model.request import Request
 from autopar.planning.model.restrictions import Limits, Space
 from autopar.schemes import AXIS_SCHEMES, AxisScheme, Scheme
+from autopar.schemes.axis_schemes import UNSPLIT
 from autopar.schemes.pinning import Possible
 from autopar.schemes.splits import Part, profiles_of
 from autopar.sharding.analysis import Analysis
@@ -24,14 +25,25 @@ from autopar.sharding.layer_numbers import between_layers
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.rules import is_product
 
+
+def _whole_otherwise(scheme: AxisScheme) -> AxisScheme:
+    """The scheme, with heads split evenly, and products whole that it cannot split.
+
+    Targets know no other work of such ranks.
+    """
+    products = (*scheme.prefer[Part.PRODUCT], UNSPLIT)
+    prefer = {**scheme.prefer, Part.PRODUCT: products}
+    return replace(scheme, whole_heads=True, prefer=prefer)
+
+
 SCHEMES: Mapping[str, AxisScheme] = {
     "data": AXIS_SCHEMES["data"],
     "shard": AXIS_SCHEMES["zero3"],
     "expert": AXIS_SCHEMES["expert"],
     "context": AXIS_SCHEMES["context"],
     "ulysses": AXIS_SCHEMES["ulysses"],
-    "tensor": replace(AXIS_SCHEMES["megatron"], whole_heads=True),
-    "tensor-sp": replace(AXIS_SCHEMES["megatron-sp"], whole_heads=True),
+    "tensor": _whole_otherwise(AXIS_SCHEMES["megatron"]),
+    "tensor-sp": _whole_otherwise(AXIS_SCHEMES["megatron-sp"]),
 }
 """The scheme of each name that a mesh axis has."""
 

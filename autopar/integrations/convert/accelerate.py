@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import yaml
-
 from .reach import Reach, lacks
 from .setup import Converted, Setup
 
@@ -27,6 +25,8 @@ REACH = (
 
 def accelerate(setup: Setup) -> Converted:
     """The file."""
+    import yaml  # a machine with GPUs that only runs plans may lack it
+
     setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
     lost = (*setup.lost, *setup.minor(), *_losses(setup))
     lines = [f"# The configuration of accelerate {VERSION}.", *(f"#   {note}" for note in lost)]
