@@ -47,13 +47,14 @@ def compare(
     schemes: Sequence[str] | None = None,
     tokens: float | None = None,
     price: float | None = None,
+    jobs: int | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Answer:
     """The plan found beside the best plans of schemes known by name, the fastest first.
 
     `schemes`: names such as "FSDP" or "TP8 x DP8"; by default all, and the usual products. `tokens`
-    of a training run and `price` of a device and hour: add device hours and costs. `options`: as of
-    `plan`.
+    of a training run and `price` of a device and hour: add device hours and costs. `jobs`: schemes
+    that are planned at a time, each in a process (None: as many as cores). `options`: as of `plan`.
     """
     from autopar.analysis.searches.rivals import rivals
     from autopar.report.comparison import compared_json, compared_parts
@@ -63,7 +64,9 @@ def compare(
     budget = Budget(tokens=tokens, price=price)
     planned = planned_with(model, example_inputs, options)
     wanted = [*SCHEMES, *usual_recipes(planned.cluster)] if schemes is None else list(schemes)
-    priced = rivals(planned, wanted, memory=_bytes(options), progress=options.get("progress"))
+    priced = rivals(
+        planned, wanted, memory=_bytes(options), progress=options.get("progress"), jobs=jobs
+    )
     parts = compared_parts(
         planned, priced, cluster_sentence(planned), named=schemes is not None, budget=budget
     )
@@ -122,11 +125,12 @@ def report(
     schemes: Sequence[str] = (),
     tokens: float | None = None,
     price: float | None = None,
+    jobs: int | None = None,
 ) -> Path:
     """Write a plan as a page for the browser to `path`, which is returned.
 
     `model`: adds what every operator communicates; with it, `schemes` to price beside the plan.
-    `beside`: another plan to compare with. `tokens` and `price`: as of `compare`.
+    `beside`: another plan to compare with. `tokens`, `price` and `jobs`: as of `compare`.
     """
     from autopar.analysis.searches.rivals import rivals
     from autopar.outputs import write_whole
@@ -144,7 +148,7 @@ def report(
         loaded = model_of_plan(model, of, example_inputs)
         chosen = cluster_of_plan(of, cluster)
         planned = Planned(plan=of, model=loaded, cluster=chosen, notes=())
-        compared = replace(compared, rivals=rivals(planned, list(schemes), memory=None))
+        compared = replace(compared, rivals=rivals(planned, list(schemes), memory=None, jobs=jobs))
         contents = Contents.of(of, graph=loaded.graph, cluster=chosen, compared=compared)
     write_whole(Path(path), page(contents))
     return Path(path)

@@ -58,7 +58,13 @@ def test_what_is_impossible_says_why() -> None:
     assert not any("gpt3-64x6x8" in row for row in rows)
 
 
-def test_progress_names_the_schemes() -> None:
+def test_rows_are_the_same_whatever_the_processes() -> None:
+    schemes = ("data", "megatron", "expert", "zero3")
+    one, two = (rivals(planned(), schemes, memory=None, jobs=jobs) for jobs in (1, 2))
+    assert one == two and [row.scheme for row in one] == list(schemes)
+
+
+def test_progress_names_the_schemes_that_are_done() -> None:
     seen: list[tuple[int, int, str]] = []
     rivals(
         planned(),
@@ -66,7 +72,7 @@ def test_progress_names_the_schemes() -> None:
         memory=None,
         progress=lambda done, of, what: seen.append((done, of, what)),
     )
-    assert seen == [(0, 2, "data"), (1, 2, "megatron")]
+    assert seen == [(0, 2, "schemes"), (1, 2, "data"), (2, 2, "megatron")]
 
 
 def test_an_unknown_scheme_is_a_row() -> None:

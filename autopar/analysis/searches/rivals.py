@@ -19,6 +19,8 @@ from autopar.schemes.pinning import pinned
 from autopar.schemes.recipes import ALONE
 from autopar.sharding.analysis import Analysis, analyse
 
+from .side_by_side import side_by_side
+
 SHORT = ("data", "megatron")
 """The schemes compared with every plan; `autopar compare` prices all schemes."""
 LONG = 10.0
@@ -41,10 +43,12 @@ def rivals(
     memory: float | None,
     seconds: float | None = None,
     progress: Progress | None = None,
+    jobs: int | None = None,
 ) -> list[Rival]:
     """The best plan of each scheme on the devices of the plan, or the reason why there is none.
 
-    `seconds`: CPU seconds for each scheme (None: no limit).
+    `seconds`: CPU seconds for each scheme (None: no limit). `jobs`: processes at a time (None: as
+    many as cores).
     """
     analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
     free = Request(
@@ -58,14 +62,20 @@ def rivals(
         types=planned.plan.schedule.types,
     )
     folded = folded_of(analysis.graph, free)
-    compared = []
-    for number, name in enumerate(schemes):
-        if progress:
-            progress(number, len(schemes), name)
+
+    def rival(name: str) -> Rival:
         try:
-            compared.append(_rival(name, analysis, free, folded, _alarm(seconds)))
+            return _rival(name, analysis, free, folded, _alarm(seconds))
         except _TooLong:
-            compared.append(Rival(scheme=name, late=True))
+            return Rival(scheme=name, late=True)
+
+    compared = []
+    if progress:
+        progress(0, len(schemes), "schemes")
+    for row in side_by_side(rival, schemes, jobs):
+        compared.append(row)
+        if progress:
+            progress(len(compared), len(schemes), row.scheme)
     return compared
 
 

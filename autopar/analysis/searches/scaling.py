@@ -21,6 +21,8 @@ from autopar.planning.model.progress import Progress
 from autopar.schemes import scheme_of
 from autopar.sharding.analysis import analyse
 
+from .side_by_side import side_by_side
+
 HOUR = 3600.0
 
 
@@ -65,33 +67,42 @@ def scaling(
     prices: Mapping[str, float],
     *,
     progress: Progress | None = None,
+    jobs: int | None = None,
     **asked: Any,
 ) -> list[Row]:
-    """A row for every cluster and number of devices."""
+    """A row for every cluster and number of devices.
+
+    `jobs`: processes at a time (None: as many as cores).
+    """
     train = asked.get("mode", "train") == "train"
     shapes = [model.graph.tensors[name].shape for name in model.graph.inputs]
     batch = next((shape[0] for shape in shapes if shape), 1)
-    rows: list[Row] = []
-    for number, (cluster, devices) in enumerate((c, n) for c in clusters for n in counts):
-        if progress:
-            progress(number, len(clusters) * len(counts), f"{cluster}, {devices} devices")
+
+    def planned(place: tuple[str, int]) -> Row:
+        cluster, devices = place
         row = Row(cluster=cluster, devices=devices, batch=batch, price=prices.get(cluster))
         try:
             chosen, _ = choose_cluster(cluster, devices)
             plan = plan_loaded(model, cluster=chosen, **asked).plan
-        except (NoPlanFits, UsageError) as error:
-            rows.append(
-                replace(row, why="does not fit" if isinstance(error, NoPlanFits) else str(error))
-            )
-            continue
+        except NoPlanFits:
+            return replace(row, why="does not fit")
+        except UsageError as error:
+            return replace(row, why=str(error))
         named = (
             scheme_of(plan, analyse(model.graph, train=train)).called
             if devices > 1
             else "one device"
         )
-        rows.append(
-            replace(row, step=plan.predicted.step, memory=plan.predicted.memory, named=named)
-        )
+        return replace(row, step=plan.predicted.step, memory=plan.predicted.memory, named=named)
+
+    places = [(cluster, devices) for cluster in clusters for devices in counts]
+    rows: list[Row] = []
+    if progress:
+        progress(0, len(places), "clusters")
+    for row in side_by_side(planned, places, jobs):
+        rows.append(row)
+        if progress:
+            progress(len(rows), len(places), f"{row.cluster}, {row.devices} devices")
     return [_efficient(row, rows) for row in rows]
 
 

@@ -14,6 +14,7 @@ from autopar.cli.scaling_arguments import Scaling, counts_of, scaling_of
 from autopar.cli.shared_options import (
     Parser,
     budget_of,
+    jobs_option,
     json_option,
     model_argument,
     planning_option,
@@ -72,6 +73,7 @@ def add_options(parser: Parser) -> None:
         help="a scheme to price, as of `plan --scheme`; repeatable (default: all)",
     )
     planning_option(parser, "rules")
+    jobs_option(parser)
     json_option(parser)
 
 
@@ -101,12 +103,11 @@ def _compare_schemes(args: argparse.Namespace) -> None:
     from autopar.schemes import SCHEMES, usual_recipes
 
     budget = budget_of(args)
-    budget = budget_of(args)
     asked = planning_values(args, ("devices", "cluster", *ASKED))
     with stdout_to_stderr(), ProgressBar() as bar:
         planned = plan_loaded(load_asked(args), progress=bar, **asked)
         schemes = args.scheme or [*SCHEMES, *usual_recipes(planned.cluster)]
-        compared = rivals(planned, schemes, memory=asked["memory"], progress=bar)
+        compared = rivals(planned, schemes, memory=asked["memory"], progress=bar, jobs=args.jobs)
     sentence = cluster_sentence(planned)
     print_answer(
         args,
@@ -125,7 +126,15 @@ def _compare_scaling(args: argparse.Namespace, wanted: Scaling) -> None:
     asked: dict[str, Any] = planning_values(args, ASKED)
     with stdout_to_stderr(), ProgressBar() as bar:
         model = load_asked(args)
-        rows = scaling(model, wanted.clusters, wanted.counts, wanted.prices, progress=bar, **asked)
+        rows = scaling(
+            model,
+            wanted.clusters,
+            wanted.counts,
+            wanted.prices,
+            progress=bar,
+            jobs=args.jobs,
+            **asked,
+        )
     sentences = answers(rows, wanted.target_step, wanted.target_per_money)
     if args.plot:
         write_whole(Path(args.plot), scaling_plot(rows))

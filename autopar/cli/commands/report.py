@@ -16,6 +16,7 @@ from autopar.cli.shared_options import (
     Parser,
     budget_of,
     budget_options,
+    jobs_option,
     plan_argument,
     planning_option,
     planning_values,
@@ -80,6 +81,7 @@ def add_options(parser: Parser) -> None:
     )
     planning_option(parser, "cluster", help="price on this cluster (default: the plan's)")
     budget_options(parser)
+    jobs_option(parser)
     planning_option(parser, "trust")
     planning_option(parser, "rules")
 
@@ -125,7 +127,7 @@ def _contents(args: argparse.Namespace) -> Contents:
         planned = Planned(plan=plan, model=model, cluster=cluster, notes=())
         priced = []
         if args.compare:
-            priced = rivals(planned, list(SCHEMES), memory=memory, progress=bar)
+            priced = rivals(planned, list(SCHEMES), memory=memory, progress=bar, jobs=args.jobs)
         return Contents.of(
             plan,
             graph=model.graph,

@@ -1,0 +1,69 @@
+"""Pieces of work that need nothing of each other, made side by side by forked processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from autopar.errors import RunError, UsageError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+FORKS = platform.system() == "Linux"
+"""Whether processes are forked: elsewhere a library's threads may not live through it."""
+_work: Callable[[Any], Any]
+"""In a forked process: what it was forked for."""
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if FORKS else os.cpu_count() or 1
+
+
+def side_by_side(
+    work: Callable[[Item], Result], items: Sequence[Item], jobs: int | None = None
+) -> Iterator[Result]:
+    """The results of `work`, in the order of the items, whatever the number of processes.
+
+    `jobs`: the processes at a time (None: as many as cores). One does all here, as do systems
+    without a safe fork. Results and errors travel between processes, so they must be picklable.
+    """
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"jobs is {jobs}, it must be at least 1")
+    count = min(cores() if jobs is None else jobs, len(items))
+    if count < 2 or not FORKS:
+        yield from map(work, items)
+        return
+    forked = ProcessPoolExecutor(
+        count, multiprocessing.get_context("fork"), initializer=_take, initargs=(work,)
+    )
+    try:
+        with warnings.catch_warnings():
+            # The children run Python and numpy alone, and take no lock of the parent's threads.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            promised = [forked.submit(_do, item) for item in items]
+        for each in promised:
+            yield each.result()
+    except BrokenProcessPool as error:
+        raise RunError(
+            "a process of the comparison was ended by the system, perhaps for its memory; "
+            "fewer at a time need less (jobs=1, --jobs 1)"
+        ) from error
+    finally:
+        forked.shutdown(wait=True, cancel_futures=True)
+
+
+def _take(work: Callable[[Any], Any]) -> None:
+    global _work
+    _work = work
+
+
+def _do(item: Any) -> Any:
+    return _work(item)

@@ -1,0 +1,48 @@
+"""Work side by side: its results and their order, errors, and processes that end early."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from autopar.analysis.searches.side_by_side import cores, side_by_side
+from autopar.errors import RunError, UsageError
+
+ITEMS = list(range(7))
+
+
+@pytest.mark.parametrize("jobs", [None, 1, 2, 3, 16])
+def test_results_come_in_the_order_of_the_items(jobs: int | None) -> None:
+    factor = 3  # in a closure, which a forked process has
+    assert list(side_by_side(lambda item: factor * item, ITEMS, jobs)) == [0, 3, 6, 9, 12, 15, 18]
+    assert list(side_by_side(lambda item: item, [], jobs)) == []
+
+
+def test_each_process_is_another() -> None:
+    assert set(side_by_side(lambda _: os.getpid(), ITEMS, 1)) == {os.getpid()}
+    assert os.getpid() not in set(side_by_side(lambda _: os.getpid(), ITEMS, 2))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_is_raised_here(jobs: int) -> None:
+    def work(item: int) -> int:
+        if item == 2:
+            raise UsageError(f"no {item}")
+        return item
+
+    results = side_by_side(work, ITEMS, jobs)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(UsageError, match="no 2"):
+        next(results)
+
+
+def test_a_process_that_is_ended_is_told() -> None:
+    with pytest.raises(RunError, match="--jobs 1"):
+        list(side_by_side(lambda _: os._exit(1), ITEMS, 2))
+
+
+def test_processes_are_at_least_one() -> None:
+    with pytest.raises(UsageError, match="jobs is 0"):
+        list(side_by_side(str, ITEMS, 0))
+    assert cores() >= 1
