@@ -192,11 +192,11 @@ class _Adder:
                 else:
                     ahead += self._collective(c.kind, c.axes, c.nbytes)
         # The backward pass of a recomputed operator runs its forward pass again.
-        repeated = seconds.forward + ahead if name in self.recomputed else 0.0
-        self.costs.forward[index] += seconds.forward + ahead
-        self.costs.backward[index] += seconds.backward + back + repeated
+        repeated = name in self.recomputed
+        self.costs.forward[index] += seconds.forward
+        self.costs.backward[index] += seconds.backward + (seconds.forward if repeated else 0.0)
         self.costs.weight[index] += seconds.weight
-        self.costs.moved[index] += ahead + back
+        self._add_passes(index, ahead, back, repeated=repeated)
 
     # --- redistributions ---
 

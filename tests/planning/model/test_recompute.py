@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autopar.analysis.searches.sensitivity import scaled_links
 from autopar.configured import load_any
 from autopar.costmodel import load_cluster
 from autopar.errors import UsageError
@@ -25,7 +26,7 @@ from autopar.planning.outer_search.evaluator import Evaluator
 from autopar.planning.programs.priced_program import DraftProgram
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
-from autopar.planning.stages.operator_costs import operator_costs
+from autopar.planning.stages.operator_costs import OperatorCosts, operator_costs
 from autopar.planning.stages.parts import Part, Terms
 from autopar.planning.stages.stage_memory import StageMemory
 from autopar.schemes import scheme_named
@@ -204,3 +205,24 @@ def test_nor_in_a_step_without_stages(model: str, scheme: str) -> None:
             one.memory.total == plain and not one.plan.schedule.recompute
         )
     assert draft("full").memory.total < plain
+
+
+@pytest.mark.parametrize(("model", "scheme"), PLANS[1:])
+def test_collectives_that_are_recomputed_count_as_communication(model: str, scheme: str) -> None:
+    """What slower links make longer is communication alone, that of recomputed operators too."""
+    solver, part = part_of(model, scheme)
+    tables = part.tables
+    mode = Mode(zero=1, recompute="full")
+    schedule = solver.schedule(mode, 1, [tables.prices], short=True)
+
+    def costs(factor: float) -> OperatorCosts:
+        cluster = scaled_links(CLUSTER, CLUSTER.levels[0].name, factor)
+        prices = replace(tables.prices, cluster=cluster)
+        return operator_costs(
+            part.program, tables.analysis, prices, optimizer="adamw", schedule=schedule
+        )
+
+    fast, slow = costs(1.0), costs(1e-3)
+    assert slow.moved.sum() > 2 * fast.moved.sum()
+    computed = [one.forward + one.backward - one.moved for one in (fast, slow)]
+    assert computed[0] == pytest.approx(computed[1], rel=1e-6)
