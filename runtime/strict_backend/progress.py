@@ -186,10 +186,8 @@ def _edges(node: Node, states: Mapping[int, Mapping[str, Any]]) -> Iterator[Node
             yield from (("host", peer, "") for peer in wait["peers"])
         return
     head = state["heads"].get(group)
-    if head is None:
-        yield "host", rank, ""
-        return
-    for peer in head["peers"]:
+    # Without a head the queue is between two operations, if its thread has not had the processor.
+    for peer in head["peers"] if head is not None else ():
         other = states.get(peer, {}).get("heads", {}).get(group)
         if other is None:
             yield "host", peer, ""
@@ -247,14 +245,11 @@ def deadlock(circle: Sequence[Node], states: Mapping[int, Mapping[str, Any]]) ->
         if kind == "host":
             lines.append(f"  rank {rank} waits for {states[rank]['host']['text']}")
             continue
-        head = states[rank]["heads"].get(group)
-        if head is None:
-            lines.append(f"  rank {rank} has issued nothing more in that group")
-        else:
-            ranks = ", ".join(map(str, head["ranks"]))
-            peers = ", ".join(map(str, head["peers"]))
-            lines.append(
-                f"  next in rank {rank}'s queue of the group ({ranks}) is {head['text']}, "
-                f"which waits for rank {peers}"
-            )
+        head = states[rank]["heads"][group]
+        ranks = ", ".join(map(str, head["ranks"]))
+        peers = ", ".join(map(str, head["peers"]))
+        lines.append(
+            f"  next in rank {rank}'s queue of the group ({ranks}) is {head['text']}, "
+            f"which waits for rank {peers}"
+        )
     return "no rank can go on, each waits for the next:\n" + "\n".join(lines)

@@ -102,3 +102,19 @@ def test_ranks_that_wait_for_a_running_one_are_no_circle() -> None:
     assert find_circle(waits) == []
     waits[1]["host"] = {"text": "", "group": "h", "peers": [0]}
     assert find_circle(waits) == [("host", 0, ""), ("queue", 0, "g"), ("host", 1, "")]
+
+
+def test_an_operation_that_its_queue_has_not_begun_is_no_circle() -> None:
+    """The thread of a queue may wait for the processor as long as the machine is busy."""
+    waits: dict[int, dict[str, Any]] = {
+        rank: {
+            "version": 1,
+            "beat": 1,
+            "host": {"text": "", "group": "g", "peers": []},
+            "heads": {},
+        }
+        for rank in (0, 1)
+    }
+    assert find_circle(waits) == []
+    waits[0]["heads"]["g"] = {"text": "", "collective": False, "peers": [1], "ranks": [0, 1]}
+    assert find_circle(waits) == []
