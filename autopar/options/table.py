@@ -239,10 +239,12 @@ PINS = (
         name="zero",
         kind=WHOLE,
         choices=ZEROS,
-        help="parameters: 0 stored whole, 1 split, 2 with gradients split at every micro-batch, "
-        "3 gathered for every pass (default: searched)",
-        told="parameters: 0 stored whole, 1 split, 2 with gradients split at every micro-batch, "
-        "3 gathered for every pass; by default searched",
+        help="parameters: 0 stored whole, 1 split and gathered once a step (FSDP with "
+        "reshard_after_forward=False), 2 with gradients split at every micro-batch, 3 gathered for "
+        "every pass (default: searched)",
+        told="parameters: 0 stored whole, 1 split and gathered once a step (FSDP with "
+        "reshard_after_forward=False), 2 with gradients split at every micro-batch, 3 gathered for "
+        "every pass; by default searched",
     ),
     Option(
         name="offload",

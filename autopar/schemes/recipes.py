@@ -2,7 +2,9 @@
 
 A recipe is a product of degrees, the outermost first: pipeline (PP), data (DP, FSDP, with ZeRO),
 context (CP, Ulysses), experts (EP), tensor (TP, and TP+SP with sequence parallelism). HSDP RxS has
-R replicas of S shards each.
+R replicas of S shards each. FSDP and HSDP gather for every pass (`reshard_after_forward`). With
+ZeRO-1 behind the degree parameters are gathered once a step and gradients reduced once, as FSDP2
+does in torch's pipelines; with ZeRO-2 gradients are reduced for every micro-batch.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ OUTERMOST = ("PP", "HSDP", "DP", "FSDP", "CP", "ULYSSES", "EP", "TP", "TP+SP")
 _FACTOR = re.compile(
     r"(?P<word>dp|fsdp|tp|pp|cp|ep|ulysses)\s*(?P<size>\d+)"
     r"(?:\s*(?:\+(?P<rows>sp)|zero-?(?P<zero>[12])))?"
-    r"|hsdp\s*(?P<replicas>\d+)\s*x\s*(?P<shards>\d+)",
+    r"|hsdp\s*(?P<replicas>\d+)\s*x\s*(?P<shards>\d+)(?:\s*zero-?(?P<hybrid>[123]))?",
     re.IGNORECASE,
 )
 
@@ -54,13 +56,17 @@ def recipe_of(factors: Sequence[Factor]) -> str:
     'DP8 ZeRO-1 x TP2+SP'
     >>> recipe_of([Factor(scheme="data", size=2), Factor(scheme="data", size=8, zero=3)])
     'HSDP 2x8'
+    >>> recipe_of([Factor(scheme="data", size=2), Factor(scheme="data", size=8, zero=1)])
+    'HSDP 2x8 ZeRO-1'
     """
     if len(factors) == 1 and factors[0].alone in ALONE:
         return ALONE[factors[0].alone]
     replicas = [f for f in factors if f.scheme == "data" and not f.zero]
-    shards = [f for f in factors if f.scheme == "data" and f.zero == 3]
+    shards = [f for f in factors if f.scheme == "data" and f.zero]
     if len(replicas) == len(shards) == 1:
+        zero = shards[0].zero
         hybrid = f"HSDP {replicas[0].size}x{shards[0].size}"
+        hybrid += f" ZeRO-{zero}" if zero < 3 else ""
         rest = [_word(f) for f in factors if f not in (*replicas, *shards)]
         # A pipeline is outside of all.
         at = bool(factors[0].scheme.startswith("pipeline-"))
@@ -104,14 +110,15 @@ def _parts(recipe: str) -> list[str]:
 def _spelled(match: re.Match[str]) -> tuple[int, str]:
     """The place of a factor from outside in, and its text."""
     if match["replicas"]:
-        text = f"data {match['replicas']}{PRODUCT}data {match['shards']} (zero3)"
+        zero = match["hybrid"] or "3"
+        text = f"data {match['replicas']}{PRODUCT}data {match['shards']} (zero{zero})"
         return OUTERMOST.index("HSDP"), text
     word = match["word"].upper()
     place = OUTERMOST.index(word)
     if word == "PP":
         return place, f"pipeline-1f1b {match['size']}"
     if word == "FSDP":
-        return place, f"data {match['size']} (zero3)"
+        return place, f"data {match['size']} (zero{match['zero'] or 3})"
     by_word = {name.upper(): scheme for scheme, name in reversed(WORDS.items())}
     scheme = "megatron-sp" if match["rows"] else by_word[word]
     stored = f" (zero{match['zero']})" if match["zero"] else ""

@@ -48,11 +48,11 @@ class Net(nn.Module):
         return self.last(h).square().mean(), self.aside(h)
 
 
-def net() -> tuple[Net, Analysis, Tensor]:
-    """The network in float64, its analysis, and an input."""
+def net(rows: int = 8) -> tuple[Net, Analysis, Tensor]:
+    """The network in float64, its analysis, and an input of so many rows."""
     torch.manual_seed(0)
     module = Net().double()
-    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     model = load_model(module, ModelOptions(train=True), (x,))
     return module, analyse(model.graph, train=True), x
 
@@ -91,17 +91,21 @@ def pipelined(
     pipeline: str = "1f1b",
     interleave: int = 1,
     schedule: Schedule | None = None,
+    hybrid: bool = False,
 ) -> Execution:
     """The same in stages on meshes of these sizes, which hold equal numbers of operators;
-    parameters are stored split.
+    parameters are stored split. With `hybrid` all axes split the batch, and only the last one
+    stores parameters split.
     """
     meshes = [mesh_of(mesh) for mesh in sizes]
-    result = {
-        mesh: pinned_assignment(
-            analysis, mesh, _wanted(analysis, mesh.shape), split_storage=range(len(mesh.axes))
-        )
-        for mesh in meshes
-    }
+    result = {}
+    for mesh in meshes:
+        count = len(mesh.axes)
+        wanted = _wanted(analysis, mesh.shape)
+        if hybrid:
+            wanted = {op.name: [S(0)] * count for op in analysis.warm}
+        stored = (count - 1,) if hybrid else range(count)
+        result[mesh] = pinned_assignment(analysis, mesh, wanted, split_storage=stored)
     first = result[meshes[0]]
     decided = Decided(
         decide=lambda name, mesh: result[mesh].decisions[name],

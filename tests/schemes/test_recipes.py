@@ -11,6 +11,7 @@ from autopar.schemes.recipes import recipe_of, scheme_text, usual_recipes
 
 DATA = Factor(scheme="data", size=8)
 SHARDED = Factor(scheme="data", size=8, zero=3)
+ONCE = Factor(scheme="data", size=4, zero=1)
 TENSOR = Factor(scheme="megatron", size=4)
 ROWS = Factor(scheme="megatron-sp", size=4)
 STAGES = Factor(scheme="pipeline-1f1b", size=2)
@@ -26,6 +27,7 @@ STAGES = Factor(scheme="pipeline-1f1b", size=2)
         ([SHARDED, ROWS], "FSDP8 x TP4+SP"),
         ([STAGES, DATA, TENSOR], "PP2 x DP8 x TP4"),
         ([STAGES, DATA, SHARDED, TENSOR], "PP2 x HSDP 8x8 x TP4"),
+        ([STAGES, DATA, ONCE], "PP2 x HSDP 8x4 ZeRO-1"),
         ([DATA, Factor(scheme="ulysses", size=2)], "DP8 x Ulysses2"),
         ([Factor(scheme="2d", size=16)], "2d 16"),
     ],
@@ -46,6 +48,8 @@ def test_factors_have_names_that_people_use(factors: list[Factor], recipe: str) 
         ("TP8 × PP4 × DP2", "pipeline-1f1b 4 x data 2 x megatron 8"),
         ("HSDP 2x8", "data 2 x data 8 (zero3)"),
         ("HSDP 2x8 x TP4+SP", "data 2 x data 8 (zero3) x megatron-sp 4"),
+        ("HSDP 2x8 ZeRO-1", "data 2 x data 8 (zero1)"),
+        ("PP2 x FSDP8 ZeRO-1 x TP2", "pipeline-1f1b 2 x data 8 (zero1) x megatron 2"),
         ("DP8 ZeRO-1 x TP2", "data 8 (zero1) x megatron 2"),
         ("Ulysses4 x DP2", "data 2 x ulysses 4"),
     ],

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from autopar.printable import printable
 
 from .axis_work import AxisWork
-from .fsdp2 import UNITS_FUNCTION, precision_of, units_of
+from .fsdp2 import UNITS_FUNCTION, accumulated, micro_batch_function, precision_of, units_of
 from .linears import Split, splits_of
 from .reach import REPLICAS, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
@@ -58,7 +58,7 @@ def dtensor(setup: Setup) -> Converted:
         zero=setup.zero,
         reshard=setup.zero == 3,
     )
-    return Converted(text=text, lost=lost)
+    return Converted(text=text + micro_batch_function(setup), lost=lost)
 
 
 def _lacks(setup: Setup, shared: Sequence[AxisWork]) -> Iterable[str]:
@@ -72,9 +72,7 @@ def _lacks(setup: Setup, shared: Sequence[AxisWork]) -> Iterable[str]:
 def _losses(setup: Setup, splits: Mapping[str, Split]) -> Iterable[str]:
     """Sentences on parts of a plan that the file leaves to others, or does in another way."""
     yield from setup.lost
-    micro_batches = setup.plan.schedule.micro_batches
-    if micro_batches > 1:
-        yield f"the training loop adds up the gradients of {micro_batches} micro-batches"
+    yield from accumulated(setup)
     if setup.plan.schedule.master and setup.degree("data") == 1:
         yield (
             f"computing in another type than {setup.plan.schedule.master}, in which parameters are "

@@ -6,6 +6,7 @@ It takes plans that split only the batch and the storage of parameters.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from autopar.plan import Plan
 from autopar.printable import printable
@@ -14,24 +15,15 @@ from .reach import REPLICAS, Reach, lacks
 from .setup import Converted, Setup
 
 TARGET = "fsdp2"
-REACH = (Reach(axes=REPLICAS, zeros=(0, 2, 3), near=(1, "selective"), infers=True),)
+REACH = (Reach(axes=REPLICAS, infers=True),)
 _LAYER = re.compile(r"^(.*?\.)?\d+(?=\.)")
 
 
 def fsdp2(setup: Setup) -> Converted:
     """The file: `shard(module)`, to be called on every rank."""
     setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup))
-    schedule = setup.plan.schedule
     lost = [*setup.lost, *setup.minor()]
-    if setup.zero < 2 and schedule.micro_batches > 1:
-        lost.append(
-            "gradients are reduced at every micro-batch (ZeRO 2); the plan reduces them once a "
-            f"step (ZeRO {setup.zero})"
-        )
-    if schedule.micro_batches > 1:
-        lost.append(
-            f"the training loop adds up the gradients of {schedule.micro_batches} micro-batches"
-        )
+    lost += accumulated(setup)
     if setup.recompute != "none":
         lost.append(f"recompute ({setup.recompute}) is left to torch.utils.checkpoint")
     compute, reduce = precision_of(setup)
@@ -48,7 +40,36 @@ def fsdp2(setup: Setup) -> Converted:
         reduce=reduce,
         reshard=setup.zero == 3,
     )
-    return Converted(text=text, lost=tuple(lost))
+    return Converted(text=text + micro_batch_function(setup), lost=tuple(lost))
+
+
+def accumulated(setup: Setup) -> Iterator[str]:
+    """The sentence on the training loop of a plan with micro-batches."""
+    count = setup.plan.schedule.micro_batches
+    if count > 1:
+        called = ", with micro_batch(module, last) before each" * bool(micro_batch_function(setup))
+        yield f"the training loop adds up the gradients of {count} micro-batches{called}"
+
+
+def micro_batch_function(setup: Setup) -> str:
+    """The function of written files that is called before each micro-batch; "" without any.
+
+    FSDP2 gathers, reduces and sums over replicas in every pass unless it is told.
+    """
+    plan = setup.plan
+    if plan.model.mode == "infer" or plan.schedule.micro_batches == 1 or setup.degree("data") == 1:
+        return ""
+    calls = []
+    if setup.zero < 2:
+        calls.append("set_requires_gradient_sync(last)  # whole gradients, reduced once a step")
+    elif setup.degree("data") > setup.shards:
+        calls.append("set_requires_all_reduce(last)  # shards, summed over replicas once a step")
+    if setup.zero < 3:
+        calls.append("set_reshard_after_backward(last)  # parameters gathered once a step")
+    if not calls:
+        return ""
+    lines = "".join(f"    module.{call}\n" for call in calls)
+    return f"{_MICRO_BATCH}{lines}"
 
 
 def precision_of(setup: Setup) -> tuple[str, str]:
@@ -68,6 +89,11 @@ def units_of(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.sub(r"\d+$", "*", name) for name in layers))
 
 
+_MICRO_BATCH = '''
+
+def micro_batch(module: nn.Module, last: bool) -> None:
+    """To be called before each micro-batch of a step; `last`: whether it is the last one."""
+'''
 UNITS_FUNCTION = '''def units(module: nn.Module) -> list[nn.Module]:
     """The layers of UNITS, innermost and last first; ValueError if a pattern names none."""
     named: dict[str, list[nn.Module]] = {{unit: [] for unit in UNITS}}

@@ -107,10 +107,4 @@ def _schedule_lacks(setup: Setup) -> Iterable[str]:
 def _lost(setup: Setup) -> Iterable[str]:
     yield from setup.lost
     yield from setup.minor()
-    if setup.zero >= 2:
-        yield (
-            "gradients are added up whole and reduced once a step (ZeRO 1), which takes more "
-            "memory than the plan's shards"
-        )
-    if setup.zero == 3:
-        yield "parameters stay gathered from a stage's first backward pass to the end of the step"
+    yield from setup.of_whole_stages()

@@ -166,6 +166,22 @@ class Setup:
         ]
         return any(is_split(place) for layout in weights for place in layout)
 
+    def of_whole_stages(self) -> Iterable[str]:
+        """Losses of a target whose stages are FSDP2's under torch's pipelines.
+
+        These add up whole gradients and reduce them once a step, whatever the policy of gathers:
+        with parameters that stay whole (`reshard_after_forward=False`) that is ZeRO 1.
+        """
+        if self.stages > 1 and self.zero > 1:
+            yield (
+                "gradients are added up whole and reduced once a step (ZeRO 1), which takes more "
+                "memory than the plan's shards"
+            )
+        if self.stages > 1 and self.zero == 3:
+            yield (
+                "parameters stay gathered from a stage's first backward pass to the end of the step"
+            )
+
     def staged(self) -> str:
         """The complaint of a target without pipelines; "" for a single stage."""
         return f"{self.stages} pipeline stages" if self.stages > 1 else ""

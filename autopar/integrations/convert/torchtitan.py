@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from autopar.errors import UsageError
 from autopar.order import schedules
@@ -31,14 +32,17 @@ SCHEDULES = {
 }
 OPTIMIZERS = {"adamw": "AdamW"}
 TYPES = ("float32", "bfloat16")
+_COMMON = Reach(
+    axes=(*REPLICAS, *WEIGHTS, "expert", "context"),
+    zeros=(0, 2, 3),
+    near=(1, "selective"),
+    optimizers=tuple(OPTIMIZERS),
+)
 REACH = (
-    Reach(
-        axes=(*REPLICAS, *WEIGHTS, "expert", "context"),
-        zeros=(0, 2, 3),
-        near=(1, "selective"),
-        stages=(1, 0),
-        schedules=tuple(SCHEDULES),
-        optimizers=tuple(OPTIMIZERS),
+    _COMMON,
+    # Stages sum whole gradients and reduce them once a step.
+    replace(
+        _COMMON, zeros=(0, 1), near=(2, 3, "selective"), stages=(2, 0), schedules=tuple(SCHEDULES)
     ),
 )
 
@@ -65,8 +69,9 @@ def torchtitan(setup: Setup, version: str | None = None) -> Converted:
 def _toml_losses(setup: Setup) -> Iterable[str]:
     """Sentences on what became possible later."""
     if _is_replicated_beside(setup):
+        stage = " (ZeRO 2)" if setup.stages == 1 else ""
         yield (
-            "parameters are stored split over the data axes and gathered once a step (ZeRO 2): it "
+            f"parameters are stored split over the data axes and gathered once a step{stage}: it "
             "has no replicas beside other parallelism (DDP on more than one dim)"
         )
     if setup.degree("tensor") > 1 and not setup.sequence_parallel:
@@ -105,8 +110,12 @@ def _losses(setup: Setup) -> Iterable[str]:
             "its experts lie on the ranks of sharded data parallelism, so that all other "
             "parameters are stored split there, too; the plan stores them whole"
         )
-    if setup.zero == 1:
-        yield "gradients are reduced at every micro-batch (ZeRO 2)"
+    yield from setup.of_whole_stages()
+    if setup.stages == 1 and setup.plan.schedule.micro_batches > 1:
+        if setup.zero == 1:
+            yield "gradients are reduced at every micro-batch (ZeRO 2)"
+        if setup.zero in (1, 2):
+            yield "parameters are gathered for every micro-batch, and stay until its end"
 
 
 def _training(setup: Setup) -> Mapping[str, object]:

@@ -79,7 +79,7 @@ def read_torchtitan(data: Mapping[str, Any]) -> Configuration:
         source=SOURCE,
         data=None if shards is None else replicas * (shards or 1),
         shards=shards,
-        zero=_zero(parallel, shards, stages),
+        zero=_zero(parallel, shards, stages, lost),
         tensor=tensor,
         sequence_parallel=tensor > 1,
         context=degree(SOURCE, parallel, "context_parallel_degree"),
@@ -130,10 +130,11 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _zero(parallel: Mapping[str, Any], shards: int | None, stages: int) -> int:
+def _zero(parallel: Mapping[str, Any], shards: int | None, stages: int, lost: list[str]) -> int:
     """The ZeRO stage of the policy.
 
-    By default the backward pass gathers parameters again unless in a pipeline.
+    By default the backward pass gathers parameters again unless in a pipeline, whose stages gather
+    theirs once a step. Torch's pipelines sum whole gradients and reduce them once a step.
     """
     if shards == 1:
         return 0
@@ -145,7 +146,14 @@ def _zero(parallel: Mapping[str, Any], shards: int | None, stages: int) -> int:
         )
     if policy == "default":
         policy = "always" if stages == 1 else "never"
-    return 3 if policy == "always" else 2
+    if stages > 1 and policy == "always":
+        lost.append(
+            "fsdp_reshard_after_forward = always beside stages: gradients are reduced at every "
+            "micro-batch, and not once a step"
+        )
+    if policy == "always":
+        return 3
+    return 2 if stages == 1 else 1
 
 
 def _schedule(parallel: Mapping[str, Any]) -> tuple[str, int]:

@@ -75,10 +75,12 @@ def add_copies(costed: CostedProgram, stored: Floats) -> None:
     """Add the copies of parameters that stay for the step to what operators store.
 
     These are parameters gathered once a step, with their gradients if these are added up whole, and
-    parameters that are only cast.
+    parameters that are only cast. The shards of whole gradients, which are counted with storage,
+    come one unit at a time as these go: only one of both is there.
     """
     schedule = costed.schedule
     with_gradients = schedule.accumulated == "whole" and schedule.micro_batches > 1
+    summed: set[str] = set()
     for step in costed.program.steps:
         if not isinstance(step, Redistribute):
             continue
@@ -92,10 +94,13 @@ def add_copies(costed: CostedProgram, stored: Floats) -> None:
         if only_casts(step):
             stored[index] += after
         elif after > before and schedule.gathered == "per_step":
-            gradient = 0
-            if with_gradients:
-                gradient = local_bytes(used, costed.types.reduced_bytes(tensor), costed.mesh)
-            stored[index] += after + gradient
+            stored[index] += after
+            if with_gradients and step.gradient:
+                nbytes = costed.types.reduced_bytes(tensor)
+                stored[index] += local_bytes(used, nbytes, costed.mesh)
+                if step.tensor not in summed:
+                    stored[index] -= local_bytes(step.chain[0], nbytes, costed.mesh)
+                summed.add(step.tensor)
 
 
 def handed_bytes(costed: CostedProgram) -> Floats:

@@ -8,14 +8,17 @@ import ast
 import json
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from convert_models import build
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import autopar
 from autopar.cli import run
@@ -33,27 +36,30 @@ PLANS: dict[str, dict[str, Any]] = {
     "megatron-sp": {"scheme": "megatron-sp", "zero": 0, "micro_batches": 1},
     "both": {"scheme": "data 2 x megatron 2", "zero": 0, "micro_batches": 1},
     "pipeline": {"scheme": "pipeline-1f1b 2 x data 2", "stages": 2, "micro_batches": 2},
+    "sharded stages": {"scheme": "PP2 x FSDP2 ZeRO-1", "stages": 2, "micro_batches": 2},
 }
 REFUSED: dict[tuple[str, str], str] = {
     ("megatron", "fsdp2"): "splitting weights over gpu=4",
     ("megatron-sp", "fsdp2"): "splitting weights",
     ("both", "fsdp2"): "splitting weights over gpu1=2",
-    ("pipeline", "fsdp2"): "2 pipeline stages",
-    ("pipeline", "dtensor"): "2 pipeline stages",
-    ("pipeline", "hf-tp-plan"): "2 pipeline stages",
+    **{
+        (name, target): "2 pipeline stages"
+        for name in ("pipeline", "sharded stages")
+        for target in ("fsdp2", "dtensor", "hf-tp-plan", "transformers", "accelerate")
+    },
     ("pipeline", "deepspeed"): "PipelineModule",
+    ("sharded stages", "deepspeed"): "PipelineModule",
     ("data", "hf-tp-plan"): "splits no weights",
     ("zero1", "hf-tp-plan"): "splits no weights",
     ("zero3", "hf-tp-plan"): "splits no weights",
     **{
         (name, "pipelining"): "a plan without pipeline stages"
         for name in PLANS
-        if name != "pipeline"
+        if name not in ("pipeline", "sharded stages")
     },
     ("data", "transformers"): "replicas over gpu=4",
     ("both", "transformers"): "replicas over gpu0=2",
     ("both", "accelerate"): "replicas over gpu0=2",
-    **{("pipeline", target): "2 pipeline stages" for target in ("transformers", "accelerate")},
     **{
         ("megatron-sp", target): "sequence parallelism"
         for target in ("hf-tp-plan", "transformers", "accelerate")
@@ -155,7 +161,8 @@ def test_what_no_target_says_is_told(
     plans["zero1"].save(saved)
     run(["convert", str(saved), "--to", "fsdp2", "-o", str(out)])
     shown = capsys.readouterr()
-    assert "ZeRO 2" in shown.err and "ZeRO 2" in out.read_text() and shown.out == ""
+    assert "2 micro-batches" in shown.err and "2 micro-batches" in out.read_text()
+    assert shown.out == ""
     run(["convert", str(saved), "--to", "deepspeed"])
     assert json.loads(capsys.readouterr().out)["zero_optimization"]["stage"] == 1
     with pytest.raises(UsageError, match="the command reads it"):
@@ -332,6 +339,63 @@ def test_the_python_is_executed(
     text = convert(plans[name], target).text
     results = run_ranks(_trained, 4, text, function, data)
     assert max(results) < 1e-5
+
+
+class _Issued(TorchDispatchMode):
+    """The number of collectives by their names in torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.name().removeprefix("c10d::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _micro_batches(text: str, function: str) -> tuple[float, list[int]]:
+    """The largest difference of gradients over two micro-batches, and the numbers of gathers,
+    reductions to shards, and sums that they issue.
+    """
+    module, (tokens,) = build()
+    whole, _ = build()
+    scope: dict[str, Any] = {}
+    exec(text, scope)
+    module = scope[function](module, "cpu")
+    mine = tokens.chunk(4)[dist.get_rank()]
+    with _Issued() as issued:
+        for number, part in enumerate(mine.chunk(2)):
+            scope["micro_batch"](module, last=number == 1)
+            (module(part).square().mean() / 2).backward()
+    whole(tokens).square().mean().backward()
+    differences = [
+        float((p.grad.full_tensor() - other.grad).abs().max())
+        for p, other in zip(module.parameters(), whole.parameters(), strict=True)
+    ]
+    kinds = ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")
+    return max(differences), [issued.counts[kind] for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "counts"),
+    [
+        # The units are two layers, and all else.
+        ("zero1", [3, 3, 0]),
+        ("zero2", [3, 6, 0]),
+        ("HSDP 2x2 ZeRO-1", [3, 3, 3]),
+        # The outermost unit is gathered again in each backward pass, too.
+        ("HSDP 2x2", [12, 6, 3]),
+    ],
+)
+@pytest.mark.parametrize(("target", "function"), [("fsdp2", "shard"), ("dtensor", "parallelize")])
+def test_micro_batches_communicate_as_in_the_plan(
+    scheme: str, counts: list[int], target: str, function: str
+) -> None:
+    given = {"stages": 1, "recompute": "none", "micro_batches": 2, "scheme": scheme}
+    plan = autopar.plan(*build(), devices=4, cluster="dgx-h100", memory="70GiB", **given)
+    text = convert(plan, target).text
+    for difference, issued in run_ranks(_micro_batches, 4, text, function):
+        assert difference < 1e-5 and issued == counts
 
 
 @pytest.mark.parametrize("zero", [0, pytest.param(3, marks=(pytest.mark.slow, pytest.mark.ci))])

@@ -64,7 +64,7 @@ ROWS: list[tuple[str, str, dict[str, Any]]] = [
             "source": "torchtitan",
             "data": 8,
             "shards": 4,
-            "zero": 2,
+            "zero": 1,
             "tensor": 2,
             "sequence_parallel": True,
             "stages": 2,
