@@ -117,6 +117,14 @@ def _figures(device: Device) -> list[tuple[str, str]]:
         ("memory_capacity", bytes_text(device.memory_capacity)),
         ("reserved", bytes_text(device.reserved)),
         ("launch", f"{seconds_text(device.launch)} per operator"),
+        *(
+            (name, f"{launches:.3g} launches to update a parameter stored {stored}")
+            for name, stored, launches in (
+                ("update_launches", "whole", device.update_launches),
+                ("shard_launches", "split", device.shard_launches),
+            )
+            if launches != 1
+        ),
         ("dispatch", f"{seconds_text(device.dispatch)} of the host per operator"),
         *(
             (name, rate_text(value, unit) if unit == "B/s" else bytes_text(value))

@@ -57,6 +57,8 @@ BASE_UNITS: Mapping[str, str] = {
     "ragged_fraction": "1",
     "clock": "1",
     "update_fraction": "1",
+    "update_launches": "1",
+    "shard_launches": "1",
     "attention": "1",
 }
 

@@ -71,13 +71,14 @@ class Device:
     fraction of the peak that a kernel reaches, by "flash2.forward". `memory_fraction`: the share of
     `memory_bandwidth` (B/s) that a streaming operator reaches. `update_fraction`: the share that an
     optimizer's step reaches (above 1 where caches hold what it reads again; None: as
-    `memory_fraction`). `launch`: seconds per operator. `reserved`: bytes of `memory_capacity` that
-    the framework and the communication library keep. `dispatch`: seconds of the host per operator
-    (the host runs ahead of the device while kernels take longer). `units`: processors that compute
-    the tiles of a matrix product (0: as `kernels` say, or not known). `ragged_fraction`: the
-    remaining share of the rate for products whose rows are no multiple of 16 bytes.
-    `host_bandwidth`: B/s one way between the device and its host. `host_memory`: bytes of the host
-    per device. None: not known.
+    `memory_fraction`). `launch`: seconds per operator. `update_launches`, `shard_launches`:
+    launches that the update of one parameter takes, stored whole and stored as a shard.
+    `reserved`: bytes of `memory_capacity` that the framework and the communication library keep.
+    `dispatch`: seconds of the host per operator (the host runs ahead of the device while kernels
+    take longer). `units`: processors that compute the tiles of a matrix product (0: as `kernels`
+    say, or not known). `ragged_fraction`: the remaining share of the rate for products whose rows
+    are no multiple of 16 bytes. `host_bandwidth`: B/s one way between the device and its host.
+    `host_memory`: bytes of the host per device. None: not known.
     """
 
     name: str
@@ -95,6 +96,8 @@ class Device:
     units: float = 0.0
     ragged_fraction: float = 1.0
     update_fraction: float | None = None
+    update_launches: float = 1.0
+    shard_launches: float = 1.0
     attention: Mapping[str, float] = field(default_factory=dict, hash=False)
     host_bandwidth: float | None = None
     host_memory: float | None = None
@@ -127,6 +130,8 @@ class Device:
                 "half_size": self.half_size,
                 "launch": self.launch,
                 "dispatch": self.dispatch,
+                "update_launches": self.update_launches,
+                "shard_launches": self.shard_launches,
                 "reserved": self.reserved,
             },
         )

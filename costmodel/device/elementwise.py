@@ -31,8 +31,9 @@ def update_traffic_seconds(nbytes: ArrayLike, device: Device) -> Floats:
 
 
 def with_launch(
-    arithmetic: ArrayLike, traffic: ArrayLike, device: Device, *, launches: float = 1.0
+    arithmetic: ArrayLike, traffic: ArrayLike, device: Device, *, launches: ArrayLike = 1.0
 ) -> Floats:
     """Return the roofline: the longer of both, and a kernel's launch where there is work at all."""
     busy = np.maximum(arithmetic, traffic)
-    return np.asarray(np.where(busy > 0, busy + device.launch * launches, 0.0), dtype=np.float64)
+    started = device.launch * np.asarray(launches, dtype=np.float64)
+    return np.asarray(np.where(busy > 0, busy + started, 0.0), dtype=np.float64)

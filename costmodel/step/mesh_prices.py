@@ -292,7 +292,10 @@ def update_seconds(
     """
     traffic = optimizer_named(optimizer).traffic if tensor.trainable else 0
     nbytes = types.stored_bytes(tensor) * traffic / shards
-    return with_launch(0.0, update_traffic_seconds(nbytes, cluster.device), cluster.device)
+    device = cluster.device
+    # What is stored split is a DTensor, whose every operator takes the host longer.
+    launches = np.where(shards > 1, device.shard_launches, device.update_launches)
+    return with_launch(0.0, update_traffic_seconds(nbytes, device), device, launches=launches)
 
 
 def storage_bytes(

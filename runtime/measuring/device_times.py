@@ -19,11 +19,13 @@ from .collective_times import FIRST, PASSES
 from .crew import Crew
 from .device_calls import (
     CHAIN,
+    UPDATED,
     AttentionShape,
     ProductKey,
     chain_call,
     copy_call,
     kernel_calls,
+    small_updates,
     stream_call,
     update_call,
 )
@@ -65,6 +67,8 @@ PARAMETERS_CUDA = (2**24, 2**26)
 """Elements of the parameters that a measured optimizer updates; together more than caches hold."""
 BATCH_SECONDS = 0.02
 """Seconds that a batch of calls takes at least."""
+UPDATES = ("whole", "split")
+"""How small parameters are stored whose updates are measured."""
 CAPTURED = 16
 """Calls in a CUDA graph."""
 
@@ -77,6 +81,8 @@ class DeviceTimes:
     products, and a step of AdamW, which read and write `copied`, `streamed` and `updated` bytes.
     `attention`: forward, and forward with backward, of `attention_shape`. `launch`: of one operator
     on the device. `dispatch`: of one operator on the host of a GPU; empty where the host computes.
+    `updates`: of a small parameter by AdamW, "whole" on every rank and "split" over them; empty on
+    GPUs, which update many at once.
     """
 
     name: str
@@ -91,6 +97,7 @@ class DeviceTimes:
     attention: dict[str, tuple[float, ...]]
     launch: tuple[float, ...]
     dispatch: tuple[float, ...]
+    updates: dict[str, tuple[float, ...]]
     capacity: float
     reserved: float
     units: int = 0
@@ -124,6 +131,8 @@ def measure_device(
     }
     if cuda:
         hosted["dispatch"] = chain_call(crew.device)
+    else:
+        hosted |= {stored: small_updates(split=stored == "split") for stored in UPDATES}
     times.update(_repeated(crew, hosted, settled, captured=False))
     name = torch.cuda.get_device_name(crew.device) if cuda else "CPU rank"
     return DeviceTimes(
@@ -139,6 +148,11 @@ def measure_device(
         attention={direction: tuple(times[direction]) for direction in ("forward", "backward")},
         launch=tuple(seconds / CHAIN for seconds in times["launch"]),
         dispatch=tuple(seconds / CHAIN for seconds in times.get("dispatch", ())),
+        updates={
+            stored: tuple(seconds / UPDATED for seconds in times[stored])
+            for stored in UPDATES
+            if stored in times
+        },
         capacity=memory[0],
         reserved=memory[1],
         units=torch.cuda.get_device_properties(crew.device).multi_processor_count if cuda else 0,

@@ -168,6 +168,14 @@ def test_storage_and_update_of_a_parameter(optimizer: str, copies: int, traffic:
     cached = replace(
         cluster, device=replace(cluster.device, update_fraction=2 * cluster.device.memory_fraction)
     )
+    host = replace(cluster.device, update_launches=7.0, shard_launches=50.0)
+    longer = [
+        seconds + more * host.launch if traffic else 0.0
+        for seconds, more in zip(wanted, (6, 49), strict=True)
+    ]
+    assert update_seconds(
+        tensor, shards, optimizer, replace(cluster, device=host)
+    ).tolist() == pytest.approx(longer, rel=1e-12)
     halved = [seconds / 2 + cluster.device.launch / 2 if traffic else 0.0 for seconds in wanted]
     assert update_seconds(tensor, shards, optimizer, cached).tolist() == pytest.approx(
         halved, rel=1e-12
