@@ -209,7 +209,7 @@ def test_nor_in_a_step_without_stages(model: str, scheme: str) -> None:
 
 @pytest.mark.parametrize(("model", "scheme"), PLANS[1:])
 def test_collectives_that_are_recomputed_count_as_communication(model: str, scheme: str) -> None:
-    """What slower links make longer is communication alone, that of recomputed operators too."""
+    """Slower links make communication longer alone, that of recomputed operators too."""
     solver, part = part_of(model, scheme)
     tables = part.tables
     mode = Mode(zero=1, recompute="full")
