@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.device.narrow_kernels import require_recipe
 
 from .configured import load_any
 from .errors import PlanError
-from .frontends.load import ModelOptions
+from .frontends.load import options_asked
 from .model import LoadedModel
 from .operators import bring_rules, provide_rules
 from .options.checking import completed
@@ -73,7 +74,7 @@ def planned_with(model: Any, example_inputs: Any, options: Mapping[str, Any]) ->
     values = completed(options)
     reading = {name: values.pop(name) for name in READING}
     compress = values.pop("compress")
-    read = ModelOptions(
+    read = options_asked(
         **{name: value for name, value in reading.items() if value is not None},
         train=is_training(values["mode"]),
     )
@@ -112,6 +113,8 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     """`plan` for a model that is loaded already, with notes; `asked`: as of `PlanOptions`."""
     wanted = PlanOptions(**asked)
     cluster, sentence = choose_cluster(wanted.cluster, wanted.devices)
+    for pool in cluster.pools:
+        require_recipe(pool.device, model.precision)
     if wanted.load is not None:
         return _loaded(model, wanted, cluster)
     is_training(wanted.mode)
@@ -140,7 +143,7 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
         routing,
         limit,
     )
-    named = best.model.model_copy(update={"dtype": ruled.dtype})
+    named = best.model.model_copy(update={"dtype": ruled.dtype, "precision": ruled.precision})
     best = best.model_copy(update={"model": named, "routing": under})
     notes = (sentence, *model.notes, *said, *request_notes)
     return Planned(

@@ -100,6 +100,7 @@ def _load(
         given=None,
         reload=None,
         dtype=options.dtype,
+        precision=options.precision,
         notes=(
             _sized(loaded.graph, inputs.options),
             *made.notes,

@@ -73,8 +73,9 @@ class LoadedModel:
     PyTorch model has `module`, which `build` makes when it is first needed, as `imported` does the
     rest of what a run needs. `source`: the graph as imported, without an added loss. `loss`: the
     user's loss function. `notes`: sentences worth telling the user. `dtype`: the floating-point
-    type that was asked for. `given`: the PyTorch module before its cast to that type. `reload`
-    imports another such module, with the same inputs and options.
+    type that was asked for; `precision`: the recipe of its products. `given`: the PyTorch module
+    before its cast to that type. `reload` imports another such module, with the same inputs and
+    options.
     """
 
     graph: Graph
@@ -85,6 +86,7 @@ class LoadedModel:
     build: Callable[[], Any] | None = None
     notes: tuple[str, ...] = ()
     dtype: str | None = None
+    precision: str | None = None
     given: Any = None
     reload: Callable[[Any], LoadedModel] | None = None
 

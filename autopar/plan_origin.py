@@ -61,6 +61,7 @@ def model_of_plan(
     Raise `PlanError` if it does not match.
     """
     options = ModelOptions(train=plan.model.mode == "train", loss=loss, trust=trust)
+    options = replace(options, precision=plan.model.precision)
     if isinstance(model, LoadedModel):
         loaded = model
     elif hasattr(model, "named_parameters"):
@@ -113,6 +114,7 @@ def model_of_batch(
     options = ModelOptions(
         train=plan.model.mode == "train", loss=loss, dtype=plan.model.dtype, trust=trust
     )
+    options = replace(options, precision=plan.model.precision)
     if _is_onnx(model):
         loaded = _onnx_of_plan(model, plan, options, batch)
     else:

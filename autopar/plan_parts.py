@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from .errors import UsageError, unknown
 from .file_limits import DEGREE, LAYERS, MICRO_BATCHES, TENSOR_BYTES
 from .ir.dtype import FLOATS
+from .ir.recipes import NAMES
 from .order.schedules import SCHEDULES
 from .sharding.gradient_formats import check_format
 from .sharding.mesh import Axis, Mesh
@@ -29,6 +30,18 @@ def _float(name: str) -> str:
 
 FloatName = Annotated[str, AfterValidator(_float), Field(json_schema_extra={"enum": list(FLOATS)})]
 """The name of a floating-point type."""
+
+
+def _precision(name: str) -> str:
+    if name not in NAMES:
+        raise ValueError(unknown("precision", name, NAMES))
+    return name
+
+
+PrecisionName = Annotated[
+    str, AfterValidator(_precision), Field(json_schema_extra={"enum": list(NAMES)})
+]
+"""The name of a recipe of precision."""
 
 
 Count = Annotated[int, Field(ge=0, lt=TENSOR_BYTES)]
@@ -58,7 +71,8 @@ class InputSpec(Part):
 class ModelSpec(Part):
     """The model of the plan, and how it runs.
 
-    `dtype`: the floating-point type of its cast (null: it keeps its own). `flops`: of a step's
+    `dtype`: the floating-point type of its cast (null: it keeps its own). `precision`: the recipe
+    of its products (null: they are in the type of their operands). `flops`: of a step's
     products, by their type (`autopar.sharding.model_flops`; empty: not counted).
     """
 
@@ -68,6 +82,7 @@ class ModelSpec(Part):
     optimizer: str
     loss: str | None = None
     dtype: FloatName | None = None
+    precision: PrecisionName | None = None
     inputs: dict[str, InputSpec]
     flops: dict[str, Annotated[float, Field(ge=0)]] = {}
 

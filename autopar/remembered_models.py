@@ -52,6 +52,7 @@ def remembered_model(
         build=lambda: whole().module,
         notes=notes,
         dtype=options.dtype,
+        precision=options.precision,
     )
 
 

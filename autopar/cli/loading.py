@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from autopar.model import LoadedModel
     from autopar.plan import Plan
 
-SIZING = ("batch", "seq", "image", "frames", "dims", "shapes", "dtype", "frozen", "trained")
+SIZING = (
+    *("batch", "seq", "image", "frames", "dims", "shapes", "dtype", "precision"),
+    *("frozen", "trained"),
+)
 """The options that make a model another than the one of a loaded plan."""
 
 
@@ -40,7 +43,7 @@ def load_asked(args: argparse.Namespace) -> LoadedModel:
     """The model with the requested sizes; by default those of the loaded plan, if there is one."""
     from autopar.configured import load_any
     from autopar.frontends.huggingface import OPTIONS, PREFIX
-    from autopar.frontends.load import ModelOptions
+    from autopar.frontends.load import options_asked
 
     for name in ("batch", "devices"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -61,7 +64,7 @@ def load_asked(args: argparse.Namespace) -> LoadedModel:
                 "or the sizes of their example inputs"
             )
         reading["dims"][dim] = size
-    return load_any(args.model, ModelOptions(**reading, train=args.mode == "train"))
+    return load_any(args.model, options_asked(**reading, train=args.mode == "train"))
 
 
 def warn_replicated(plan: Plan) -> None:

@@ -19,14 +19,19 @@ from autopar.errors import AutoparError, ModelError, UsageError, unknown
 from autopar.file_limits import TENSOR_BYTES
 from autopar.ir import Graph, with_loss
 from autopar.ir.dtype import FLOATS, cast_graph
+from autopar.ir.recipes import PLAIN, recipe_named, with_precision
 from autopar.model import Check, Imported, LoadedModel, TorchModel
 
 ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
+BESIDE = "bfloat16"
+"""The type of all that a recipe of precision leaves as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
     """Options for reading a model: sizes of symbolic dims, batch, floating-point type, and loss.
+
+    `precision`: the recipe of products (`autopar.ir.recipes`).
 
     Parameters among the stored floats of an ONNX model: `frozen` ones are not, `trained` ones are;
     or exactly `parameters`. `trust`: whether a `.pt2` file may execute code that it holds.
@@ -36,6 +41,7 @@ class ModelOptions:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     batch: int | None = None
     dtype: str | None = None
+    precision: str | None = None
     loss: str | Callable[..., Any] | None = None
     train: bool = True
     frozen: Sequence[str] = ()
@@ -46,8 +52,21 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in FLOATS:
             raise UsageError(unknown("dtype", self.dtype, FLOATS))
+        recipe_named(self.precision)
         if self.batch is not None and self.batch < 1:
             raise UsageError(f"--batch is {self.batch}; it must be at least 1")
+
+
+def options_asked(**values: Any) -> ModelOptions:
+    """The options that a user gives: beside a precision the type is bfloat16 unless given.
+
+    Raise `UsageError` where the two contradict each other.
+    """
+    options = ModelOptions(**values)
+    if options.precision == PLAIN and options.dtype not in (None, BESIDE):
+        raise UsageError(f"--precision {PLAIN} is --dtype {BESIDE}, not --dtype {options.dtype}")
+    narrow = options.precision is not None and options.dtype is None
+    return replace(options, dtype=BESIDE) if narrow else options
 
 
 def load_model(model: Any, options: ModelOptions, example_inputs: Any = None) -> LoadedModel:
@@ -111,6 +130,7 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
         weights=lambda: _onnx_weights(model),
         notes=notes,
         dtype=options.dtype,
+        precision=options.precision,
     )
 
 
@@ -134,6 +154,7 @@ def finished(graph: Graph, options: ModelOptions) -> Graph:
             f"the tensors of {graph.name} have {total} bytes, {largest.name!r} alone "
             f"{largest.bytes}: too many to be counted"
         )
+    graph = with_precision(graph, options.precision)
     return with_loss(graph, _trained_outputs(graph)) if options.train else graph
 
 
@@ -250,6 +271,7 @@ def _imported(
         loss=loss if options.train else None,
         notes=tuple(_notes(imported, cached=bool(caching(module)))),
         dtype=options.dtype,
+        precision=options.precision,
         given=module,
         reload=_reload(args, kwargs, options),
     )
@@ -334,4 +356,5 @@ def _archive(text: str, options: ModelOptions) -> LoadedModel:
         build=lambda: module,
         imported=lambda: record,
         notes=notes,
+        precision=options.precision,
     )

@@ -52,15 +52,18 @@ def import_plan(
     it is a warning.
     """
     from autopar.configured import load_any
-    from autopar.frontends.load import ModelOptions
+    from autopar.frontends.load import options_asked
     from autopar.integrations.importing import Hardware, import_configuration, read_configuration
 
     configuration = read_configuration(str(config), form)
     data = 1
     if devices is not None or configuration.data is not None:
         data = 1 if configuration.styles else configuration.degree_of_data(devices)
-    read = ModelOptions(
-        batch=configuration.batch_on(data), dtype=dtype or configuration.dtype, dims=dims or {}
+    read = options_asked(
+        batch=configuration.batch_on(data),
+        dtype=dtype or configuration.dtype,
+        precision=configuration.precision,
+        dims=dims or {},
     )
     hardware = Hardware(devices=devices, cluster=cluster, **checked({"memory": memory}))
     loaded = load_any(model, read, example_inputs)

@@ -26,6 +26,7 @@ class PlanKeywords(TypedDict, total=False):
     dims: Mapping[str, int] | None
     shapes: Mapping[str, tuple[int, ...]] | None
     dtype: str | None
+    precision: str | None
     master: str | None
     reduce: str | None
     trust: bool

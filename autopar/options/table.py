@@ -19,6 +19,7 @@ from .values import (
     MODES,
     OFFLOADS,
     OPTIMIZERS,
+    PRECISIONS,
     RECOMPUTED_MODULES,
     RECOMPUTES,
     SCHEMES,
@@ -99,6 +100,15 @@ MODEL = (
         help="floating-point type of the computation: weights and activations (default: the "
         "model's)",
         told="floating-point type of the computation; by default the model's",
+    ),
+    Option(
+        name="precision",
+        choices=PRECISIONS,
+        help="recipe of linear products and experts: bf16, 8 bits with a scale for each tensor "
+        "(fp8) or each block (fp8-block, mxfp8), or 4 bits (nvfp4); all else is in --dtype, by "
+        "default bfloat16 then (default: products in the type of --dtype)",
+        told="recipe of linear products and experts: " + ", ".join(PRECISIONS) + "; all else is in "
+        "`dtype`, by default bfloat16 then; by default products are in the type of `dtype`",
     ),
     Option(
         name="master",
@@ -334,7 +344,7 @@ PYTHON = (
         told="a function that is told how far the search is: `progress(done, of, what)`",
     ),
 )
-READING = ("batch", "dims", "shapes", "dtype", "loss", "frozen", "trained", "trust")
+READING = ("batch", "dims", "shapes", "dtype", "precision", "loss", "frozen", "trained", "trust")
 """The options that say how a model is read, and go to `frontends.load.ModelOptions`."""
 TABLE = {
     option.name: option

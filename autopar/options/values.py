@@ -38,6 +38,7 @@ RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "sh
 ZEROS = (0, 1, 2, 3)
 OFFLOADS = ("none", "optimizer")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+PRECISIONS = ("bf16", "fp8", "fp8-block", "mxfp8", "nvfp4")
 TARGETS = (
     "dtensor",
     "hf-tp-plan",

@@ -22,6 +22,8 @@ from autopar.sharding.program import (
     Step,
     chain_collectives,
     operator_collectives,
+    scaling,
+    speaks,
     talking,
 )
 from autopar.sharding.redistribution import changed_axes
@@ -133,7 +135,12 @@ class Scheduled:
     def value_groups(self) -> frozenset[Axes]:
         """The groups of ranks, by their axes, that exchange values and their gradients."""
         steps = self.program.steps
-        inside = (talking(step.decision) for step in steps if isinstance(step, Compute))
+        mesh = self.program.assignment.mesh.shape
+        inside = (
+            (*talking(step.decision), *filter(None, scaling(step, mesh)))
+            for step in steps
+            if isinstance(step, Compute)
+        )
         between = (index for index in range(len(steps)) if index not in self.modes)
         return self._of_several((*itertools.chain.from_iterable(inside), *self._changed(between)))
 
@@ -263,7 +270,7 @@ def _collectives(
             return [], []
         ahead, back = chain_collectives(program.graph, step, mesh)
         return ahead, back[::-1]
-    if all(option.communication is None for option in step.decision.options):
+    if not speaks(step):
         return [], []
     inside = operator_collectives(program.graph, step, mesh, program.assignment.gradients)
     return [c for c in inside if c.phase == "forward"], [c for c in inside if c.phase == "backward"]

@@ -10,6 +10,7 @@ from autopar.analysis.program.equal_layers import Group
 from autopar.analysis.program.strategy_words import COLLECTIVES
 from autopar.analysis.program.throughput import Budget
 from autopar.costmodel import Cluster
+from autopar.ir.recipes import RECIPES
 from autopar.order.owners import Owners
 from autopar.plan import Plan
 from autopar.plan_parts import Provenance
@@ -56,6 +57,7 @@ def summary_lines(
         f"model {plan.model.name}, {plan.model.mode}"
         + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else ""),
         *([batch_line(plan)] if plan.model.inputs else []),
+        *_types_lines(plan),
         *warning_lines(plan),
         _mesh_line(plan, mesh),
         f"{step} {seconds_text(predicted.step)}: " + ", ".join(times),
@@ -65,7 +67,7 @@ def summary_lines(
         + ("" if made.complete else "; interrupted, the best plan so far"),
     ]
     lines += _routing_lines(plan)
-    lines += _types_lines(plan) + _schedule_lines(plan) + _host_lines(plan)
+    lines += _schedule_lines(plan) + _host_lines(plan)
     if plan.replicated:
         lines.append(
             f"computed whole on every device, having no rule: {', '.join(plan.replicated)}"
@@ -130,15 +132,29 @@ def _mesh_line(plan: Plan, mesh: str) -> str:
 
 
 def _types_lines(plan: Plan) -> list[str]:
-    """A line with the types of stored parameters and gradients.
+    """A line with the recipe of products and the types of stored parameters and gradients.
 
     There is none if they are those of the computation.
     """
     types = plan.schedule.types
-    said = [f"trained parameters stored and updated in {types.master}"] if types.master else []
+    said = [_recipe_text(plan)] if plan.model.precision else []
+    said += [f"trained parameters stored and updated in {types.master}"] if types.master else []
     if types.reduce:
         said.append(f"gradients added up in {types.reduce}")
     return [f"precision {', '.join(said)}"] if said else []
+
+
+def _recipe_text(plan: Plan) -> str:
+    """The recipe of the products, and the share of their FLOPs that follow it."""
+    flops = plan.model.flops
+    total = sum(flops.values())
+    narrow = sum(amount for kind, amount in flops.items() if kind in KERNELS)
+    share = f" in {narrow / total:.0%} of the FLOPs of products" if total and narrow else ""
+    return f"{plan.model.precision}{share}"
+
+
+KERNELS = frozenset(recipe.kernel for recipe in RECIPES.values())
+"""The types of products of all recipes."""
 
 
 def _schedule_lines(plan: Plan) -> list[str]:

@@ -28,6 +28,7 @@ from .communication import COMMUNICATIONS
 from .layout import B, Kind, Layout, P, Placement, R, S
 from .notation import ONCE, Dims, Rule
 from .rules import RULES, Call
+from .rules.narrow_products import rounds
 from .strategies import Option, Strategies
 
 
@@ -82,8 +83,10 @@ def options_of(
         inputs=(B,) * len(call.inputs),
         outputs=(B,) * len(call.outputs),
     )
-    # Of options that become equal, `_normalised` keeps the first: R comes before B.
-    options = [none, share, *splits, *_partial(call, rule)]
+    # Of options that become equal, `_normalised` keeps the first: R comes before B. Operands are
+    # rounded neither as partial sums nor, in the backward pass, as shares of a gradient.
+    linear = [] if rounds(call) else [share, *_partial(call, rule)]
+    options = [none, *linear[:1], *splits, *linear[1:]]
     return _normalised(options, call, gradients)
 
 

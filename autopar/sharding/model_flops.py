@@ -16,10 +16,11 @@ import math
 from collections import defaultdict
 
 from autopar.ir import Operator
+from autopar.ir.recipes import recipe_of
 
 from .analysis import Analysis, Offer
 from .rules import RULES
-from .rules.experts import EXPERTS
+from .rules.experts import EXPERTS, network_of
 from .rules.experts import multiply_adds as of_experts
 
 
@@ -43,9 +44,28 @@ def model_flops(analysis: Analysis) -> dict[str, float]:
     for operator in analysis.warm:
         offer = analysis.offers[operator.name]
         if work := multiply_adds(operator, offer):
-            kind = analysis.graph.tensors[operator.outputs[0]].dtype
-            flops[kind] += 2 * work * _computed(offer) * _passes(operator, analysis)
+            own = _type(operator, analysis)
+            passes = _passes(operator, analysis)
+            ahead = 2 * work * _computed(offer)
+            recipe = recipe_of(operator)
+            narrow = 0 if recipe is None else narrow_passes(operator, passes)
+            if recipe is not None:
+                flops[recipe.kernel] += narrow * ahead
+            if passes > narrow:
+                flops[own] += (passes - narrow) * ahead
     return dict(flops)
+
+
+def _type(operator: Operator, analysis: Analysis) -> str:
+    """The type of an operator's products; experts may weigh their results in a wider one."""
+    if operator.kind == EXPERTS:
+        return network_of(analysis.offers[operator.name].call)[0].results[0].dtype
+    return analysis.graph.tensors[operator.outputs[0]].dtype
+
+
+def narrow_passes(operator: Operator, passes: int) -> int:
+    """The products that read narrow operands; experts make gradients of weights in a wide type."""
+    return min(passes, 2) if operator.kind == EXPERTS else passes
 
 
 def _passes(operator: Operator, analysis: Analysis) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from autopar.ir import Graph, Operator, Role
 
-from .communication import operator_traffic
+from .communication import axes_of_operands, has_largest, operator_traffic
 from .layout import Layout
 from .mesh import Axes, Mesh
 from .notation import Rule
@@ -59,6 +59,12 @@ def talking(decision: Decision) -> tuple[Axes, ...]:
         if option.communication is not None:
             axes_of.setdefault((option.communication, option.factor), []).append(axis)
     return tuple(map(tuple, axes_of.values()))
+
+
+def scaling(step: Compute, mesh: Sequence[int]) -> tuple[Axes, ...]:
+    """The axes over which an operator needs the largest element of each of its operands."""
+    inputs = step.decision.inputs
+    return axes_of_operands(step.operator, inputs, step.decision.outputs[0], mesh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +154,14 @@ def inputs_read(program: Program) -> tuple[tuple[str, Layout], ...]:
             if tensors[pair[0]].role is Role.INPUT
         )
     )
+
+
+def speaks(step: Compute) -> bool:
+    """Whether an operator may issue collectives inside itself."""
+    if step.decision.rule is None:
+        return False
+    within = any(option.communication is not None for option in step.decision.options)
+    return within or has_largest(step.operator)
 
 
 def operator_collectives(

@@ -16,6 +16,12 @@ from .device import Device
 
 Floats = NDArray[np.float64]
 
+CAST_TRAFFIC = 2.5
+"""Bytes moved per byte of a 16-bit operand cast to 8 bits: read for its maximum, read again, half
+written. Frameworks cast parameters once a step, which is not counted. The casts of plans are those
+of their recipe (`Recipe.traffic`), parameters' in every pass.
+"""
+
 
 def memory_seconds(nbytes: ArrayLike, device: Device) -> Floats:
     """Seconds of reading and writing `nbytes` in a stream."""

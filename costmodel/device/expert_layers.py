@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES, Role
+from autopar.ir.recipes import recipe_of
 from autopar.sharding.communication import places_on_the_way
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.experts import (
@@ -65,6 +66,8 @@ class Layer:
         summed = call.get("accumulates", default=0)
         self.cast = cast if isinstance(cast, str) else ""
         self.summed = float(summed) if isinstance(summed, int) else 0.0
+        # A plan's program makes gradients of weights in the type of the values (`Recipe`).
+        self.recipe = recipe_of(call.operator)
         self.network = network_of(call)
         names = [factor.name for factor in strategies.rule.factors]
         sizes = {factor.name: factor.size for factor in strategies.rule.factors}
@@ -167,7 +170,7 @@ class Layer:
 
     def _ahead(self, inner: Inner) -> Floats:
         if inner.kind in PRODUCTS:
-            return self._grouped(inner, *self._sides(inner))
+            return self._grouped(inner, *self._sides(inner)) + self._cast(self._moved(inner))
         if inner.kind != BIAS and RULES[inner.kind].view:
             return np.zeros(len(self.rows))
         return self._time(0.0, self._moved(inner) + self._made(inner))
@@ -180,7 +183,8 @@ class Layer:
             # keeps none.
             return self._time(0.0, made + (2 * moved if not self._views(inner) else moved))
         n, k = self._sides(inner)
-        rows = self._grouped(inner, k, n)
+        weights = self._bytes(next(name for name in inner.given if name.startswith("%w")))
+        rows = self._grouped(inner, k, n) + self._cast(made + weights)
         return rows + (self._weight(inner) if self._trains(inner, stored=False) else 0.0)
 
     def _views(self, inner: Inner) -> bool:
@@ -189,15 +193,12 @@ class Layer:
     def _weight(self, inner: Inner) -> Floats:
         """A product [k, rows] x [rows, n] for each expert that a rank has."""
         product = self._product(inner).turned()[1]
-        size = ITEMSIZE[self.dtype(inner)]
+        dtype = self.dtype(inner) if self.recipe is None else inner.results[0].dtype
+        size = ITEMSIZE[dtype]
         # A sum over micro-batches is read and written.
         out = 2.0 * self.summed if self.summed else float(DTYPE_BYTES[inner.results[0].dtype])
         return product_seconds(
-            product,
-            self.dtype(inner),
-            self.device,
-            itemsize=size,
-            nbytes=product.traffic(size, out),
+            product, dtype, self.device, itemsize=size, nbytes=product.traffic(size, out)
         )
 
     def dtype(self, inner: Inner) -> str:
@@ -225,6 +226,12 @@ class Layer:
 
     def _grouped(self, inner: Inner, n: Floats, k: Floats) -> Floats:
         return grouped_seconds(self.rows, self.experts, n, k, self.dtype(inner), self.device)
+
+    def _cast(self, nbytes: Floats) -> Floats:
+        """Seconds of bringing a product's operands to narrow types, as a plan's program does."""
+        if self.recipe is None:
+            return np.zeros(len(self.rows))
+        return memory_seconds(self.recipe.traffic * nbytes, self.device)
 
     def _time(self, arithmetic: Floats | float, nbytes: Floats, *, launches: float = 1.0) -> Floats:
         return with_launch(

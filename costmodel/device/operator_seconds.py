@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.ir import DTYPE_BYTES, Role, Tensor
+from autopar.ir.recipes import recipe_of
 from autopar.sharding.communication import visited
 from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import RULES, Call
@@ -25,7 +26,7 @@ from autopar.sharding.strategies import Strategies
 
 from . import Device
 from .device import ITEMSIZE, TF32
-from .elementwise import memory_seconds, with_launch
+from .elementwise import CAST_TRAFFIC, memory_seconds, with_launch
 from .expert_layers import Layer
 from .kernel_seconds import AttentionWork, attention_seconds, product_seconds
 from .local_attention import attention_flops, local_scores
@@ -34,10 +35,6 @@ from .scans import SCANS, Scan
 
 Floats = NDArray[np.float64]
 
-CAST_TRAFFIC = 2.5
-"""Bytes moved per byte of a 16-bit operand cast to 8 bits: read for its maximum, read again, half
-written. Parameters are cast once a step, and not counted.
-"""
 DEFAULT_KERNEL = "flash2"
 SOFTMAX = "aten.softmax.int"
 NORMS = frozenset(
@@ -169,7 +166,11 @@ class _Operator:
         cast = call.get("compute")
         self.dtype = cast if isinstance(cast, str) else _computed_in(tensors)
         self.is_cast = isinstance(cast, str) and cast != TF32
+        self.recipe = recipe_of(call.operator)
         self.casts = CAST_TRAFFIC if self.is_cast else 0.0
+        if self.recipe is not None:
+            self.casts = self.recipe.traffic
+        self.keeps_narrow = call.get("keeps_narrow") is True
         summed = call.get("accumulates", default=0)
         self.summed = float(summed) if isinstance(summed, int) else 0.0
         self.is_attention = len(self.entry.products) > 1
@@ -203,6 +204,10 @@ class _Operator:
             for size, tensor in zip(self.ins, self.call.inputs, strict=True)
             if tensor.role is not Role.PARAMETER
         ]
+        if self.recipe is not None:
+            # Blocks of columns are rounded apart from those of rows.
+            copied = self.keeps_narrow and bool(self.recipe.block)
+            values = [*self.ins[:2], *self.ins[:copied]]
         return self._cast(values) + (
             self._stream(moved) if self.product is None else self._seconds(self.product, moved)
         )
@@ -235,7 +240,13 @@ class _Operator:
         whole = sum(self.bytes, np.zeros(self.count))
         ways = ((self.left, left, whole), (self.right, right, whole + self._sums()))
         seconds = [self._seconds(product, moved) for i, product, moved in ways if i in wanted]
-        return sum(seconds, self._cast(self.outs)) if seconds else self._seconds(right, whole)
+        cast = [*self.outs]
+        if self.recipe is not None:
+            # The program holds no narrow copies but those of values that nothing else keeps.
+            cast_anew = (self.right in wanted and not self.keeps_narrow, self.left in wanted)
+            cast += [size for size, once in zip(self.ins[:2], cast_anew, strict=True) if once]
+            cast += self.outs if self.recipe.block and len(seconds) > 1 else []
+        return sum(seconds, self._cast(cast)) if seconds else self._seconds(right, whole)
 
     def weight(self) -> Floats:
         """Return the seconds of the product for a parameter's gradient.

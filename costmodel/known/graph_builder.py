@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from autopar.costmodel.device.device import TF32
 from autopar.errors import UsageError, unknown
 from autopar.ir import Operator, Ref, Role, Tensor, Value
+from autopar.ir.recipes import RECIPES
 
 from .placements import ROWS, Wanted
 from .shape import Shape
@@ -23,7 +24,7 @@ from queries to results.
 SCORES = 4
 """Matrices of scores that Megatron's kernel takes at once."""
 NORMS = ("fused", "unfused")
-PRODUCTS = ("", "float8_e4m3fn", "float8_block", "float4", TF32)
+PRODUCTS = ("", *dict.fromkeys(recipe.kernel for recipe in RECIPES.values()), TF32)
 """The types to which linear operators of the layers cast their operands: none, 8 bits with a scale
 for each tensor or each block, or 4 bits. With the last one all products read float32 as tensor
 units do, and nothing is cast.

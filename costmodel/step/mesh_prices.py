@@ -20,7 +20,7 @@ from autopar.costmodel.collectives import collective_time, linear, lines
 from autopar.costmodel.device.elementwise import update_traffic_seconds, with_launch
 from autopar.errors import UsageError, unknown
 from autopar.ir import Tensor
-from autopar.sharding.communication import Move, operator_traffic
+from autopar.sharding.communication import Move, has_largest, operator_traffic
 from autopar.sharding.matrices import MUON
 from autopar.sharding.mesh import Axes, Mesh, degree_of
 from autopar.sharding.rules import Call
@@ -252,7 +252,8 @@ def communication_seconds(
     """
     seconds = np.zeros(len(strategies.choices))
     mesh = prices.mesh.shape
-    if any(option.communication is not None for option in strategies.options):
+    talks = any(option.communication is not None for option in strategies.options)
+    if talks or has_largest(call.operator):
         for rows, axes, traffic in operator_traffic(call, strategies, mesh, gradients):
             size, level = prices.place(axes)
             for kind, nbytes, count in _repeated(traffic):

@@ -22,6 +22,7 @@ from autopar.sharding.program import (
     chain_collectives,
     departure,
     operator_collectives,
+    speaks,
 )
 
 from .issuer import Issuer
@@ -178,7 +179,7 @@ class PassPlayer:
         name = step.operator.name
         if name not in self.works:
             inside: list[Collective] = []
-            if any(option.communication is not None for option in step.decision.options):
+            if speaks(step):
                 inside = list(operator_collectives(self.graph, step, self.mesh, self.gradients))
             ahead, back = (
                 [c for c in inside if c.phase == phase] for phase in ("forward", "backward")

@@ -7,14 +7,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from autopar.ir.recipes import recipe_in
 from autopar.model import LoadedModel
+from autopar.order.execution import execution
 from autopar.plan import Plan
 from autopar.runtime.local_forms.randomness import is_random
 from autopar.runtime.models.model_values import model_values
 from autopar.runtime.models.onnx_module import OnnxModule
-from autopar.runtime.module.parallel_module import ParallelModule
+from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.analysis import analyse
+from autopar.sharding.schedule import Schedule
 
 from .check import observe, observe_model, one_device
 from .differences import Observation
@@ -38,11 +41,10 @@ def reference_observation(
     Where the plan stores parameters in another type, they are in that type here, too, and cast for
     every call.
     """
-    if not exact(model, plan):
-        # Only a planned module draws by counter, as the plan does: one on a single device.
-        gradients = analyse(model.graph, train=plan.model.mode == "train").gradients
-        program = one_device(model.graph, gradients)
-        counting = ParallelModule(program, DeviceGroups.single(), model_values(model))
+    if not exact(model, plan) or recipe_in(model.graph) is not None:
+        # Only a planned module draws by counter and rounds products by a recipe, as the plan does:
+        # one on a single device.
+        counting = _alone(model, plan)
         return observe(counting, inputs, optimizer=plan.model.optimizer, steps=steps, seed=seed)
     if model.torch is not None:
         alone: nn.Module = _Original(model)
@@ -72,6 +74,25 @@ def reference_observation(
         optimizer=plan.model.optimizer,
         steps=steps,
         seed=seed,
+    )
+
+
+def _alone(model: LoadedModel, plan: Plan) -> ParallelModule:
+    """The planned module on one device.
+
+    A largest element is that of a micro-batch, so one with recipes runs in those of the plan.
+    """
+    analysis = analyse(model.graph, train=plan.model.mode == "train")
+    program = one_device(model.graph, analysis.gradients)
+    types = plan.schedule.types
+    if recipe_in(model.graph) is None:
+        return ParallelModule(program, DeviceGroups.single(), model_values(model))
+    schedule = Schedule(micro_batches=plan.schedule.micro_batches, types=types)
+    return ParallelModule(
+        execution(program.assignment, analysis, schedule),
+        DeviceGroups.single(),
+        model_values(model, types),
+        options=ModuleOptions(exact_random=exact(model, plan)),
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from autopar.runtime.local_forms.narrow_experts import by_recipe
 from autopar.runtime.operators.functions import function_of
 from autopar.runtime.operators.local_call import LocalCall, LocalOperator
 from autopar.runtime.operators.registry import form_of
 from autopar.sharding.communication import COMMUNICATIONS
 from autopar.sharding.program import talking
+from autopar.sharding.rules.experts import EXPERTS
 
 
 def localise(call: LocalCall) -> LocalOperator:
@@ -14,6 +16,10 @@ def localise(call: LocalCall) -> LocalOperator:
     kind = call.operator.kind
     form = form_of(kind)
     attributes = dict(call.operator.attributes)
+    if kind == EXPERTS:
+        attributes = by_recipe(attributes)
+    # What a price alone reads.
+    attributes.pop("compute", None)
     if form.sizes is not None:
         attributes.update(form.sizes(call))
     function = function_of(kind)

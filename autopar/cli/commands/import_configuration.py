@@ -93,6 +93,8 @@ def _sized_model(args: argparse.Namespace, configuration: Configuration) -> Load
         args.seq = configuration.sequence
     if args.dtype is None:
         args.dtype = configuration.dtype
+    if args.precision is None:
+        args.precision = configuration.precision
     return load_asked(args)
 
 

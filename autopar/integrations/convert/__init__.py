@@ -5,6 +5,8 @@ Each target names the parts of a plan that it cannot express.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autopar.errors import UsageError, unknown
 from autopar.plan import Plan
 
@@ -24,6 +26,7 @@ from .megatron_bridge import REACH as MEGATRON_BRIDGE
 from .megatron_bridge import config_container
 from .pipelining import REACH as PIPELINING
 from .pipelining import pipelining
+from .precisions import unsaid
 from .reach import KINDS, Reach
 from .setup import Converted, Setup, setup_of
 from .torchtitan import REACH as TORCHTITAN
@@ -73,6 +76,7 @@ def convert(plan: Plan, to: str, version: str | None = None) -> Converted:
     if to not in TARGETS:
         raise UsageError(unknown("target", to, TARGETS))
     setup = setup_of(plan)
+    setup = replace(setup, lost=(*setup.lost, *unsaid(plan, to)))
     if version is None:
         return TARGETS[to](setup)
     if to != "torchtitan":

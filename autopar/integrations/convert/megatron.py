@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from autopar.order import schedules
 
+from .precisions import words_of
 from .reach import REPLICAS, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
 from .stage_layers import StageLayers, stage_layers
@@ -89,6 +90,8 @@ def _options(setup: Setup) -> Mapping[str, object]:
         options["--recompute-granularity"] = "full"
         options["--recompute-method"] = "uniform"
         options["--recompute-num-layers"] = 1
+    if (words := words_of(setup.plan)) is not None:
+        options |= {f"--{name}": value for name, value in words.megatron.items()}
     return options
 
 

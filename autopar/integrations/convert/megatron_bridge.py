@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from .megatron import REACH as MEGATRON
 from .megatron import letters, losses
+from .precisions import words_of
 from .reach import Reach, lacks
 from .setup import Converted, Setup
 from .stage_layers import stage_layers
@@ -55,7 +56,9 @@ def _values(setup: Setup) -> Iterable[tuple[str, object]]:
         yield "model.seq_length", setup.sequence
         yield "dataset.seq_length", setup.sequence
     yield from _sharded(setup)
-    if dtype := setup.parameter_type(TYPES):
+    if (words := words_of(setup.plan)) is not None:
+        yield "mixed_precision", words.bridge
+    elif dtype := setup.parameter_type(TYPES):
         yield "mixed_precision", TYPES[dtype]
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from autopar.errors import UsageError
 from autopar.order import schedules
 
+from .precisions import words_of
 from .reach import REPLICAS, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
 from .stage_layers import StageLayers, stage_layers
@@ -60,14 +61,33 @@ def torchtitan(setup: Setup, version: str | None = None) -> Converted:
             "parallelism": _parallelism(setup, HEAD_0_2) | _of_0_2(setup),
             "activation_checkpoint": {"mode": setup.recompute},
             "optimizer": {"name": OPTIMIZERS[setup.plan.model.optimizer]},
+            **_converters(setup),
         }
         return Converted(text=_toml(sections, lost), lost=tuple(lost))
+    if words_of(setup.plan) is not None:
+        lost.append(
+            f"products in {setup.plan.model.precision}: a model's registry takes the converters of "
+            "products, which nothing sets afterwards"
+        )
     lost.append("the optimizer and its learning rate stay those of the configuration")
     return Converted(text=_function(setup, lost), lost=tuple(lost))
 
 
+def _converters(setup: Setup) -> dict[str, Mapping[str, object]]:
+    """The sections of the converter that brings products to a recipe."""
+    words = words_of(setup.plan)
+    if words is None or not words.titan:
+        return {}
+    return {"model": {"converters": [words.titan]}, words.titan: dict(words.options)}
+
+
 def _toml_losses(setup: Setup) -> Iterable[str]:
     """Sentences on what became possible later."""
+    if (words := words_of(setup.plan)) is not None:
+        if words.titan:
+            yield "its converters of products leave layers of experts as they are"
+        else:
+            yield f"products in {setup.plan.model.precision}: it has no converter for them"
     if _is_replicated_beside(setup):
         stage = " (ZeRO 2)" if setup.stages == 1 else ""
         yield (

@@ -27,8 +27,8 @@ class Configuration:
     `stages`, `schedule`, `interleave`: of the pipeline. `batch`: the global batch; `micro_batch`:
     samples of a device in a micro-batch; `local_batch`: samples of a device before gradients are
     reduced; both count where `micro_batches` is None. `recompute_modules`: those that a
-    selective `recompute` names (none: as is best). `styles`: splits of weights by module pattern.
-    `lost`: sentences on options that are not taken over.
+    selective `recompute` names (none: as is best). `precision`: the recipe of products. `styles`:
+    splits of weights by module pattern. `lost`: sentences on options that are not taken over.
     """
 
     source: str
@@ -52,6 +52,7 @@ class Configuration:
     recompute: str | None = None
     recompute_modules: tuple[str, ...] = ()
     dtype: str | None = None
+    precision: str | None = None
     reduce: str | None = None
     optimizer: str | None = None
     offload: str | None = None

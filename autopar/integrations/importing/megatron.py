@@ -14,7 +14,7 @@ from autopar.order.schedules import SCHEDULES
 from autopar.planning.model.recompute import MODULES as PLANNED
 
 from .configuration import Configuration, degree, left_out, number
-from .megatron_run import READ, priced_otherwise
+from .megatron_run import READ, precision_of, priced_otherwise
 from .shell import Script
 
 SOURCE = "megatron"
@@ -118,6 +118,7 @@ def configuration_of(options: Mapping[str, str]) -> Configuration:
     )
     if expert > 1:
         lost += priced_otherwise(options)
+    lost += _of_recipes(options)
     optimizer = str(options.get("optimizer", "adam"))
     if optimizer not in OPTIMIZERS:
         lost += left_out([f"--optimizer {optimizer}"])
@@ -140,6 +141,7 @@ def configuration_of(options: Mapping[str, str]) -> Configuration:
         recompute=_recompute(options),
         recompute_modules=_modules(options, lost),
         dtype=next((name for flag, name in _TYPES.items() if flag in options), None),
+        precision=precision_of(options),
         optimizer=OPTIMIZERS.get(optimizer),
         offload="optimizer" if "optimizer-cpu-offload" in options else None,
         micro_batch=degree(SOURCE, options, "micro-batch-size"),
@@ -147,6 +149,17 @@ def configuration_of(options: Mapping[str, str]) -> Configuration:
         sizes=_sizes(options),
         lost=tuple(lost),
     )
+
+
+def _of_recipes(options: Mapping[str, str]) -> list[str]:
+    """Sentences on what plans do otherwise than a recipe of products."""
+    lost = []
+    recipe = options.get("fp8-recipe", "delayed")
+    if "fp8-format" in options and recipe == "delayed":
+        lost.append("--fp8-recipe delayed: plans take the scale of a tensor from itself, now")
+    if "fp8-param-gather" in options:
+        lost.append("--fp8-param-gather: plans gather parameters in the type of the values")
+    return lost
 
 
 def _sizes(options: Mapping[str, str]) -> Mapping[str, int]:

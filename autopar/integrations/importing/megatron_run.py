@@ -15,6 +15,8 @@ from autopar.costmodel.known import Configuration as Known
 from autopar.costmodel.known import Framework, Habits, Priced, Shape, framework_named, price
 from autopar.costmodel.known.pipeline_layout import chunks_of, ended, even
 from autopar.errors import UsageError, unknown
+from autopar.integrations.convert.precisions import MEGATRON_RECIPES
+from autopar.ir.recipes import RECIPES
 
 from .configuration import Configuration, number
 
@@ -28,13 +30,6 @@ DISPATCHERS: Mapping[str, tuple[str, str, int]] = {
 GATHERS = "allgather"
 """The dispatcher that gathers the rows of all ranks on each, without a price."""
 LOSSES = {"te": "in-place", "native": "megatron-fused"}
-PRODUCTS = {
-    "delayed": "float8_e4m3fn",
-    "tensorwise": "float8_e4m3fn",
-    "blockwise": "float8_block",
-    "mxfp8": "float8_block",
-}
-"""The types of products by --fp8-recipe."""
 STATES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 READ = frozenset(
     (
@@ -51,6 +46,8 @@ READ = frozenset(
         "exp-avg-sq-dtype",
         "expandable-segments",
         "expert-tensor-parallel-size",
+        "fp4-format",
+        "fp4-recipe",
         "fp8-format",
         "fp8-param-gather",
         "fp8-recipe",
@@ -170,14 +167,25 @@ def _layout(configuration: Configuration, shape: Shape) -> tuple[str, ...]:
     return even(layers, chunks, embedding=ends["embedding"], loss=ends["loss"])
 
 
+def precision_of(given: Arguments) -> str | None:
+    """The recipe of products that arguments name, None for none."""
+    if "fp4-format" in given:
+        return "nvfp4"
+    if "fp8-format" not in given:
+        return None
+    recipe = given.get("fp8-recipe", "delayed")
+    if recipe not in MEGATRON_RECIPES:
+        raise UsageError(unknown("--fp8-recipe", recipe, MEGATRON_RECIPES))
+    return MEGATRON_RECIPES[recipe]
+
+
 def _framework(configuration: Configuration) -> Framework:
     """Megatron-Core with the habits and kernels that the arguments choose."""
     given = configuration.arguments
     work = framework_named("megatron-core")
-    fp8 = given.get("fp8-recipe", "delayed") if "fp8-format" in given else ""
-    if fp8 and fp8 not in PRODUCTS:
-        raise UsageError(unknown("--fp8-recipe", fp8, PRODUCTS))
-    kernels = replace(work.kernels, products=PRODUCTS.get(fp8, ""))
+    precision = precision_of(given)
+    products = RECIPES[precision].kernel if precision else ""
+    kernels = replace(work.kernels, products=products)
     return replace(work, habits=_habits(configuration, work.habits), kernels=kernels)
 
 

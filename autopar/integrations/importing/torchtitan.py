@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.errors import UsageError, unknown
+from autopar.integrations.convert.precisions import WORDS
 from autopar.order import schedules
 
 from .configuration import Configuration, degree, left_out, number
@@ -26,6 +27,13 @@ SCHEDULES = {
 """Schedules by torchtitan's name in lower case."""
 MODES = {"none": "none", "selective": "selective", "full": "full", "memory_budget": None}
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
+CONVERTERS: Mapping[str, str] = {
+    written: name
+    for name, words in WORDS.items()
+    if words.titan
+    for written in (words.titan, words.titan.rpartition(".")[2])
+}
+"""Our recipe for each converter, by its full name and the short one of earlier versions."""
 _TRAINING = {
     "local_batch_size",
     "global_batch_size",
@@ -64,11 +72,12 @@ _PARALLEL = {
 
 def read_torchtitan(data: Mapping[str, Any]) -> Configuration:
     """The configuration in a parsed file."""
-    names = ("training", "parallelism", "activation_checkpoint", "optimizer")
-    training, parallel, checkpoint, optimizer = (_table(data, name) for name in names)
+    names = ("training", "parallelism", "activation_checkpoint", "optimizer", "model")
+    training, parallel, checkpoint, optimizer, model = (_table(data, name) for name in names)
     lost = left_out(set(training) - _TRAINING, " of [training]")
     lost += left_out(set(parallel) - _PARALLEL, " of [parallelism]")
     lost += _inexact(parallel)
+    precision = _precision(data, model, lost)
     tensor = degree(SOURCE, parallel, "tensor_parallel_degree")
     stages = degree(SOURCE, parallel, "pipeline_parallel_degree")
     shards = _shards(parallel)
@@ -93,10 +102,34 @@ def read_torchtitan(data: Mapping[str, Any]) -> Configuration:
         local_batch=local,
         recompute=_mode(checkpoint, lost),
         dtype=_text(training.get("mixed_precision_param")),
+        precision=precision,
         reduce=_text(training.get("mixed_precision_reduce")),
         optimizer=_optimizer(optimizer, lost),
         lost=tuple(lost),
     )
+
+
+def _precision(data: Mapping[str, Any], model: Mapping[str, Any], lost: list[str]) -> str | None:
+    """The recipe of the converter of linear products; others go to `lost`."""
+    named = model.get("converters", ())
+    converters = [named] if isinstance(named, str) else list(named)
+    precision = None
+    for converter in map(str, converters):
+        name = CONVERTERS.get(converter)
+        recipe = _recipe(data, WORDS[name].titan if name else converter)
+        if name is None or recipe not in (None, *(value for _, value in WORDS[name].options)):
+            lost += left_out({f"converter {converter}" + (f" ({recipe})" if recipe else "")})
+        else:
+            precision = name
+    return precision
+
+
+def _recipe(data: Mapping[str, Any], converter: str) -> str | None:
+    """The recipe that the section of a converter names."""
+    table: Any = data
+    for part in converter.split("."):
+        table = table.get(part, {}) if isinstance(table, Mapping) else {}
+    return _text(table.get("recipe_name")) if isinstance(table, Mapping) else None
 
 
 def _shards(parallel: Mapping[str, Any]) -> int | None:

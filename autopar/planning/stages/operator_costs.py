@@ -35,6 +35,7 @@ from autopar.sharding.program import (
     Redistribute,
     chain_collectives,
     operator_collectives,
+    speaks,
 )
 from autopar.sharding.redistribution import changed_axes, local_bytes
 from autopar.sharding.schedule import Schedule
@@ -177,14 +178,14 @@ class _Adder:
         name = step.operator.name
         if name in self.analysis.cold:
             return
-        options = step.decision.options
-        key = (self.analysis.offers[name], tuple(option.name for option in options))
+        options = tuple(option.name for option in step.decision.options)
+        key = (self.analysis.offers[name], options)
         if key not in self._steps:
             self._steps[key] = step_seconds(step, self.analysis, self.prices)
         seconds = self._steps[key]
         ahead = 0.0
         back = 0.0
-        if any(option.communication is not None for option in options):
+        if speaks(step):
             gradients = self.program.assignment.gradients
             for c in operator_collectives(self.graph, step, self.mesh, gradients):
                 if c.phase == "backward":

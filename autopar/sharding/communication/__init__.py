@@ -1,5 +1,6 @@
 """Communication inside operators: its table, its collectives, and rows on their way."""
 
+from .largest_elements import axes_of_operands, has_largest
 from .moves import Move
 from .routing import domains_of_a_token
 from .table import COMMUNICATIONS, operator_traffic, visited
@@ -9,7 +10,9 @@ __all__ = [
     "COMMUNICATIONS",
     "LOOK_UPS",
     "Move",
+    "axes_of_operands",
     "domains_of_a_token",
+    "has_largest",
     "operator_traffic",
     "places_on_the_way",
     "visited",

@@ -26,6 +26,7 @@ from ..rules.gather_scatter import FILL_IN
 from ..rules.recurrent import DELTA_RULE, STATE_SPACE
 from ..rules.windows import window_index, windows_of
 from ..strategies import Strategies
+from .largest_elements import largest_traffic
 from .moves import Floats, Move, Split
 from .travelling_rows import rows_travel, rows_travel_once
 
@@ -234,10 +235,12 @@ def visited(strategies: Strategies, mesh: Sequence[int]) -> Floats:
 def operator_traffic(
     call: Call, strategies: Strategies, mesh: Sequence[int], gradients: frozenset[str]
 ) -> Iterator[tuple[NDArray[np.int64], Axes, Sequence[Move]]]:
-    """Traffic of the communicating options: indices of strategies, axes of the group, moves.
+    """Traffic inside an operator: indices of strategies, axes of the group, moves.
 
-    Entries come in the order of the forward pass: by factor, then by axes.
+    Entries come in the order of the forward pass: those of scales, then the communicating options,
+    by factor, then by axes.
     """
+    yield from largest_traffic(call, strategies, mesh, gradients)
     sizes = np.array([factor.size for factor in strategies.rule.factors], dtype=np.float64)
     local = sizes / strategies.degrees(mesh)
     for index, option in sorted(enumerate(strategies.options), key=lambda pair: pair[1].factor):

@@ -6,6 +6,7 @@ import string
 
 from autopar.errors import RuleError
 
+from .narrow_products import blocked
 from .registry import Call, register
 from .selection import all_whole
 from .spelling import by_name, tensor_named
@@ -51,6 +52,8 @@ def _rank(call: Call, index: int) -> int:
 
 def _linear(call: Call) -> str:
     """`* k, n k, +n -> * n`; a weight of one dim makes a number of each row."""
+    if (rule := blocked(call)) is not None:
+        return rule
     return (
         "* k, n k, +n -> * n | k: sum" if len(call.inputs[1].shape) == 2 else "* k, k -> * | k: sum"
     )

@@ -11,6 +11,7 @@ from typing import Any
 from autopar.ir import Value
 
 from ..notation import ONCE
+from .narrow_products import blocked_experts
 from .registry import Call, register
 
 GROUPED = "t k, e k n, !f -> t n | k: sum; e: masked; e: sum; e + t: dispatch"
@@ -159,7 +160,14 @@ def _experts(call: Call) -> str:
     inside = "; f: sum" * any(
         result.inner for inner in network_of(call) for result in inner.results
     )
-    return f"{sides} -> {results} !o | e: masked; e: sum{travels}{inside}"
+    text = f"{sides} -> {results} !o | e: masked; e: sum{travels}{inside}"
+    return blocked_experts(call, text, _inner_size(call))
+
+
+def _inner_size(call: Call) -> int:
+    """The size of the inner dim f where a value has it alone, else 0."""
+    results = [result for inner in network_of(call) for result in inner.results]
+    return next((result.width for result in results if result.dims == "f"), 0)
 
 
 # "/e": a row meets the weights of one expert, so an expert's share of the work is that of its rows.

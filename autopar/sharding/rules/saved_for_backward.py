@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES
+from autopar.ir.recipes import recipe_of
 
 from .registry import RULES, Call
 from .windows import CAUSAL, windows_of
@@ -331,9 +332,12 @@ def keeps(call: Call, gradients: Sequence[bool], *, composite: bool = False) -> 
             outputs += [i for i in (int(word[6:] or 0),) if i < len(call.outputs)]
         elif names[0] is not None:
             inputs.append(names[0])
-    return Keeps(
-        inputs=tuple(dict.fromkeys(inputs)), outputs=tuple(outputs), made=_made(call, composite)
-    )
+    made = _made(call, composite)
+    recipe = recipe_of(call.operator)
+    if recipe is not None and call.get("keeps_narrow") and 0 in inputs:
+        inputs = [index for index in inputs if index != 0]
+        made = (*made, Made(output=False, position=0, nbytes=recipe.bytes))
+    return Keeps(inputs=tuple(dict.fromkeys(inputs)), outputs=tuple(outputs), made=made)
 
 
 def _made(call: Call, composite: bool) -> tuple[Made, ...]:
@@ -353,6 +357,10 @@ def backward_scratch(call: Call) -> tuple[Made, ...]:
     """Temporaries of a call's backward formula."""
     if call.operator.kind in OWN:
         return OWN[call.operator.kind].scratch(call)
+    if (recipe := recipe_of(call.operator)) is not None:
+        # Narrow copies of the weights and of the result's gradient.
+        places = ((False, 1), (True, 0))
+        return tuple(Made(output=o, position=i, nbytes=recipe.bytes) for o, i in places)
     times = _SCRATCH.get(call.operator.kind)
     if not times:
         return ()

@@ -29,7 +29,7 @@ def test_a_plan_of_version_2_is_read() -> None:
     assert json.loads(Plan.load(VERSION_2).to_json()) == old | {
         "version": 3,
         "routing": None,
-        "model": old["model"] | {"flops": {}},
+        "model": old["model"] | {"flops": {}, "precision": None},
         "schedule": old["schedule"] | {"gathered": "per_pass"},
     }
 

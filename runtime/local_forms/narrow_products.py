@@ -1,0 +1,153 @@
+"""Linear products of operands in 8 bits or fewer, by a recipe, with their backward passes.
+
+    y  = n(x along k) n(w along k)^T
+    dx = n(g along n) n(w along n)
+    dw = n(g along rows)^T n(x along rows)
+
+n rounds a tensor with a scale for each block along the side that the product sums over, or for the
+whole tensor. The largest element of a whole tensor is the maximum over the ranks that hold shards
+of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from autopar.ir import Value
+from autopar.ir.recipes import LINEAR, RECIPES, Recipe
+from autopar.runtime.operators.local_call import LocalCall
+from autopar.runtime.operators.registry import register
+from autopar.runtime.ranks.collectives import all_reduce
+from autopar.runtime.ranks.device_groups import AxisGroup
+from autopar.sharding.communication import axes_of_operands
+
+from .narrow_types import Blocks, Narrow, largest, narrowed, working_type
+
+Groups = Sequence[AxisGroup | None]
+"""The ranks that hold shards of the values, of the weights and of the result."""
+
+
+def _whole(value: Tensor, recipe: Recipe, group: AxisGroup | None) -> Tensor | None:
+    """The largest element of a tensor on all ranks that hold shards of it, where it counts."""
+    if not recipe.whole:
+        return None
+    own = largest(value)
+    return own if group is None else all_reduce(own, group, "max")
+
+
+def along_columns(recipe: Recipe) -> Blocks:
+    """Blocks of a row's elements."""
+    return (1, recipe.block) if recipe.block else (0, 0)
+
+
+def along_rows(recipe: Recipe) -> Blocks:
+    """Blocks of a column's elements."""
+    return (recipe.block, 1) if recipe.block else (0, 0)
+
+
+def of_weights(recipe: Recipe, blocks: Blocks) -> Blocks:
+    """Blocks of weights, which are squares in some recipes."""
+    return (recipe.block, recipe.block) if recipe.square else blocks
+
+
+class _Linear(torch.autograd.Function):
+    """The product with a bias; see the module."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        recipe: Recipe,
+        groups: Groups,
+        keeps_narrow: bool,
+    ) -> Tensor:
+        kind = recipe.values
+        of_values = _whole(x, recipe, groups[0])
+        ctx.of_weights = _whole(weight, recipe, groups[1])
+        values = narrowed(x, recipe, kind, along_columns(recipe), of_values)
+        blocks = of_weights(recipe, along_columns(recipe))
+        stored = narrowed(weight, recipe, kind, blocks, ctx.of_weights)
+        y = linear(values.wide(), stored.wide(), None if bias is None else bias.to(_work(x)))
+        # Scales of whole tensors are communicated once, and serve the backward pass, too.
+        ctx.recipe = recipe
+        ctx.groups = groups
+        ctx.of_values = of_values
+        ctx.biased = bias is not None
+        ctx.seen = None
+        ctx.copied = None
+        if keeps_narrow and ctx.needs_input_grad[1]:
+            rows = narrowed(x, recipe, kind, along_rows(recipe), of_values)
+            ctx.copied = rows if recipe.block else values
+        ctx.save_for_backward(None if ctx.copied is not None else x, weight)
+        return y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        gradient = gradients[0]
+        recipe: Recipe = ctx.recipe
+        x, weight = ctx.saved_tensors
+        # Weights' gradients may be asked for later, by the same gradient of the result.
+        if ctx.seen is None or ctx.seen[0].data_ptr() != gradient.data_ptr():
+            ctx.seen = (gradient, _whole(gradient, recipe, ctx.groups[2]))
+        whole = ctx.seen[1]
+        kind = recipe.gradients
+        of_x = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            rows = narrowed(gradient, recipe, kind, along_columns(recipe), whole)
+            blocks = of_weights(recipe, along_rows(recipe))
+            stored = narrowed(weight, recipe, recipe.values, blocks, ctx.of_weights)
+            of_x = (rows.wide() @ stored.wide()).to(weight.dtype)
+        if ctx.needs_input_grad[1]:
+            columns = narrowed(gradient, recipe, kind, along_rows(recipe), whole)
+            copied: Narrow = ctx.copied or narrowed(
+                x, recipe, recipe.values, along_rows(recipe), ctx.of_values
+            )
+            of_weight = (_flat(columns.wide()).T @ _flat(copied.wide())).to(weight.dtype)
+        if ctx.biased and ctx.needs_input_grad[2]:
+            of_bias = _flat(gradient.to(_work(gradient))).sum(0).to(weight.dtype)
+        return of_x, of_weight, of_bias, None, None, None
+
+
+def _work(value: Tensor) -> torch.dtype:
+    return working_type(value)
+
+
+def _flat(value: Tensor) -> Tensor:
+    return value.reshape(-1, value.shape[-1])
+
+
+def narrow_linear(
+    input: Tensor,
+    weight: Tensor,
+    recipe: str,
+    groups: Groups,
+    bias: Tensor | None = None,
+    keeps_narrow: bool = False,
+) -> Tensor:
+    """The linear product of this rank's shards by a recipe."""
+    out: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+        input, weight, bias, RECIPES[recipe], groups, keeps_narrow
+    )
+    return out
+
+
+def shard_linear(call: LocalCall) -> Mapping[str, Any] | None:
+    """The groups of ranks that share a scale; None for a product without a recipe."""
+    recipe: Value = call.operator.attributes.get("recipe")
+    if recipe is None:
+        return None
+    decision = call.decision
+    taken = axes_of_operands(call.operator, decision.inputs, decision.outputs[0], call.mesh)
+    # Micro-batches follow one another on an axis without ranks, and have scales of their own.
+    present = (tuple(a for a in axes if call.groups[a].name) for axes in taken or ((), (), ()))
+    return {"groups": tuple(call.over(axes) if axes else None for axes in present)}
+
+
+register(LINEAR, knows=shard_linear, local=narrow_linear)

@@ -1,0 +1,112 @@
+"""Plans whose products are of 8 bits or fewer, on real ranks: equal to one device that rounds by
+the same recipe, and the collectives are those that are priced.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar.api import plan_loaded
+from autopar.frontends.load import ModelOptions, load_model
+from autopar.ir.recipes import with_precision
+from autopar.model import LoadedModel
+from autopar.plan import Plan
+from autopar.planning.model.pins import Pins
+from autopar.planning.planner import search_plan
+from autopar.runtime.run import RunReport, run_plan
+from tests.end_to_end.models import load
+from tests.end_to_end.plans import request
+from tests.planning.model.narrow_models import blocks, example
+
+PIPELINE = {"scheme": "pipeline-1f1b", "stages": 2, "micro_batches": 4}
+WAYS = {
+    "data": {"scheme": "data"},
+    "zero3": {"scheme": "zero3"},
+    "megatron": {"scheme": "megatron"},
+    "pipeline": PIPELINE,
+    "micro-batches": {"scheme": "data", "micro_batches": 2},
+    "recompute": {"scheme": "megatron", "recompute": "full"},
+    "zero-bubble": {"stages": 2, "micro_batches": 4, "schedule": "zero_bubble"},
+}
+
+
+@functools.cache
+def _model(name: str, dtype: str) -> LoadedModel:
+    options = ModelOptions(dtype=dtype, precision=name)
+    (inputs,) = example()
+    return load_model(blocks(width=512), options, (inputs[:4],))
+
+
+def _ran(name: str, way: str, ranks: int, dtype: str = "float64") -> tuple[Plan, RunReport]:
+    model = _model(name, dtype)
+    plan = plan_loaded(model, devices=ranks, cluster="dgx-b200", **WAYS[way]).plan
+    return plan, run_plan(model, plan, steps=2, check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "ranks"),
+    [
+        ("fp8", "data", 2),
+        ("fp8", "megatron", 2),
+        ("fp8-block", "megatron", 2),
+        pytest.param("fp8", "pipeline", 4, marks=pytest.mark.slow),
+        pytest.param("fp8-block", "zero3", 2, marks=pytest.mark.slow),
+        pytest.param("mxfp8", "megatron", 2, marks=pytest.mark.slow),
+        pytest.param("mxfp8", "pipeline", 4, marks=pytest.mark.slow),
+        pytest.param("nvfp4", "zero3", 2, marks=pytest.mark.slow),
+        pytest.param("nvfp4", "megatron", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_equal_one_device(name: str, way: str, ranks: int) -> None:
+    """In double precision, where no noise lets an operand round to a neighbour, to its rounding."""
+    _, report = _ran(name, way, ranks)
+    assert report.ok and "as priced" in report.collectives, report
+    assert "tolerance 1e-09" in report.check
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-block"])
+@pytest.mark.parametrize(
+    ("way", "ranks"), [("micro-batches", 2), ("recompute", 2), ("zero-bubble", 2), ("megatron", 4)]
+)
+@pytest.mark.slow
+def test_orders_of_a_step(name: str, way: str, ranks: int) -> None:
+    """Scales are those of a micro-batch; a pass for weights alone needs no second maximum."""
+    plan, report = _ran(name, way, ranks)
+    assert report.ok and "as priced" in report.collectives, report
+    assert plan.devices == ranks
+
+
+@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
+def test_narrower_types(name: str, dtype: str) -> None:
+    """There some operands round to a neighbour, within the unit of their 8 or 4 bits."""
+    _, report = _ran(name, "megatron", 2, dtype)
+    assert report.ok, report.check
+    assert f"tolerance {'6e-02' if name == 'nvfp4' else '3e-02'}" in report.check
+
+
+def _with_experts(folder: Path, name: str, option: str) -> tuple[Plan, RunReport]:
+    model = load("mixtral", folder, train=True, dtype="float64")
+    model = replace(model, graph=with_precision(model.graph, name), precision=name)
+    layers = [op.name for op in model.graph.operators if op.kind == "autopar.experts"]
+    wanted = request((2,), train=True)
+    assert wanted.mesh is not None and layers
+    axis = wanted.mesh.axes[0].name
+    wanted = replace(wanted, limits=Pins(operators={layer: {axis: option} for layer in layers}))
+    plan = search_plan(model.graph, wanted)
+    return plan, run_plan(model, plan, steps=2, check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("fp8", "e+t"), ("fp8-block", "e+t:once"), ("fp8-block", "e"), ("fp8", "t")],
+)
+def test_experts(name: str, option: str, tmp_path: Path) -> None:
+    """A row is rounded alike wherever its expert lies."""
+    _, report = _with_experts(tmp_path, name, option)
+    assert report.ok and "as priced" in report.collectives, report
