@@ -22,6 +22,7 @@ from autopar.analysis.program.strategy_words import (
 )
 from autopar.errors import UsageError
 from autopar.ir import Tensor
+from autopar.ir.recipes import recipe_of
 from autopar.plan import Plan
 from autopar.plan_parts import ParameterPlan
 from autopar.report.tables import Table
@@ -101,6 +102,9 @@ def operator_lines(account: OperatorAccount, whole: Account) -> list[str]:
             f"{f.name}={f.size}" + ("!" if f.whole else "") for f in account.decision.rule.factors
         )
         lines.append(f"  rule: {account.decision.rule.text}   ({sizes}; ! is never split)")
+    if (recipe := recipe_of(op)) is not None:
+        copied = ", its values are kept so" if op.attributes.get("keeps_narrow") else ""
+        lines.append(f"  reads operands by the recipe {recipe.name}{copied}")
     places = [("in", n, place) for n, place in zip(op.inputs, account.decision.inputs, strict=True)]
     places += [
         ("out", n, place) for n, place in zip(op.outputs, account.decision.outputs, strict=True)

@@ -160,6 +160,8 @@ def test_files_and_words(tmp_path: Path) -> None:
     loaded = model_of_plan(blocks(), read, example())
     assert loaded.precision == "fp8-block"
     assert "precision fp8-block in 89% of the FLOPs of products" in summary_lines(plan, "")[3]
+    told = str(autopar.explain(plan, "1.down/linear", model=blocks(), example_inputs=example()))
+    assert "reads operands by the recipe fp8-block, its values are kept so" in told
     data = json.loads((tmp_path / "plan.json").read_text())
     data["model"]["precision"] = "fp9"
     (tmp_path / "plan.json").write_text(json.dumps(data))
