@@ -266,8 +266,10 @@ FOLDED = """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True pretrain_gpt.py
 def test_the_run_of_a_megatron_configuration_has_what_its_arguments_say() -> None:
     configuration = read_megatron(FOLDED)
     assert configuration.interleave == 2
-    (said,) = configuration.lost
+    gathers, said = configuration.lost
+    assert "--fp8-param-gather" in gathers
     assert "moe_act" in said and "one operator" in said
+    assert configuration.precision == "fp8-block"
     assert configuration.recompute_modules == ("layernorm",)
     run = known_run(configuration, MIXTURE, 16)
     assert (run.data, run.expert, run.inner, run.expert_replicas) == (4, 8, 1, 1)
