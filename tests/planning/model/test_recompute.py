@@ -222,7 +222,8 @@ def test_collectives_that_are_recomputed_count_as_communication(model: str, sche
             part.program, tables.analysis, prices, optimizer="adamw", schedule=schedule
         )
 
-    fast, slow = costs(1.0), costs(1e-3)
+    fast = costs(1.0)
+    slow = costs(1e-3)
     assert slow.moved.sum() > 2 * fast.moved.sum()
     computed = [one.forward + one.backward - one.moved for one in (fast, slow)]
     assert computed[0] == pytest.approx(computed[1], rel=1e-6)
