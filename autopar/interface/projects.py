@@ -39,6 +39,7 @@ def import_plan(
     example_inputs: Any = None,
     *,
     form: str | None = None,
+    values: Mapping[str, str] | None = None,
     devices: int | None = None,
     cluster: str | Path | Cluster | None = None,
     memory: float | str | None = None,
@@ -47,15 +48,16 @@ def import_plan(
 ) -> Plan:
     """The plan that a configuration of another project stands for, priced as all plans are.
 
-    `config`: torchtitan's `.toml`, Megatron's arguments, DeepSpeed's `.json`, or a `tp_plan` as
-    `.json`; `form` names the project where the file does not show it. What the plan leaves out of
-    it is a warning.
+    `config`: torchtitan's `.toml`, Megatron's arguments, DeepSpeed's `.json`, accelerate's `.yaml`,
+    or a `tp_plan` as `.json`; `form` names the project where the file does not show it. `values`:
+    of names that it leaves to its caller, such as a script's variables, and its arguments by their
+    numbers. What the plan leaves out of it is a warning.
     """
     from autopar.configured import load_any
     from autopar.frontends.load import options_asked
     from autopar.integrations.importing import Hardware, import_configuration, read_configuration
 
-    configuration = read_configuration(str(config), form)
+    configuration = read_configuration(str(config), form, values)
     data = 1
     if devices is not None or configuration.data is not None:
         data = 1 if configuration.styles else configuration.degree_of_data(devices)

@@ -18,7 +18,7 @@ from autopar.cli.shared_options import (
     planning_options,
     planning_values,
 )
-from autopar.errors import ModelError
+from autopar.errors import ModelError, UsageError
 from autopar.options.table import CLUSTER, MODEL
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def add_options(parser: Parser) -> None:
     add(
         "config",
         metavar="CONFIG",
-        help="torchtitan's .toml, Megatron's arguments, DeepSpeed's .json, or a tp_plan as .json",
+        help="torchtitan's .toml, Megatron's arguments, DeepSpeed's .json, accelerate's .yaml, or "
+        "a tp_plan as .json",
     )
     add("--model", required=True, metavar="MODEL", help=MODELS)
     add(
@@ -41,6 +42,15 @@ def add_options(parser: Parser) -> None:
         dest="form",
         choices=FORMATS,
         help="the project that CONFIG belongs to (default: as it looks)",
+    )
+    add(
+        "--set",
+        dest="values",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a value that CONFIG leaves to its caller: of a script's variable, of its argument by "
+        "number, or of a word in a template; may be repeated",
     )
     add("-o", "--output", metavar="FILE", help="write the configuration's plan to FILE")
     planning_options(parser, (*CLUSTER, *MODEL))
@@ -61,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     from autopar.report.imported import imported_json, imported_parts
 
     check_outputs(args, args.output)
-    configuration = read_configuration(args.config, args.form)
+    configuration = read_configuration(args.config, args.form, _values(args.values))
     with stdout_to_stderr(), ProgressBar() as bar:
         imported = import_configuration(
             configuration,
@@ -77,6 +87,15 @@ def run(args: argparse.Namespace) -> None:
     print_answer(
         args, lambda: imported_json(imported), lambda: imported_parts(imported, args.output)
     )
+
+
+def _values(settings: list[str]) -> dict[str, str]:
+    """The values of `--set`, by name."""
+    pairs = [setting.partition("=") for setting in settings]
+    wrong = [setting for setting, pair in zip(settings, pairs, strict=True) if not all(pair[:2])]
+    if wrong:
+        raise UsageError(f"--set {wrong[0]}: give NAME=VALUE")
+    return {name: value for name, _, value in pairs}
 
 
 def _sized_model(args: argparse.Namespace, configuration: Configuration) -> LoadedModel:

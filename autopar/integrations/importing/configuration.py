@@ -175,6 +175,13 @@ def degree(source: str, table: Mapping[str, Any], key: str) -> int:
     return value
 
 
+def stage(source: str, value: int | None) -> int:
+    """A stage of ZeRO; 0 if it is missing."""
+    if value is not None and not 0 <= value <= 3:
+        raise UsageError(f"{source}: ZeRO stage {value} is none of 0, 1, 2, 3")
+    return value or 0
+
+
 def left_out(names: Iterable[str], where: str = "") -> list[str]:
     """The sentence on options of a configuration that no plan has."""
     words = sorted(printable(name, lines=False) for name in names)

@@ -10,7 +10,7 @@ from typing import Any
 
 from autopar.errors import UsageError
 
-from .configuration import Configuration, degree, left_out, number
+from .configuration import Configuration, degree, left_out, number, stage
 
 SOURCE = "deepspeed"
 OPTIMIZERS = {
@@ -47,9 +47,6 @@ def read_deepspeed(data: Mapping[str, Any]) -> Configuration:
     zero = _table(table, "zero_optimization")
     optimizer = _table(table, "optimizer")
     lost = left_out(set(data) - _KNOWN)
-    stage = number(SOURCE, zero, "stage", 0) or 0
-    if not 0 <= stage <= 3:
-        raise UsageError(f"{SOURCE}: ZeRO stage {stage} is none of 0, 1, 2, 3")
     if _table(zero, "offload_param"):
         lost.append("offload_param: parameters stay on the device, which autopar plans")
     kind = str(optimizer.get("type", "AdamW")).lower()
@@ -60,7 +57,7 @@ def read_deepspeed(data: Mapping[str, Any]) -> Configuration:
     return Configuration(
         source=SOURCE,
         data=_data(table),
-        zero=stage,
+        zero=stage(SOURCE, number(SOURCE, zero, "stage")),
         tensor=degree(SOURCE, _table(table, "tensor_parallel"), "autotp_size"),
         context=degree(SOURCE, table, "sequence_parallel_size"),
         context_scheme="ulysses",

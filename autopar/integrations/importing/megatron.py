@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +14,13 @@ from autopar.errors import UsageError, unknown
 from autopar.order.schedules import SCHEDULES
 from autopar.planning.model.recompute import MODULES as PLANNED
 
-from .configuration import Configuration, degree, left_out, number
+from .configuration import Configuration, degree, left_out, number, stage
+from .megatron_arguments import run_of
+from .megatron_older import OLDER, ZERO, modern
 from .megatron_run import READ, precision_of, priced_otherwise
-from .shell import Script
 
 SOURCE = "megatron"
-OPTIMIZERS = {"adam": "adamw", "sgd": "sgd"}
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 _KNOWN = {
     "tensor-model-parallel-size",
     "pipeline-model-parallel-size",
@@ -67,19 +69,20 @@ SIZES: Mapping[str, str] = {
 """Sizes of a model by argument."""
 TABLE = "MODEL_ARGS"
 """The table of arguments in the YAML of Megatron's own tests."""
-LISTS = ("recompute-modules", "cuda-graph-scope")
-"""Arguments with several words."""
 _TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 # The values of --data-parallel-sharding-strategy, as stages of ZeRO.
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
-def read_megatron(text: str) -> Configuration:
-    """The configuration in a text of arguments; text before the first argument is ignored."""
-    script = Script(text)
-    configuration = configuration_of(words_of(script.commands))
-    lost = left_out(script.conditional, " (under a condition of the script)")
-    return replace(configuration, lost=(*configuration.lost, *lost))
+def read_megatron(text: str, given: Mapping[str, str] | None = None) -> Configuration:
+    """The configuration in a script, or a text of arguments.
+
+    `given`: values of variables that the script leaves to its caller, and of its arguments by
+    their numbers.
+    """
+    run = run_of(text, _KNOWN | READ | OLDER, given)
+    configuration = configuration_of(modern(run.options))
+    return replace(configuration, lost=(*configuration.lost, *run.lost))
 
 
 def read_table(data: Mapping[str, Any]) -> Configuration:
@@ -88,6 +91,7 @@ def read_table(data: Mapping[str, Any]) -> Configuration:
     if not isinstance(table, Mapping):
         raise UsageError(f"{SOURCE}: {TABLE} is no table")
     given = {str(name): value for name, value in table.items() if str(name).startswith("--")}
+    given = given or _dotted(table)
     if not given:
         raise UsageError(f"{SOURCE}: no argument that begins with -- is in {TABLE}")
     return configuration_of(
@@ -99,18 +103,29 @@ def read_table(data: Mapping[str, Any]) -> Configuration:
     )
 
 
+def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by the fields of NeMo's recipes, such as `model.config.num_layers`."""
+    fields = {str(name).rpartition(".")[2]: value for name, value in table.items()}
+    names = {name.replace("_", "-"): value for name, value in fields.items()}
+    given = {f"--{name}": value for name, value in names.items() if name in _KNOWN | READ}
+    ranks = [value for key in ("num_nodes", "devices") if isinstance(value := fields.get(key), int)]
+    return {**given, "--world-size": math.prod(ranks)} if given and len(ranks) == 2 else given
+
+
 def _words(value: object) -> str:
     parts = value if isinstance(value, list) else [value]
     # Aliases of YAML may nest without end.
     if not all(isinstance(part, (str, int, float, bool, type(None))) for part in parts):
         raise UsageError(f"{SOURCE}: an argument is a table, or a list of lists")
-    return " ".join(map(str, parts))
+    text = " ".join(map(str, parts))
+    # Lists are written as texts in brackets, too.
+    return " ".join(text[1:-1].replace(",", " ").split()) if re.fullmatch(r"\[.*\]", text) else text
 
 
 def configuration_of(options: Mapping[str, str]) -> Configuration:
     """The configuration of arguments by name."""
     lost: list[str] = left_out(
-        {f"--{name}" for name in options if name not in _KNOWN and name not in READ}
+        {f"--{name}" for name in options if name not in _KNOWN | READ | {ZERO}}
     )
     tensor, stages, context, expert = (
         degree(SOURCE, options, f"{name}-parallel-size")
@@ -178,29 +193,9 @@ def _data(options: Mapping[str, str], group: int, words: str) -> int | None:
     return world // group
 
 
-def words_of(commands: Iterable[Iterable[str]]) -> dict[str, str]:
-    r"""Options by name, those without a value as "".
-
-    >>> words_of(Script("run x.py \\\n --bf16 --seq-length 2048 --optimizer=adam # why").commands)
-    {'bf16': '', 'seq-length': '2048', 'optimizer': 'adam'}
-    """
-    options: dict[str, str] = {}
-    for words in commands:
-        last = ""
-        for word in words:
-            match = re.fullmatch(r"--([a-z0-9][a-z0-9-]*)(?:=(.*))?", word, re.DOTALL)
-            if match:
-                last = match[1]
-                options[last] = match[2] or ""
-            # Only the first word behind a name is its value, unless it takes a list.
-            elif last and (not options[last] or last in LISTS):
-                options[last] = f"{options[last]} {word}".strip()
-            elif "expandable_segments:True" in word:
-                options["expandable-segments"] = ""
-    return options
-
-
 def _zero(options: Mapping[str, str]) -> int:
+    if ZERO in options:
+        return stage(SOURCE, number(SOURCE, options, ZERO))
     if "use-torch-fsdp2" in options:
         return 3
     if {"use-custom-fsdp", "use-megatron-fsdp"} & set(options):

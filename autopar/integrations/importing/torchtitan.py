@@ -1,6 +1,7 @@
 """The configuration of torchtitan (TOML).
 
-The sections `training`, `parallelism` and `activation_checkpoint` are read.
+The sections `training`, `parallelism` and `activation_checkpoint` are read, and the degrees that
+files of 2024 have in `training` and `experimental`.
 
 The order of its devices from the outside in: pipeline, replicate, shard, context, tensor; experts
 borrow from shard and context.
@@ -26,7 +27,7 @@ SCHEDULES = {
 }
 """Schedules by torchtitan's name in lower case."""
 MODES = {"none": "none", "selective": "selective", "full": "full", "memory_budget": None}
-OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
+OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "muon": "muon"}
 CONVERTERS: Mapping[str, str] = {
     written: name
     for name, words in WORDS.items()
@@ -51,7 +52,11 @@ _TRAINING = {
     "gc_debug",
     "batch_size",
 }
+_COUNT = "pipeline_parallel_microbatches"
+"""Micro-batches of a device in files of 2024 and early 2025."""
 _PARALLEL = {
+    _COUNT,
+    "data_parallel_degree",
     "data_parallel_replicate_degree",
     "data_parallel_shard_degree",
     "fsdp_reshard_after_forward",
@@ -74,6 +79,8 @@ def read_torchtitan(data: Mapping[str, Any]) -> Configuration:
     """The configuration in a parsed file."""
     names = ("training", "parallelism", "activation_checkpoint", "optimizer", "model")
     training, parallel, checkpoint, optimizer, model = (_table(data, name) for name in names)
+    parallel = {**_earlier(training, _table(data, "experimental")), **parallel}
+    training = {key: value for key, value in training.items() if key not in parallel}
     lost = left_out(set(training) - _TRAINING, " of [training]")
     lost += left_out(set(parallel) - _PARALLEL, " of [parallelism]")
     lost += _inexact(parallel)
@@ -107,6 +114,15 @@ def read_torchtitan(data: Mapping[str, Any]) -> Configuration:
         optimizer=_optimizer(optimizer, lost),
         lost=tuple(lost),
     )
+
+
+def _earlier(training: Mapping[str, Any], experimental: Mapping[str, Any]) -> dict[str, Any]:
+    """The degrees that files of before [parallelism] have, in 2024 and early 2025."""
+    tables = {**experimental, **training}
+    degrees = {key: value for key, value in tables.items() if key in _PARALLEL}
+    if "data_parallel_degree" in degrees:
+        degrees.setdefault("data_parallel_shard_degree", degrees["data_parallel_degree"])
+    return degrees
 
 
 def _precision(data: Mapping[str, Any], model: Mapping[str, Any], lost: list[str]) -> str | None:
@@ -211,9 +227,13 @@ def _batches(
     small = local
     if stages > 1:
         small = degree(SOURCE, parallel, "pipeline_parallel_microbatch_size")
+        count = number(SOURCE, parallel, _COUNT)
+        if local is not None and count:
+            small = local // count if local % count == 0 else 0
     if local is not None and small is not None and (small < 1 or local % small):
+        size = small or "equal size"
         raise UsageError(
-            f"{SOURCE}: a local batch of {local} is not made of micro-batches of {small}"
+            f"{SOURCE}: a local batch of {local} is not made of micro-batches of {size}"
         )
     if whole is not None and whole <= 0:
         whole = None

@@ -1,0 +1,138 @@
+"""The arguments of the one run that a text of Megatron-LM's starts, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.errors import UsageError
+from autopar.printable import printable
+
+from .shell import Script, Started, is_known
+
+LISTS = ("recompute-modules", "cuda-graph-scope")
+"""Arguments with several words."""
+COMMON = frozenset({"bf16", "fp16", "optimizer", "seq-length", "world-size"})
+"""Arguments that other programs have, too: they alone make no run of Megatron's."""
+_NAMES = re.compile(r"[A-Za-z_]\w*|(?<=[${])\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The arguments of a run by name, those without a value as "", and what was left out of it."""
+
+    options: Mapping[str, str]
+    lost: tuple[str, ...]
+
+
+def run_of(text: str, read: Collection[str], given: Mapping[str, str] | None = None) -> Run:
+    """The run in a script or a list of arguments.
+
+    `read`: arguments that bear on the plan. Those whose value the script does not show are a
+    `UsageError` that names the line and the variables; `given` has values for these.
+    """
+    script = Script(text, given)
+    runs = [words_of([command]) for command in joined(script.commands)]
+    runs = [options for options in runs if (set(options) & set(read)) - COMMON]
+    if not runs:
+        raise UsageError(_nothing(script, text))
+    options = dict(runs[0])
+    for other in runs[1:]:
+        differ = sorted(name for name in read if options.get(name) != other.get(name))
+        if differ:
+            shown = ", ".join(f"--{name}" for name in differ[:4])
+            raise UsageError(f"megatron: the script starts {len(runs)} runs that differ in {shown}")
+    _require_known(options, read, text, script)
+    return Run(options=options, lost=tuple(_conditional(script)))
+
+
+def joined(commands: Sequence[Started]) -> list[Started]:
+    """Commands, of which a line that begins with an argument belongs to the one before."""
+    made: list[Started] = []
+    for command in commands:
+        if made and command.words[0].startswith("--"):
+            words = (*made[-1].words, *command.words)
+            made[-1] = Started(words=words, line=made[-1].line)
+        else:
+            made.append(command)
+    return made
+
+
+def words_of(commands: Iterable[Started]) -> dict[str, str]:
+    r"""Options by name, those without a value as "".
+
+    >>> words_of(Script("run x.py \\\n --bf16 --seq-length 2048 --optimizer=adam # why").commands)
+    {'bf16': '', 'seq-length': '2048', 'optimizer': 'adam'}
+    """
+    options: dict[str, str] = {}
+    for command in commands:
+        last = ""
+        for word in _parted(command.words):
+            match = re.fullmatch(r"--([a-z0-9][a-z0-9-]*)(?:=(.*))?", word, re.DOTALL)
+            if match:
+                last = match[1]
+                options[last] = match[2] or ""
+            # Only the first word behind a name is its value, unless it takes a list.
+            elif last and (not options[last] or last in LISTS):
+                options[last] = f"{options[last]} {word}".strip()
+            elif "expandable_segments:True" in word:
+                options["expandable-segments"] = ""
+    return options
+
+
+def _parted(words: Iterable[str]) -> list[str]:
+    """Words, of which a quoted command is parted at its blanks."""
+    made: list[str] = []
+    for word in words:
+        has_options = re.search(r"(^|\s)--[a-z]", word) is not None
+        made += word.split() if has_options else [word]
+    return made
+
+
+def line_of(text: str, argument: str) -> int:
+    """The first line of a text that has an argument; 1 if it is in none."""
+    lines = text.splitlines()
+    pattern = re.compile(rf"--{re.escape(argument)}(?![\w-])")
+    return next((at for at, line in enumerate(lines, 1) if pattern.search(line)), 1)
+
+
+def _require_known(
+    options: Mapping[str, str], read: Collection[str], text: str, script: Script
+) -> None:
+    unknown = [name for name in options if name in read and not is_known(options[name])]
+    if not unknown:
+        return
+    said = "; ".join(
+        f"line {line_of(text, name)}: --{name} is {options[name]}" for name in unknown[:6]
+    )
+    names = dict.fromkeys(part for name in unknown for part in _NAMES.findall(options[name]))
+    asked = " ".join(f"--set {name}=VALUE" for name in names if not script.knows(name))
+    how = f": give {asked}" if asked else ", which another program prints"
+    raise UsageError(
+        printable(
+            f"megatron: {said}. The script leaves that to its caller, or to a condition{how}",
+            lines=False,
+        )
+    )
+
+
+def _nothing(script: Script, text: str) -> str:
+    """The reason why a text holds no run."""
+    said = "megatron: no command with arguments of Megatron-LM's is in it"
+    if script.sourced:
+        source = script.sourced[0]
+        shown = printable(" ".join(source.words), lines=False)
+        return f"{said}; line {source.line}: {shown} is not read"
+    if re.search(r"--[a-z]", text) and not script.commands:
+        return f"{said}; its variables are for another script"
+    return said
+
+
+def _conditional(script: Script) -> list[str]:
+    words = sorted(set(script.conditional))
+    if not words:
+        return []
+    shown = printable(", ".join(words[:12]), lines=False)
+    more = f" and {len(words) - 12} more" if len(words) > 12 else ""
+    return [f"not taken over (under a condition of the script): {shown}{more}"]
