@@ -6,6 +6,7 @@ They hold an imported model on its way from a frontend to the planner and the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,12 +58,14 @@ class Imported:
     """The import of a model beside its graph, for runs.
 
     `torch`: the record of a PyTorch model's import. `inputs`: the tensors of the example inputs in
-    the graph's order; `call`: the arguments that hold them.
+    the graph's order; `call`: the arguments that hold them. `calling`: a context in which a call of
+    the module computes what the graph does, without what the export has switched off.
     """
 
     torch: TorchModel | None = None
     inputs: tuple[Any, ...] | None = None
     call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    calling: Callable[[Any], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,11 @@ class LoadedModel:
     def inputs(self) -> tuple[Any, ...] | None:
         """The tensors of the example inputs."""
         return self.imported().inputs
+
+    @property
+    def calling(self) -> Callable[[Any], AbstractContextManager[None]]:
+        """A context in which the module that it takes computes what the graph does."""
+        return self.imported().calling
 
     @property
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

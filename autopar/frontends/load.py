@@ -248,7 +248,14 @@ def _imported(
     """Import a module with example inputs of the planned batch and type."""
     import torch
 
-    from .torch import caching, import_torch, none_of_its_own, recast, with_attributes
+    from .torch import (
+        caching,
+        import_torch,
+        none_of_its_own,
+        recast,
+        with_attributes,
+        without_caches,
+    )
 
     dtype = getattr(torch, options.dtype) if options.dtype else None
     loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
@@ -262,7 +269,9 @@ def _imported(
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs))
         if isinstance(leaf, torch.Tensor)
     )
-    record = Imported(torch=imported, inputs=inputs, call=(args, kwargs))
+    record = Imported(
+        torch=imported, inputs=inputs, call=(args, kwargs), calling=without_caches
+    )
     return LoadedModel(
         graph=finished(imported.graph, options),
         source=imported.graph,

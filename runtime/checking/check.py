@@ -29,7 +29,7 @@ from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Assignment, Decision, Program
 from autopar.sharding.program_builder import build_program
 
-from .differences import LEARNING_RATES, Entry, Observation, Report, differences
+from .differences import LEARNING_RATES, MOMENTUM, Entry, Observation, Report, differences
 
 __all__ = [
     "CollectiveLog",
@@ -262,7 +262,7 @@ def optimizer_of(
         return Muon(muon_groups(parameters, matrices), lr=rate)
     if name == "adamw":
         return torch.optim.AdamW(trained, lr=rate)
-    return torch.optim.SGD(trained, lr=rate, momentum=0.9)
+    return torch.optim.SGD(trained, lr=rate, momentum=MOMENTUM)
 
 
 def planned_optimizer(name: str, module: ParallelModule) -> torch.optim.Optimizer | None:

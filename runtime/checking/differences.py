@@ -31,6 +31,8 @@ magnitude.
 """
 
 LEARNING_RATES: Mapping[str, float] = {"adamw": 1e-3, "muon": 1e-3, "sgd": 1e-2}
+MOMENTUM = 0.9
+"""The momentum of SGD in a check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,8 @@ def differences(
             keep = _comparable(name, reference, observed, scale, optimizer, precision)
         pair = (weight, observed.weights.get(name))
         slack = 0.0
+        if optimizer == "sgd":
+            slack = _carried(len(reference.losses)) * NOISE * precision * scale
         if matrices and precision > torch.finfo(torch.float64).eps:
             slack = _rounded(weight, len(reference.losses), whole=name in matrices)
         entries.append(_entry("weight", name, pair, floor, absolute=slack, keep=keep))
@@ -238,6 +242,19 @@ def _entry(
     )
 
 
+def _carried(steps: int) -> float:
+    """How far SGD moves a weight in these steps for each unit of a gradient that stays the same.
+
+    A weight that starts as zero and whose gradient is zero but for rounding is nothing else.
+    """
+    velocity = 0.0
+    moved = 0.0
+    for _ in range(steps):
+        velocity = MOMENTUM * velocity + 1.0
+        moved += LEARNING_RATES["sgd"] * velocity
+    return moved
+
+
 def _rounded(weight: Tensor, steps: int, *, whole: bool) -> float:
     """How far rounding alone may move an element of a weight under Muon.
 
@@ -265,6 +282,10 @@ def _comparable(
     AdamW divides a gradient by its own magnitude: noise of size n moves an element by about rate *
     n / |gradient|. Elements for which that exceeds the tolerance are excluded. An exactly zero
     gradient moves nothing and is included.
+
+    The noise of a gradient is at least that of its largest element, and what the first step shows:
+    sums whose terms cancel have more. Gradients are held to a tolerance of their own, so that a
+    wrong one is no noise.
     """
     seen = name in reference.smallest and name in observed.smallest
     if optimizer not in ("adamw", MUON) or not seen:
@@ -279,5 +300,14 @@ def _comparable(
     allowed = max(TOLERANCES[d] for d in TOLERANCES if torch.finfo(d).eps <= precision) * max(
         _largest(weight), 1e-30
     )
-    threshold = LEARNING_RATES[optimizer] * NOISE * precision * largest / allowed
+    noise = max(NOISE * precision * largest, _apart(name, reference, observed))
+    threshold = LEARNING_RATES[optimizer] * noise / allowed
     return zero | (smallest >= threshold)
+
+
+def _apart(name: str, reference: Observation, observed: Observation) -> float:
+    """The largest difference of a gradient in the first step, which no weight has changed yet."""
+    other = observed.gradients.get(name)
+    if other is None or other.shape != reference.gradients[name].shape:
+        return 0.0
+    return _largest(reference.gradients[name] - other)

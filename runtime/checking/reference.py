@@ -103,12 +103,14 @@ class _Original(nn.Module):
         super().__init__()
         self.module: nn.Module = model.module
         self._call = model.call
+        self._calling = model.calling
         self._loss = model.loss
 
     def forward(self, *inputs: Tensor) -> Any:
         """The outputs; with a loss function, (outputs, loss)."""
         args, kwargs = self._call if self._call is not None else (inputs, {})
-        outputs = self.module(*args, **kwargs)
+        with self._calling(self.module):
+            outputs = self.module(*args, **kwargs)
         if self._loss is None:
             return outputs
         return outputs, self._loss(outputs, *args, **kwargs)

@@ -86,7 +86,7 @@ def small_configuration(kind: str) -> dict[str, Any]:
 def _shrunk(keys: Mapping[str, Any]) -> dict[str, Any]:
     small: dict[str, Any] = {}
     for key, value in keys.items():
-        if isinstance(value, dict) and key.endswith("config") and "model_type" in value:
+        if isinstance(value, dict) and "model_type" in value:
             small[key] = {**_shrunk(value), "model_type": value["model_type"]}
         elif key in _SMALL and key not in _DERIVED and value is not None:
             small[key] = _SMALL[key]

@@ -23,6 +23,8 @@ GRIDS = "image_grid_thw"
 """The argument with the patches of each image: frames, rows and columns."""
 SIZES = "image_sizes"
 """The argument with the height and width of each image."""
+SHAPES = "spatial_shapes"
+"""The argument with the rows and columns of patches of each image, which are a sequence then."""
 PADDED = "pixel_attention_mask"
 """An argument of types that take as many images a text as any has, behind the batch's dim."""
 
@@ -39,6 +41,10 @@ def shape_of_images(
         rows, columns = (side // patch for side in sides)
         width = channels * getattr(config, "temporal_patch_size", 1) * patch**2
         return (leading[0] * rows * columns, width)
+    if SHAPES in takes:
+        _require_squares(model, sides, config.patch_size)
+        rows, columns = (side // config.patch_size for side in sides)
+        return (*leading, rows * columns, channels * config.patch_size**2)
     if PADDED in takes:
         return (*leading, 1, channels, *sides)
     return (*leading, channels, *sides)
@@ -58,6 +64,11 @@ def told_sizes(model: Configured, given: Mapping[str, Any]) -> dict[str, Any]:
         if side**2 * samples != pixels.shape[0]:
             raise ModelError(f"{PIXELS}: {pixels.shape[0]} patches are no {samples} square images")
         return {GRIDS: torch.tensor([[1, side, side]] * samples)}
+    if SHAPES in takes and SHAPES not in given:
+        side = math.isqrt(pixels.shape[1])
+        if side**2 != pixels.shape[1]:
+            raise ModelError(f"{PIXELS}: {pixels.shape[1]} patches are no square image")
+        return {SHAPES: torch.tensor([[side, side]] * pixels.shape[0])}
     if SIZES in takes and SIZES not in given and _tower_takes(model.module, SIZES):
         return {SIZES: torch.tensor([list(pixels.shape[-2:])] * pixels.shape[0])}
     return {}

@@ -2,7 +2,7 @@
 
 from .archive import read_archive
 from .attributes import with_attributes
-from .caches import NOTE, caching
+from .caches import NOTE, caching, without_caches
 from .cast import recast
 from .importer import import_torch, read_exported
 from .own_backward import none_of_its_own
@@ -16,4 +16,5 @@ __all__ = [
     "read_exported",
     "recast",
     "with_attributes",
+    "without_caches",
 ]
