@@ -3,11 +3,16 @@
 Written, read back and run, or refused with reason.
 
     benchmarks/converting.py [--quick] [--json] [--run] [--model NAME ...] [--plan NAME ...]
+    benchmarks/converting.py --within [--quick] [--json] [--model NAME ...]
 
 Every model is planned by known schemes on four devices, and each plan is converted to all targets.
 Formats that `autopar import` reads are read back and planned again: the plan must be the same, or
 the losses named. With `--run`, the Python of dtensor, fsdp2 and pipelining runs on four ranks and
 on one device, in evaluation mode, and differences of outputs and gradients are shown.
+
+With `--within`, twelve models are planned for each target instead (`autopar plan --for TARGET`): a
+cell says whether the target's file of that plan loads, as text that is read or Python that is
+compiled, or why there is none.
 """
 
 from __future__ import annotations
@@ -42,6 +47,23 @@ PLANS: dict[str, tuple[dict[str, Any], int]] = {
     ),
 }
 """Arguments of the plan, and the number of the ranks' shares of the batch."""
+WITHIN = (
+    "gpt2",
+    "llama",
+    "qwen3",
+    "gemma",
+    "mixtral",
+    "qwen3_moe",
+    "mamba2",
+    "bert",
+    "t5",
+    "vit",
+    "swin",
+    "clip",
+)
+"""The models that are planned for each target."""
+VERSIONS = {"torchtitan": "0.2"}
+"""Versions whose files are read back: later ones of torchtitan take Python."""
 SUFFIXES = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "hf-tp-plan": ".json"}
 QUICK = ("llama", "resnet")
 GIVEN: dict[str, Any] = {"devices": 4, "cluster": "dgx-h100", "memory": 70 * 2**30}
@@ -67,7 +89,7 @@ def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, A
                 continue
             for target in TARGETS:
                 try:
-                    converted = convert(plan, target)
+                    converted = convert(plan, target, VERSIONS.get(target))
                 except AutoparError as error:
                     yield {
                         **row,
@@ -85,6 +107,53 @@ def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, A
                     except AutoparError as error:
                         done["failed"] = str(error).strip().splitlines()[-1]
                 yield done
+
+
+def within(models: list[str]) -> Iterator[dict[str, Any]]:
+    """A row for each model and target: its plan within the target's reach, and its file."""
+    import autopar
+    from autopar.errors import AutoparError
+    from autopar.integrations.convert import TARGETS, convert
+    from benchmarks.convertible.models import build
+
+    for model in models:
+        module, inputs = build(model)
+        for target in TARGETS:
+            row = {"model": model, "target": target}
+            try:
+                plan = autopar.plan(module, inputs, **GIVEN, target=target)
+                converted = convert(plan, target)
+                _load(target, converted.text)
+            except (AutoparError, SyntaxError) as error:
+                yield {**row, "outcome": "refused", "why": str(error).splitlines()[0]}
+                continue
+            mesh = " x ".join(f"{axis.name} {axis.size}" for axis in plan.mesh)
+            yield {**row, "outcome": "loads", "mesh": mesh, "stages": len(plan.stages) or 1}
+
+
+def _load(target: str, text: str) -> None:
+    """Read a file of a target, or compile it where it is Python; raises where neither can be."""
+    from autopar.integrations.importing import read_configuration
+
+    suffixes = {**SUFFIXES, "accelerate": ".yaml"}
+    if target in VERSIONS or target not in suffixes:
+        compile(text, target, "exec")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"plan{suffixes[target]}"
+        path.write_text(text)
+        read_configuration(path, target)
+
+
+def _print_within(table: list[dict[str, Any]]) -> None:
+    targets = list(dict.fromkeys(row["target"] for row in table))
+    cells = {(row["model"], row["target"]): row["outcome"] for row in table}
+    print(f"{'':10}" + "".join(f"{target:>16}" for target in targets))
+    for model in dict.fromkeys(row["model"] for row in table):
+        print(f"{model:10}" + "".join(f"{cells[model, target]:>16}" for target in targets))
+    for row in table:
+        if "why" in row:
+            print(f"{row['model']}, {row['target']}: {row['why']}")
 
 
 def _back(plan: Any, converted: Any, target: str, module: Any, inputs: Any) -> str:
@@ -157,15 +226,18 @@ def main() -> None:
         choices=tuple(PLANS),
         help="one of the plans; repeatable (default: all)",
     )
+    parser.add_argument("--within", action="store_true", help="plans for each target instead")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    every = WITHIN if args.within else MODELS
+    models = args.model or list(QUICK if args.quick else every)
     table = list(
-        rows(
-            args.model or list(QUICK if args.quick else MODELS), args.plan or list(PLANS), args.run
-        )
+        within(models) if args.within else rows(models, args.plan or list(PLANS), args.run)
     )
     if args.json:
         print(json.dumps({"rows": table}, indent=1))
+    elif args.within:
+        _print_within(table)
     else:
         _print(table)
 

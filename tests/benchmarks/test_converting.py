@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from autopar.integrations.convert import TARGETS
 from benchmarks.convertible.models import BATCH, MODELS, build
-from benchmarks.converting import PLANS, rows
+from benchmarks.converting import PLANS, WITHIN, rows, within
 
 pytest.importorskip("transformers")
 
@@ -31,3 +32,13 @@ def test_a_model_goes_through_all_targets() -> None:
     assert {row["back"] for row in actual if "back" in row} <= {"same", "named"}
     ran = {row["target"]: row["difference"] for row in actual if "difference" in row}
     assert set(ran) == {"dtensor", "pipelining"} and max(ran.values()) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "t5", "mixtral", "vit"])
+def test_plans_for_a_target_load_or_are_refused_with_a_reason(name: str) -> None:
+    assert name in WITHIN and len(set(WITHIN)) == 12
+    actual = list(within([name]))
+    assert [row["target"] for row in actual] == list(TARGETS)
+    assert all(row["why"] for row in actual if row["outcome"] == "refused")
+    assert sum(row["outcome"] == "loads" for row in actual) >= 5

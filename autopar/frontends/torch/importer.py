@@ -146,7 +146,12 @@ def _as_exported(
             raise
     _detach_regions(exported)
     # With an empty table this decomposes nothing and only makes writes into views functional.
-    return Reader(exported.run_decompositions({}), module, name).read()
+    try:
+        plain = exported.run_decompositions({})
+    except RuntimeError as error:  # such as a constant that the code changes in place
+        text = str(error).strip().split("\n")[0]
+        raise ModelError(f"torch.export cannot capture {type(module).__name__}: {text}") from error
+    return Reader(plain, module, name).read()
 
 
 def _detach_regions(exported: torch.export.ExportedProgram) -> None:

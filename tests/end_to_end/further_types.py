@@ -1,0 +1,84 @@
+"""Types of further families with the keys in which their small versions differ from others, and
+types that are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_TEXT = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+FURTHER: Mapping[str, Mapping[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "exaone4": {},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma4_text": {"vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 8},
+    "glm4_moe_lite": {"num_key_value_heads": 4},
+    "hunyuan_v1_moe": {"head_dim": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {},
+    "modernbert": {},
+    "olmoe": {},
+    "seed_oss": {},
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 4,
+    },
+    # Code that makes a cache of its own, where its configuration asks for one.
+    "kimi_linear": {"num_experts_per_token": 2, "num_expert_group": 1},
+    "xlstm": {},
+    # Biases of keys, whose gradients are zero but for rounding.
+    "dinov2": {},
+    # Gradients of time steps are sums whose terms cancel.
+    "qwen3_5_text": {},
+    "deepseek_v4": {},
+    "t5gemma": {},
+    "glm4v": {
+        "text_config": {
+            **_TEXT,
+            "model_type": "glm4v_text",
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [2, 1, 1],
+                "partial_rotary_factor": 0.5,
+            },
+        }
+    },
+    "phi4_multimodal": {},
+}
+"""Types, and the keys in which they differ from the small sizes."""
+NEXT = ["phi", "stablelm", "gpt_neox", "falcon", "gemma2", "glm4", "cohere", "helium", "olmo"]
+"""Types that need no keys of their own."""
+PICTURES = frozenset({"dinov2"})
+"""Types of them whose batch has images alone."""
+FURTHER_PLANS: Mapping[str, str | None] = {"searched": None, "zero3": "zero3"}
+"""Schemes by the name of the plan."""
+UNREAD: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "bloom": ({}, "GeLUFunction is an autograd.Function with a backward pass of its own"),
+    "longcat_flash": (
+        {
+            "num_key_value_heads": 4,
+            "ffn_hidden_size": 64,
+            "expert_ffn_hidden_size": 16,
+            "moe_topk": 2,
+            "zero_expert_num": 2,
+        },
+        "Could not guard on data-dependent expression Eq(u0, 0) (unhinted: Eq(u0, 0)).  "
+        "(Size-like symbols: u0) (`for expert_idx_tensor in expert_hit:`",
+    ),
+}
+"""Types that are not read, their keys, and a part of what is said."""
