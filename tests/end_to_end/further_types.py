@@ -37,15 +37,23 @@ FURTHER: Mapping[str, Mapping[str, Any]] = {
         "mamba_ngroups": 2,
         "n_mamba_heads": 4,
     },
+    "deepseek_v4": {},
     # Code that makes a cache of its own, where its configuration asks for one.
     "kimi_linear": {"num_experts_per_token": 2, "num_expert_group": 1},
+}
+"""Types, and the keys in which they differ from the small sizes."""
+_ALONE = """
+    phi stablelm gpt_neox falcon gemma2 glm4 cohere helium olmo nemotron roberta albert distilbert
+    mbart pegasus t5gemma phi4_multimodal
+    """
+WIDE: Mapping[str, Mapping[str, Any]] = {
+    **{kind: {} for kind in _ALONE.split()},
+    # A cache of its own, too.
     "xlstm": {},
     # Biases of keys, whose gradients are zero but for rounding.
     "dinov2": {},
     # Gradients of time steps are sums whose terms cancel.
     "qwen3_5_text": {},
-    "deepseek_v4": {},
-    "t5gemma": {},
     "glm4v": {
         "text_config": {
             **_TEXT,
@@ -58,15 +66,15 @@ FURTHER: Mapping[str, Mapping[str, Any]] = {
             },
         }
     },
-    "phi4_multimodal": {},
 }
-"""Types, and the keys in which they differ from the small sizes."""
-NEXT = ["phi", "stablelm", "gpt_neox", "falcon", "gemma2", "glm4", "cohere", "helium", "olmo"]
-"""Types that need no keys of their own."""
+"""Types that run in float64 and with AdamW: none has grouped products, which are narrower."""
 PICTURES = frozenset({"dinov2"})
 """Types of them whose batch has images alone."""
-FURTHER_PLANS: Mapping[str, str | None] = {"searched": None, "zero3": "zero3"}
-"""Schemes by the name of the plan."""
+CASES = (
+    *((kind, "zero3") for kind in FURTHER),
+    *((kind, name) for kind in WIDE for name in ("searched", "zero3")),
+)
+"""Types, and the plans under which they run."""
 UNREAD: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "bloom": ({}, "GeLUFunction is an autograd.Function with a backward pass of its own"),
     "longcat_flash": (

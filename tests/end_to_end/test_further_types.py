@@ -18,24 +18,25 @@ from autopar.errors import ModelError
 from autopar.frontends.load import ModelOptions
 from autopar.model import LoadedModel
 from autopar.runtime.run import run_plan
-from tests.end_to_end.further_types import FURTHER, FURTHER_PLANS, NEXT, PICTURES, UNREAD
+from tests.end_to_end.further_types import CASES, FURTHER, PICTURES, UNREAD, WIDE
 from tests.end_to_end.small_types import small_configuration
 
 pytest.importorskip("transformers")
 
 
-def _loaded(folder: Path, kind: str, own: Mapping[str, Any]) -> LoadedModel:
+def _loaded(folder: Path, kind: str, own: Mapping[str, Any], dtype: str) -> LoadedModel:
     (folder / "config.json").write_text(json.dumps({**small_configuration(kind), **own}))
     dims = {} if kind in PICTURES else {"sequence": 16}
-    return load_any(f"hf:{folder}", ModelOptions(batch=4, dtype="float32", dims=dims))
+    return load_any(f"hf:{folder}", ModelOptions(batch=4, dtype=dtype, dims=dims))
 
 
 @pytest.mark.slow
 @pytest.mark.gloo
-@pytest.mark.parametrize("name", FURTHER_PLANS)
-@pytest.mark.parametrize("kind", [*FURTHER, *NEXT])
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_one_device_is_equalled(tmp_path: Path, kind: str, name: str) -> None:
-    model = _loaded(tmp_path, kind, FURTHER.get(kind, {}))
+    # Under AdamW rounding of float32 leaves out most weights.
+    dtype, optimizer = ("float64", "adamw") if kind in WIDE else ("float32", "sgd")
+    model = _loaded(tmp_path, kind, {**FURTHER, **WIDE}[kind], dtype)
     assert model.build is not None
     built = {name: tuple(value.shape) for name, value in model.build().named_parameters()}
     assert {tensor.name: tensor.shape for tensor in model.graph.parameters} == built
@@ -44,8 +45,8 @@ def test_one_device_is_equalled(tmp_path: Path, kind: str, name: str) -> None:
         devices=2,
         cluster="local-cpu",
         mesh=(2,),
-        scheme=FURTHER_PLANS[name],
-        optimizer="sgd",
+        scheme=None if name == "searched" else name,
+        optimizer=optimizer,
     ).plan
     report = run_plan(model, plan, check=True)
     assert report.ok, report.check
@@ -56,7 +57,7 @@ def test_one_device_is_equalled(tmp_path: Path, kind: str, name: str) -> None:
 def test_what_is_not_read_is_refused_with_its_place(tmp_path: Path, kind: str) -> None:
     keys, says = UNREAD[kind]
     with pytest.raises(ModelError, match=re.escape(says)):
-        _loaded(tmp_path, kind, keys)
+        _loaded(tmp_path, kind, keys, "float32")
 
 
 @pytest.mark.slow

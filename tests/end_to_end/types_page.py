@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.end_to_end.further_types import FURTHER, FURTHER_PLANS, NEXT, UNREAD
+from tests.end_to_end.further_types import CASES, UNREAD
 from tests.end_to_end.small_pictures import PICTURED
 from tests.end_to_end.small_types import REFUSED, TYPES
 from tests.end_to_end.test_configured_types import PLANS
@@ -43,8 +43,8 @@ def runs() -> Mapping[str, Mapping[str, str]]:
     made: dict[str, dict[str, str]] = {}
     for kind in TYPES:
         made[kind] = {plan: "refused" if (kind, plan) in REFUSED else "equal" for plan in PLANS}
-    for kind in [*FURTHER, *NEXT]:
-        made.setdefault(kind, {}).update(dict.fromkeys(FURTHER_PLANS, "equal"))
+    for kind, plan in CASES:
+        made.setdefault(kind, {})[plan] = "equal"
     for kind in PICTURED:
         made.setdefault(f"{kind}, with images", {}).update(dict.fromkeys(PLANS, "equal"))
     for kind in BY_FILE:

@@ -57,7 +57,8 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "loops over the caller's arguments": (
         "a.sh",
         "Z=1\nwhile [[ $# -gt 0 ]]; do\n  case $1 in\n    -z|--zero) Z=$2; shift ;;\n"
-        f"    *) exit 1;;\n  esac\n  shift\ndone\ndeepspeed x.py {LAYOUT} --deepspeed --zero-stage $Z",
+        "    *) exit 1;;\n  esac\n  shift\ndone\n"
+        f"deepspeed x.py {LAYOUT} --deepspeed --zero-stage $Z",
         {"tensor": 4, "zero": 1},
     ),
     "functions and eval": (
@@ -153,7 +154,8 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Megatron's plugin": (
         "a.yaml",
         "num_processes: 16\ndistributed_type: MEGATRON_LM\nmegatron_lm_config:\n"
-        "  megatron_lm_tp_degree: 2\n  megatron_lm_pp_degree: 4\n  megatron_lm_num_micro_batches: 8\n"
+        "  megatron_lm_tp_degree: 2\n  megatron_lm_pp_degree: 4\n"
+        "  megatron_lm_num_micro_batches: 8\n"
         "  megatron_lm_sequence_parallelism: true\n",
         {"data": 2, "tensor": 2, "stages": 4, "micro_batches": 8, "sequence_parallel": True},
     ),
