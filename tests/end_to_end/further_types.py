@@ -62,12 +62,14 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
                 "rope_type": "default",
                 "rope_theta": 10000.0,
                 "mrope_section": [2, 1, 1],
-                "partial_rotary_factor": 0.5,
+                "partial_rotary_factor": 1.0,
             },
         }
     },
 }
 """Types that run in float64 and with AdamW: none has grouped products, which are narrower."""
+ADAMW = frozenset({*WIDE, "deepseek_v4", "kimi_linear"})
+"""Types whose plans are those of AdamW; all others have SGD."""
 PICTURES = frozenset({"dinov2"})
 """Types of them whose batch has images alone."""
 CASES = (
