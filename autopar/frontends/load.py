@@ -269,9 +269,7 @@ def _imported(
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs))
         if isinstance(leaf, torch.Tensor)
     )
-    record = Imported(
-        torch=imported, inputs=inputs, call=(args, kwargs), calling=without_caches
-    )
+    record = Imported(torch=imported, inputs=inputs, call=(args, kwargs), calling=without_caches)
     return LoadedModel(
         graph=finished(imported.graph, options),
         source=imported.graph,
