@@ -1,7 +1,8 @@
 """The segments of a program: its steps between actions on parameters.
 
 The steps, apart from redistributions of parameters, are cut before the first reader of each unit
-and around recomputed stretches.
+and around recomputed stretches. No cut separates a layer of experts from what runs beside its
+exchanges.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from autopar.errors import PlanError
 from autopar.sharding.program import Compute, Program, Redistribute, departure
 from autopar.sharding.schedule import Schedule
 
+from .beside import beside_of, with_neighbours, works_before
 from .units import Mode, Unit, sources_of
 from .value_flow import PlacedValue, makes, reads
 from .views import Reads
@@ -40,7 +42,10 @@ def segments_of(
     program: Program, schedule: Schedule, modes: dict[int, Mode], units: tuple[Unit, ...]
 ) -> tuple[Segment, ...]:
     """The stretches between cuts, each with the units that it reads."""
-    parts = _parts(program, schedule, modes)
+    parts = [
+        (with_neighbours(program, steps), repeated)
+        for steps, repeated in _parts(program, schedule, modes)
+    ]
     order = [index for steps, _ in parts for index in steps]
     starts = [0, *itertools.accumulate(len(steps) for steps, _ in parts)]
     unit_of = {index: unit.number for unit in units for index in unit.members}
@@ -48,7 +53,8 @@ def segments_of(
     recomputed = {index for steps, repeated in parts if repeated for index in steps}
     before = units_before(program, modes, unit_of)
     segments = []
-    bounds = sorted({0, len(order)} | _cuts(parts, starts, order, read, unit_of))
+    cuts = _cuts(parts, starts, order, read, unit_of)
+    bounds = sorted({0, len(order)} | _around_layers(program, parts, starts, cuts))
     for low, high in itertools.pairwise(bounds):
         steps = _early(program, order[low:high])
         members = {member for index in steps for member in read.forward.get(index, ())}
@@ -103,6 +109,26 @@ def _cuts(
     return cuts
 
 
+def _around_layers(
+    program: Program,
+    parts: Sequence[tuple[Sequence[int], bool]],
+    starts: Sequence[int],
+    cuts: set[int],
+) -> set[int]:
+    """Move cuts between a layer of experts and what runs beside it in front of the layer."""
+    bounds = set(cuts)
+    for start, (steps, _) in zip(starts, parts, strict=False):
+        for layers in works_before(program, steps).values():
+            for layer in layers:
+                number = steps.index(layer)
+                first = start + number
+                inside = range(first + 1, first + 1 + len(beside_of(program, steps[number:])))
+                if not bounds.isdisjoint(inside):
+                    bounds.difference_update(inside)
+                    bounds.add(first)
+    return bounds
+
+
 def _early(program: Program, indices: Sequence[int]) -> tuple[int, ...]:
     """Reorder a segment so that communication starts as soon as its value is made.
 
@@ -112,6 +138,7 @@ def _early(program: Program, indices: Sequence[int]) -> tuple[int, ...]:
     are redistributed where they are read.
     """
     mesh = program.assignment.mesh.shape
+    layers = set(itertools.chain.from_iterable(works_before(program, indices).values()))
     behind: dict[PlacedValue, list[int]] = {}
     runs: list[list[int]] = []
     for index in indices:
@@ -124,7 +151,8 @@ def _early(program: Program, indices: Sequence[int]) -> tuple[int, ...]:
             behind[reads(step)[0]].append(index)
             continue
         runs.append([index])
-        if isinstance(step, Compute):
+        # The result of a layer beside which something runs is on its way until it is read.
+        if isinstance(step, Compute) and index not in layers:
             # All results share the operator's list, to which their redistributions are added.
             behind.update(dict.fromkeys(makes(step), runs[-1]))
     return tuple(itertools.chain.from_iterable(runs))

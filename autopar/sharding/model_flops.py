@@ -12,14 +12,13 @@ that a token meets, without the embedding) * tokens, and attention beside.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 from autopar.ir import Operator
 from autopar.ir.recipes import recipe_of
 
 from .analysis import Analysis, Offer
-from .rules import RULES
+from .rules import products_of
 from .rules.experts import EXPERTS, network_of
 from .rules.experts import multiply_adds as of_experts
 
@@ -28,14 +27,7 @@ def multiply_adds(operator: Operator, offer: Offer) -> float:
     """The multiply-adds of an operator's products, 0 of one without any."""
     if operator.kind == EXPERTS:
         return float(of_experts(offer.call))
-    sizes = {factor.name: factor.size for factor in offer.rule.factors}
-    # Each product names the factors that it leaves out.
-    return float(
-        sum(
-            math.prod(size for name, size in sizes.items() if not name.startswith(tuple(left)))
-            for left in RULES[operator.kind].products
-        )
-    )
+    return products_of(operator.kind, offer.rule)
 
 
 def model_flops(analysis: Analysis) -> dict[str, float]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.order.actions import Action, Word
+from autopar.order.beside import as_they_work
 from autopar.order.scheduled import Scheduled
 from autopar.order.units import Unit
 from autopar.order.value_flow import boundaries, makes
@@ -88,7 +89,7 @@ class _Played(UnitMemories):
         if number == 0:
             self.here = dict(self.prepared)
         entered = [self.value(place, self.here) for place in self.outer[number]]
-        for index in segment.steps:
+        for index in as_they_work(self.program, segment.steps):
             self._step(index, self.here, keep=self.train and not segment.recomputed)
         # The caller holds a segment's inputs until the segment is over.
         for memory in entered:
@@ -142,12 +143,13 @@ class _Played(UnitMemories):
         ]
         self.wait(segment.wanted)
         values = dict(self.here)
-        for index in segment.steps if segment.recomputed else ():
+        order = as_they_work(self.program, segment.steps)
+        for index in order if segment.recomputed else ():
             self._step(index, values, keep=True)
         for place, gradient in upstream:
             self.gradients[place] = gradient
             self.holders[gradient] = 2  # the pass and its caller
-        for index in reversed(segment.steps):
+        for index in reversed(order):
             step = steps[index]
             if isinstance(step, Redistribute):
                 self.redistribute_back(index, step)

@@ -3,16 +3,20 @@
 a redistribution   of values begins its first collective behind the computation before it; the
                    first reader of its result waits for it and for the rest of the chain.
                    Backward it begins behind that reader, and ends where it had begun
+a layer of experts whose rows travel does so, too, and works in between (`travelling_rows.py`)
 ring attention     sends a block while it attends to one
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from autopar.ir import Graph
+from autopar.order.beside import Works, works_before
 from autopar.order.scheduled import Scheduled, Segment
 from autopar.order.value_flow import PlacedValue, makes, reads
 from autopar.sharding.program import (
@@ -27,6 +31,7 @@ from autopar.sharding.program import (
 
 from .issuer import Issuer
 from .shared_links import Sent
+from .travelling_rows import Exchanges
 
 
 class Seconds(NamedTuple):
@@ -79,13 +84,16 @@ class _Work(NamedTuple):
 class _Script(NamedTuple):
     """The steps of a segment, which are the same in every micro-batch.
 
-    `ahead`: in the order of the forward pass, the redistributions whose results a step reads, its
-    number, and its operator if it is one. `read_by`: redistributions by the step that first reads
-    their result (None: none does).
+    `ahead`: in the order of the forward pass, the redistributions and layers under way whose
+    results a step reads, its number, and its operator if it is one. `read_by`: those by the step
+    that first reads their result (None: none does). `works`: the layers that work in front of each
+    step. `apart`: all of these.
     """
 
     ahead: list[tuple[list[int], int, Compute | None]]
     read_by: dict[int | None, list[int]]
+    works: Works
+    apart: dict[int, Compute]
 
 
 class PassPlayer:
@@ -103,6 +111,7 @@ class PassPlayer:
         self.gradients = plan.program.assignment.gradients
         self.works: dict[str, _Work] = {}
         self.scripts: dict[tuple[int, ...], _Script] = {}
+        self.exchanges: dict[str, Exchanges] = {}
         self.chains = {
             index: _Chain.of(self.graph, step, self.mesh)
             for index, step in enumerate(plan.program.steps)
@@ -112,37 +121,79 @@ class PassPlayer:
     def ahead(self, segment: Segment) -> None:
         """Play the forward pass of a segment."""
         travelling: dict[int, list[Sent]] = {}
-        for arriving, index, operator in self._script(segment).ahead:
+        script = self._script(segment)
+        for arriving, index, operator in script.ahead:
+            self._work_layers(script, index)
             for other in arriving:
-                self._arrive(other, travelling.pop(other))
-            if operator is not None:
+                self._arrive(other, travelling)
+            if index in script.apart:
+                self._exchanges(script.apart[index]).leave()
+            elif operator is not None:
                 self._forward(operator)
             else:
                 travelling[index] = self._departed(self.chains[index].first_ahead)
+        self._work_layers(script, None)
         # Results that no step of this segment reads.
-        for index, coming in travelling.items():
-            self._arrive(index, coming)
+        for index in script.read_by[None]:
+            self._arrive(index, travelling)
 
-    def _arrive(self, index: int, coming: Sequence[Sent]) -> None:
-        self._wait(coming)
-        self.issuer.blocking(self.chains[index].ahead)
+    def _arrive(self, index: int, travelling: dict[int, list[Sent]]) -> None:
+        if index in self.chains:
+            self._wait(travelling.pop(index))
+            self.issuer.blocking(self.chains[index].ahead)
+        else:
+            self._exchanges(self._layer(index)).arrive()
+
+    def _work_layers(self, script: _Script, index: int | None) -> None:
+        for layer in script.works.get(index, ()):
+            step = script.apart[layer]
+            seconds = self._work(step).seconds.forward
+            self._exchanges(step).work(partial(self._computed, step, seconds))
+
+    def _computed(self, step: Compute, seconds: float) -> None:
+        self.clock.compute(step.operator.name, step.operator.kind, seconds)
+
+    def _exchanges(self, step: Compute) -> Exchanges:
+        name = step.operator.name
+        if name not in self.exchanges:
+            work = self._work(step)
+            self.exchanges[name] = Exchanges(self.issuer, work.ahead, work.back)
+        return self.exchanges[name]
+
+    def _layer(self, index: int) -> Compute:
+        step = self.program.steps[index]
+        assert isinstance(step, Compute)
+        return step
 
     def back(self, segment: Segment) -> None:
         """Play a segment's backward pass, behind a second forward pass if it is recomputed."""
         if segment.recomputed:
             self.ahead(segment)
         script = self._script(segment)
-        travelling = {
-            index: self._returned(index) for index in reversed(script.read_by.get(None, []))
-        }
+        travelling: dict[int, list[Sent]] = {}
+        self._return(script, None, travelling)
         for _, index, operator in reversed(script.ahead):
-            if operator is not None:
+            if index in script.apart:
+                self._exchanges(script.apart[index]).arrive()
+            elif operator is not None:
                 self._backward(operator)
             else:
                 self._wait(travelling.pop(index))
-            travelling.update(
-                (other, self._returned(other)) for other in reversed(script.read_by.get(index, []))
-            )
+            self._return(script, index, travelling)
+
+    def _return(
+        self, script: _Script, index: int | None, travelling: dict[int, list[Sent]]
+    ) -> None:
+        """Start what goes back from a step that has read it, then the work in front of the step."""
+        for other in reversed(script.read_by.get(index, [])):
+            if other in self.chains:
+                travelling[other] = self._returned(other)
+            else:
+                self._exchanges(self._layer(other)).leave_back()
+        for layer in reversed(script.works.get(index, [])):
+            step = script.apart[layer]
+            seconds = self._work(step).seconds.backward
+            self._exchanges(step).work_back(partial(self._computed, step, seconds))
 
     def _returned(self, index: int) -> list[Sent]:
         """Issue the collectives back to where a redistribution had begun.
@@ -161,7 +212,9 @@ class PassPlayer:
 
     def _script(self, segment: Segment) -> _Script:
         if segment.steps not in self.scripts:
-            script = _Script([], {})
+            works = works_before(self.program, segment.steps)
+            layers = itertools.chain.from_iterable(works.values())
+            script = _Script([], {}, works, {index: self._layer(index) for index in layers})
             waiting = dict[PlacedValue, int]()
             for index in segment.steps:
                 step = self.program.steps[index]
@@ -169,7 +222,7 @@ class PassPlayer:
                 script.ahead.append((read, index, step if isinstance(step, Compute) else None))
                 if read:
                     script.read_by[index] = read
-                if isinstance(step, Redistribute):
+                if isinstance(step, Redistribute) or index in script.apart:
                     waiting[makes(step)[0]] = index
             script.read_by[None] = list(waiting.values())
             self.scripts[segment.steps] = script

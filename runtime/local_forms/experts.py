@@ -7,7 +7,7 @@ the order of the results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from torch import Tensor
 from autopar.ir import Value
 from autopar.runtime.operators.functions import arguments_of, function_of
 from autopar.runtime.operators.local_call import Cuts, LocalCall
+from autopar.runtime.operators.phases import Phases, in_phases
 from autopar.runtime.operators.registry import register
-from autopar.runtime.ranks.collectives import all_gather, exchange_rows
+from autopar.runtime.ranks.collectives import Parcels, all_gather, parcels_arrive, parcels_leave
 from autopar.runtime.ranks.cuts import Cut, shard_of
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.sharding.rules.experts import EXPERTS
@@ -176,7 +177,26 @@ def own_experts(
     return grouped(rows, choice, operands, network, scores, all_held=not expert_cuts)
 
 
-def travelling(
+class _Away(NamedTuple):
+    """Rows on their way to their experts; `choice`: the expert of each row that comes."""
+
+    parcels: Parcels
+    operands: Sequence[Tensor]
+    network: Network
+    choice: Tensor
+    home: _Home
+
+
+class _Home(NamedTuple):
+    """The places of results among the `count` rows of `tokens`, and their scores, if any."""
+
+    order: Tensor
+    count: int
+    tokens: int
+    scores: Tensor | None
+
+
+def leave(
     rows: Tensor,
     operands: Sequence[Tensor],
     network: Network,
@@ -186,11 +206,8 @@ def travelling(
     chosen: Tensor | None = None,
     ends: Tensor | None = None,
     scores: Tensor | None = None,
-) -> Tensor:
-    """Results of this rank's rows, each computed on its expert's rank.
-
-    This is the dispatch and combine of GShard (arXiv:2006.16668).
-    """
+) -> _Away:
+    """Let this rank's rows set off, each to its expert's rank."""
     held = int(operands[0].shape[0])
     total = held * group.size
     numbers = _numbers(rows, count, row_cuts, chosen, ends).clamp(max=total)
@@ -207,16 +224,38 @@ def travelling(
     incoming = [sum(counts[rank][me]) for rank in range(group.size)]
     order = order[: sum(outgoing)]
     per_token = numbers.shape[0] // max(rows.shape[0], 1)
-    arrived = exchange_rows(rows[order // per_token], outgoing, incoming, group)
+    parcels = parcels_leave((rows[order // per_token],), outgoing, incoming, group)
     # The rows of each sender arrive sorted by expert.
     arrivals = torch.arange(held, device=rows.device).repeat(group.size)
     choice = arrivals.repeat_interleave(table[:, me].flatten(), output_size=sum(incoming))
-    results = grouped(arrived, choice, operands, network, all_held=True)
-    back = exchange_rows(results, incoming, outgoing, group)
-    if scores is not None:
-        back = back * scores[order, None]
-    placed = _placed(back, order, numbers.shape[0])
-    return placed if scores is None else _added(placed, rows.shape[0])
+    home = _Home(order, numbers.shape[0], rows.shape[0], scores)
+    return _Away(parcels, operands, network, choice, home)
+
+
+def work(away: _Away) -> tuple[Parcels, _Home]:
+    """Compute the rows that have come; the results set off."""
+    way = away.parcels.way
+    (rows,) = parcels_arrive(away.parcels)
+    results = grouped(rows, away.choice, away.operands, away.network, all_held=True)
+    return parcels_leave((results,), way.incoming, way.outgoing, way.group), away.home
+
+
+def arrive(back: tuple[Parcels, _Home]) -> Tensor:
+    """The results of this rank's rows, or with scores those of its tokens."""
+    parcels, home = back
+    (results,) = parcels_arrive(parcels)
+    if home.scores is not None:
+        results = results * home.scores[home.order, None]
+    placed = _placed(results, home.order, home.count)
+    return placed if home.scores is None else _added(placed, home.tokens)
+
+
+def travelling(**arguments: Any) -> Tensor:
+    """Results of this rank's rows, each computed on its expert's rank.
+
+    This is the dispatch and combine of GShard (arXiv:2006.16668).
+    """
+    return arrive(work(leave(**arguments)))
 
 
 def shard_layer(call: LocalCall) -> Mapping[str, Value] | None:
@@ -249,4 +288,5 @@ def _cuts(call: LocalCall, index: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[index]) if cut.dim == 0)
 
 
+in_phases(travelling, Phases(leave, work, arrive))
 register(EXPERTS, function=experts, knows=shard_layer, local=own_experts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator as python_operator
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import fx
 
 from autopar.errors import PlanError
 from autopar.ir import Operator, Role
+from autopar.order.beside import works_before
 from autopar.order.scheduled import Scheduled
 from autopar.runtime.operators.functions import (
     arguments_of,
@@ -22,13 +24,14 @@ from autopar.runtime.operators.functions import (
     writable,
 )
 from autopar.runtime.operators.local_call import LocalOperator
+from autopar.runtime.operators.phases import phases_of
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.redistribution.steps import ON_ONE_DEVICE, step
 from autopar.sharding.layout import Layout, R, format_layout, replicated
 from autopar.sharding.program import Compute
 
 from .delayed_weight_gradients import product
-from .draft import Draft
+from .draft import Away, Draft
 from .frame import Frame
 from .program import LocalProgram, Place, Time, identifier
 from .redistributions import Transit, describe
@@ -69,6 +72,8 @@ class Builder:
         self.transit = Transit(self.frame, self.model)
         self.drafts: list[Draft] = []
         self.draft = Draft(0, recomputed=False)
+        # Layers of the present segment beside whose exchanges others run.
+        self.apart: set[int] = set()
         # The number of the segment that computes each value; -1 is before the first one.
         self.segment_of = {self.frame.place(*arrival): -1 for arrival in exchange.arrivals}
         self.whole_sources = self._find_whole_sources()
@@ -94,10 +99,14 @@ class Builder:
         for number, segment in enumerate(self.plan.segments):
             self.draft = Draft(number, recomputed=segment.recomputed and self.plan.trains)
             self.drafts.append(self.draft)
+            works = works_before(self.program, segment.steps)
+            self.apart = set(itertools.chain.from_iterable(works.values()))
             for index in segment.steps:
+                self._work(works.get(index, ()))
                 self._step(index)
+            self._work(works.get(None, ()))
             # No value is on its way between segments: a later one could run much later.
-            for place in tuple(self.draft.coming):
+            for place in (*self.draft.coming, *self.draft.away):
                 self._value(place)
         outputs = self._outputs()
         places = tuple(self.frame.place(*pair) for pair in outputs)
@@ -188,6 +197,8 @@ class Builder:
         draft = self.draft
         if place in draft.coming:
             self.transit.arrive(draft, place)
+        if place in draft.away:
+            self._arrive(draft.away.pop(place))
         if place in draft.nodes:
             return draft.nodes[place]
         name, layout = place
@@ -258,7 +269,9 @@ class Builder:
         """Lower one step of the program."""
         item = self.program.steps[index]
         if isinstance(item, Compute):
-            if self.frame.runs(item):
+            if index in self.apart:
+                self._leave(item)
+            elif self.frame.runs(item):
                 self._compute(item)
         elif item.tensor not in self.whole_sources:
             value = self._value(self.frame.place(item.tensor, item.chain[0]))
@@ -287,12 +300,56 @@ class Builder:
             "call_function", function, (), arguments, name=identifier(operator.name)
         )
         results = self._unpack(result, operator, returns_sequence(local.function, operator))
+        self._scaled(item, results, local.scale)
+
+    def _scaled(self, item: Compute, results: Sequence[fx.Node], scale: float) -> None:
+        """Enter an operator's results, brought to this rank's share."""
         # A mean over a split factor is a sum of the ranks' means: each is scaled to its share.
-        if local.scale != 1.0:
-            results = [graph.call_function(torch.mul, (value, local.scale)) for value in results]
+        if scale != 1.0:
+            results = [self.draft.graph.call_function(torch.mul, (v, scale)) for v in results]
         for place, value in zip(self.frame.outputs(item), results, strict=True):
             value.meta["tensor"] = describe(self.model.tensors[place[0]], place[1])
             self._enter(place, value)
+
+    # --- layers whose rows are under way while others run ---
+
+    def _leave(self, item: Compute) -> None:
+        """Let the rows of a layer set off."""
+        local: LocalOperator = self.frame.local(item)
+        phases = phases_of(local.function)
+        inputs = [self._value(place) for place in self.frame.inputs(item)]
+        arguments = arguments_of(phases.leave, local.attributes, inputs, self.device)
+        node = self.draft.graph.create_node(
+            "call_function",
+            phases.leave,
+            (),
+            arguments,
+            name=f"{identifier(item.operator.name)}_leaves",
+        )
+        (place,) = self.frame.outputs(item)
+        self.draft.away[place] = Away(node, item, phases, local.scale)
+        self.segment_of[place] = self.draft.number
+
+    def _work(self, layers: Iterable[int]) -> None:
+        """Let layers work on the rows that have come to them."""
+        for index in layers:
+            item = self.program.steps[index]
+            assert isinstance(item, Compute)
+            (place,) = self.frame.outputs(item)
+            away = self.draft.away[place]
+            name = f"{identifier(item.operator.name)}_works"
+            node = self.draft.graph.create_node(
+                "call_function", away.phases.work, (away.node,), name=name
+            )
+            self.draft.away[place] = away._replace(node=node)
+
+    def _arrive(self, away: Away) -> None:
+        """Wait for the results of a layer."""
+        name = identifier(away.item.operator.name)
+        result = self.draft.graph.create_node(
+            "call_function", away.phases.arrive, (away.node,), name=name
+        )
+        self._scaled(away.item, [result], away.scale)
 
     def _unpack(self, result: fx.Node, operator: Operator, sequence: bool) -> list[fx.Node]:
         """The nodes of an operator's outputs."""

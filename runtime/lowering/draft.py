@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from autopar.runtime.operators.phases import Phases
 from autopar.runtime.redistribution.steps import Chain
 from autopar.sharding.layout import Placement
-from autopar.sharding.program import Redistribute
+from autopar.sharding.program import Compute, Redistribute
 
 from .program import LocalSegment, Place, identifier
 
@@ -27,6 +28,15 @@ class Coming(NamedTuple):
     number: int = 0
 
 
+class Away(NamedTuple):
+    """A layer whose rows are under way: the node of its last phase, and the layer's phases."""
+
+    node: fx.Node
+    item: Compute
+    phases: Phases
+    scale: float
+
+
 class Draft:
     """The graph of one segment.
 
@@ -39,6 +49,7 @@ class Draft:
         self.graph = fx.Graph()
         self.nodes: dict[Place, fx.Node] = {}
         self.coming: dict[Place, Coming] = {}
+        self.away: dict[Place, Away] = {}
         self.values: dict[Place, fx.Node] = {}
         self.parameters: dict[Place, fx.Node] = {}
         self.sources: dict[Source, fx.Node] = {}

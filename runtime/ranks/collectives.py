@@ -6,8 +6,9 @@ collective, `arrived` waits where the value is used.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -175,56 +176,137 @@ class _Rows(torch.autograd.Function):
         return back, None, None, None
 
 
-class _Parcels(torch.autograd.Function):
-    """An exchange of rows as bytes: several values of a row in one message.
+class Way(NamedTuple):
+    """The way of an exchange of rows: rows to and from each rank of a group.
 
-    Backward, the gradients of those that want one go back in one message.
+    `widths`, `dtypes`: bytes and types of the values of a row. `wanted`: whether each one's
+    gradient goes back.
     """
 
+    outgoing: Sequence[int]
+    incoming: Sequence[int]
+    group: AxisGroup
+    widths: Sequence[int]
+    dtypes: Sequence[torch.dtype]
+    wanted: Sequence[bool]
+
+    def sent(self, values: Sequence[Tensor]) -> Tensor:
+        """Begin to send the values, as bytes in one message."""
+        return _uneven(_in_bytes(values), self.outgoing, self.incoming, self.group, "rows")
+
+    def returned(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Begin to send those gradients back that are wanted."""
+        some = list(itertools.compress(gradients, self.wanted))
+        return _uneven(_in_bytes(some), self.incoming, self.outgoing, self.group, "rows")
+
+    def values(self, come: Tensor) -> list[Tensor]:
+        """The values in a message that has come."""
+        return _in_types(come, self.widths, self.dtypes)
+
+    def gradients(self, come: Tensor) -> list[Tensor | None]:
+        """The gradients in a message that has come, None for those that are not wanted."""
+        widths = list(itertools.compress(self.widths, self.wanted))
+        homes = iter(_in_types(come, widths, list(itertools.compress(self.dtypes, self.wanted))))
+        return [next(homes) if wanted else None for wanted in self.wanted]
+
+
+class Parcels(NamedTuple):
+    """Rows under way, as bytes.
+
+    `tag` stands for them in autograd's graph: its gradient is the message on its way back.
+    """
+
+    tag: Tensor
+    coming: Tensor
+    way: Way
+
+
+def _in_bytes(values: Sequence[Tensor]) -> Tensor:
+    """Rows of all `values` [rows, columns] as one tensor of bytes."""
+    as_bytes = [value.contiguous().view(torch.uint8) for value in values]
+    return as_bytes[0] if len(as_bytes) == 1 else torch.cat(as_bytes, 1)
+
+
+def _in_types(rows: Tensor, widths: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    pieces = rows.split_with_sizes(list(widths), 1)
+    return [piece.contiguous().view(dtype) for piece, dtype in zip(pieces, dtypes, strict=True)]
+
+
+class _ParcelsLeave(torch.autograd.Function):
+    """Begin an exchange of rows; backward, wait for the gradients that come back."""
+
     @staticmethod
-    def forward(
-        ctx: Any, outgoing: list[int], incoming: list[int], group: AxisGroup, *values: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.way = outgoing, incoming, group
-        arrivals = _parcels(values, outgoing, incoming, group)
-        ctx.mark_non_differentiable(*(v for v in arrivals if not v.is_floating_point()))
-        return tuple(arrivals)
+    def forward(ctx: Any, way: Way, *values: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.way = way
+        size = sum(itertools.compress(way.widths, way.wanted))
+        # One element has the shape of the message back, in the smallest type with a gradient.
+        tag = values[0].new_empty((), dtype=_TAG)
+        coming = way.sent(values)
+        # The gradient flows through the stand-in alone.
+        ctx.mark_non_differentiable(coming)
+        return tag.expand(values[0].shape[0], size // _TAG.itemsize), coming
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        outgoing, incoming, group = ctx.way
-        wanted = ctx.needs_input_grad[3:]
-        back = _parcels(
-            [g for g, need in zip(gradients, wanted, strict=True) if need],
-            incoming,
-            outgoing,
-            group,
-        )
-        homes = iter(back)
-        return (None, None, None, *(next(homes) if need else None for need in wanted))
+        return (None, *ctx.way.gradients(arrived(gradients[0]).view(torch.uint8)))
 
 
-def _parcels(
+class _ParcelsArrive(torch.autograd.Function):
+    """Wait for the rows of an exchange; backward, begin to send their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, way: Way, tag: Tensor, coming: Tensor) -> tuple[Tensor, ...]:
+        ctx.way = way
+        values = way.values(arrived(coming))
+        still = [v for v, wanted in zip(values, way.wanted, strict=True) if not wanted]
+        ctx.mark_non_differentiable(*still)
+        return tuple(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        coming = ctx.way.returned(gradients)
+        # Anomaly mode reads the gradient before it has come.
+        if not torch.compiler.is_compiling() and torch.is_anomaly_enabled():
+            coming = arrived(coming)
+        return None, coming.view(_TAG), None
+
+
+_TAG = torch.float16
+
+
+def parcels_leave(
     values: Sequence[Tensor], outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup
-) -> list[Tensor]:
-    """Rows of all `values` [rows, columns] in one exchange."""
-    as_bytes = [value.contiguous().view(torch.uint8) for value in values]
-    widths = [piece.shape[1] for piece in as_bytes]
-    come = arrived(_uneven(torch.cat(as_bytes, 1), outgoing, incoming, group, "rows"))
-    pieces = come.split_with_sizes(widths, 1)
-    return [
-        piece.contiguous().view(value.dtype) for piece, value in zip(pieces, values, strict=True)
-    ]
+) -> Parcels:
+    """Begin an exchange of rows of several values [rows, columns]; `parcels_arrive` ends it.
+
+    The numbers of rows depend on data. Backward, the gradients set off where the rows arrived and
+    are waited for where they left.
+    """
+    way = Way(
+        list(outgoing),
+        list(incoming),
+        group,
+        [value.shape[1] * value.element_size() for value in values],
+        [value.dtype for value in values],
+        [torch.is_grad_enabled() and value.requires_grad for value in values],
+    )
+    tag, coming = _ParcelsLeave.apply(way, *values)  # type: ignore[no-untyped-call]
+    return Parcels(tag, coming, way)
+
+
+def parcels_arrive(parcels: Parcels) -> tuple[Tensor, ...]:
+    """The values whose exchange `parcels_leave` began."""
+    out: tuple[Tensor, ...] = _ParcelsArrive.apply(  # type: ignore[no-untyped-call]
+        parcels.way, parcels.tag, parcels.coming
+    )
+    return out
 
 
 def exchange_parcels(
     values: Sequence[Tensor], outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup
 ) -> tuple[Tensor, ...]:
-    """As `exchange_rows`, of several values [rows, columns] at once."""
-    out: tuple[Tensor, ...] = _Parcels.apply(  # type: ignore[no-untyped-call]
-        list(outgoing), list(incoming), group, *values
-    )
-    return out
+    """As `parcels_leave`, waited for at once."""
+    return parcels_arrive(parcels_leave(values, outgoing, incoming, group))
 
 
 def exchange_rows(

@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from autopar.runtime.local_forms.experts import Network, run_network
 from autopar.runtime.operators.local_call import LocalCall
+from autopar.runtime.operators.phases import Phases, in_phases
 from autopar.runtime.operators.registry import Local, register
-from autopar.runtime.ranks.collectives import all_gather, exchange_parcels, exchange_rows
+from autopar.runtime.ranks.collectives import Parcels, all_gather, parcels_arrive, parcels_leave
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.sharding.notation import ONCE
 
@@ -65,9 +66,18 @@ class _Hop:
     outgoing: Sequence[int]
     incoming: Sequence[int]
 
-    def back(self, sums: Tensor) -> Tensor:
+    def sent(self, *values: Tensor) -> Parcels:
+        """Rows of the values of all tokens, which set off."""
+        values = tuple(value[self.tokens] for value in values)
+        return parcels_leave(values, self.outgoing, self.incoming, self.group)
+
+    def returned(self, sums: Tensor) -> Parcels:
+        """The sums of this place, which set off home."""
+        return parcels_leave((sums,), self.incoming, self.outgoing, self.group)
+
+    def back(self, parcels: Parcels) -> Tensor:
         """The sums of all places, added up by token."""
-        rows = exchange_rows(sums, self.incoming, self.outgoing, self.group)
+        (rows,) = parcels_arrive(parcels)
         return _summed(rows, self.tokens, self.outgoing, self.count)
 
 
@@ -90,38 +100,73 @@ def _hop(places: Tensor, group: AxisGroup) -> _Hop:
     )
 
 
-def once(
+class _Away(NamedTuple):
+    """Rows on their way along the outermost axis.
+
+    `inside`: the experts of a place of that axis. `groups`: those of the axes behind it.
+    """
+
+    hop: _Hop
+    parcels: Parcels
+    inside: int
+    groups: Sequence[AxisGroup]
+    operands: Sequence[Tensor]
+    network: Network
+
+
+def leave(
     rows: Tensor,
     operands: Sequence[Tensor],
     network: Network,
     scores: Tensor,
     chosen: Tensor,
     groups: Sequence[AxisGroup],
-) -> Tensor:
-    """Sums of the weighed results of this rank's tokens, from the ranks of their experts."""
-    held = int(operands[0].shape[0])
-    inside = held
+) -> _Away:
+    """Let this rank's tokens set off along the outermost axis."""
+    inside = int(operands[0].shape[0])
     for group in groups:
         inside *= group.size
-    tokens = rows.shape[0]
-    choice = chosen.view(tokens, -1).clamp(max=inside)
-    weights = scores.view(tokens, -1)
-    hops = []
-    for group in groups:
+    choice = chosen.view(rows.shape[0], -1).clamp(max=inside)
+    weights = scores.view(rows.shape[0], -1)
+    inside //= groups[0].size
+    hop = _hop(choice // inside, groups[0])
+    parcels = hop.sent(rows, weights, choice.to(torch.int32))
+    return _Away(hop, parcels, inside, groups[1:], operands, network)
+
+
+def work(away: _Away) -> tuple[_Hop, Parcels]:
+    """Bring the rows along the other axes, compute, and let the sums set off home."""
+    inside = away.inside
+    hops = [away.hop]
+    rows, weights, choice = _come(away.parcels, inside)
+    for group in away.groups:
         inside //= group.size
         hop = _hop(choice // inside, group)
         hops.append(hop)
-        numbers = choice.to(torch.int32)[hop.tokens]
-        rows, weights, numbers = exchange_parcels(
-            (rows[hop.tokens], weights[hop.tokens], numbers), hop.outgoing, hop.incoming, group
-        )
-        # Numbers of experts among those of this place; elsewhere, `inside`.
-        own = numbers.long() - group.coordinate * inside
-        choice = torch.where((own >= 0) & (own < inside), own, inside)
-    sums = _weighed(rows, choice, weights, operands, network)
-    for hop in reversed(hops):
-        sums = hop.back(sums)
-    return sums
+        rows, weights, choice = _come(hop.sent(rows, weights, choice.to(torch.int32)), inside)
+    sums = _weighed(rows, choice, weights, away.operands, away.network)
+    for hop in reversed(hops[1:]):
+        sums = hop.back(hop.returned(sums))
+    return hops[0], hops[0].returned(sums)
+
+
+def _come(parcels: Parcels, inside: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows that have come, their weights, and the numbers of their experts at this place."""
+    rows, weights, numbers = parcels_arrive(parcels)
+    # Numbers of experts among those of this place; elsewhere, `inside`.
+    own = numbers.long() - parcels.way.group.coordinate * inside
+    return rows, weights, torch.where((own >= 0) & (own < inside), own, inside)
+
+
+def arrive(back: tuple[_Hop, Parcels]) -> Tensor:
+    """Sums of the weighed results of this rank's tokens."""
+    hop, parcels = back
+    return hop.back(parcels)
+
+
+def once(**arguments: Any) -> Tensor:
+    """Sums of the weighed results of this rank's tokens, from the ranks of their experts."""
+    return arrive(work(leave(**arguments)))
 
 
 def _weighed(
@@ -146,4 +191,5 @@ def travelling_once(call: LocalCall, *groups: AxisGroup) -> Local:
     return once, {"groups": tuple(groups)}
 
 
+in_phases(once, Phases(leave, work, arrive))
 register(ONCE, talks=travelling_once)

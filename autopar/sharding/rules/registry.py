@@ -4,6 +4,7 @@ text.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -151,6 +152,20 @@ a causal mask of 8,192 tokens) stay out of the search. Larger values are decided
 def is_product(kind: str) -> bool:
     """Whether operators of a kind multiply."""
     return kind in RULES and bool(RULES[kind].products)
+
+
+def products_of(kind: str, rule: Rule) -> float:
+    """The multiply-adds of an operator's products by its rule's factors, 0 of one without any."""
+    sizes = {factor.name: factor.size for factor in rule.factors}
+    # Each product names the factors that it leaves out.
+    return float(
+        sum(
+            math.prod(size for name, size in sizes.items() if not name.startswith(tuple(left)))
+            for left in RULES[kind].products
+        )
+        if kind in RULES
+        else 0
+    )
 
 
 def preamble(graph: Graph) -> frozenset[str]:

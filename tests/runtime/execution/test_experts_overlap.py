@@ -1,0 +1,71 @@
+"""Steps of layers of experts on ranks whose collectives take stated times: what runs beside the
+exchanges of their rows hides these, by as much as the player says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autopar.frontends.load import ModelOptions, load_model
+from autopar.model import LoadedModel
+from autopar.order import beside
+from autopar.order.execution import Execution
+from autopar.planning.model.pins import Pins
+from autopar.planning.planner import search_plan
+from autopar.runtime.models.model_values import model_values
+from autopar.sharding.analysis import analyse
+from tests.end_to_end.models import Called, tokens
+from tests.end_to_end.plans import request
+from tests.end_to_end.small_types import small_configuration
+from tests.runtime.stated_times import Model, Times, all_played, measured
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("strict_ranks")
+
+NEAR = 0.01
+TIMES = replace(Times(), kinds={**Times().kinds, "all_to_all": 0.05, "all_gather": 0.001})
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    """Four layers of experts, with shared ones."""
+    kind = "qwen2_moe"
+    keys = {k: v for k, v in small_configuration(kind).items() if k != "model_type"}
+    config = transformers.Qwen2MoeConfig(**keys)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = transformers.AutoModelForCausalLM.from_config(
+            config, experts_implementation="grouped_mm"
+        )
+    inputs = (tokens(8, 16),)
+    return load_model(Called(module, "input_ids", use_cache=False), ModelOptions(), inputs)
+
+
+def _execution(model: LoadedModel, sizes: Sequence[int], option: str) -> Execution:
+    wanted = request(sizes, train=True, optimizer="sgd")
+    assert wanted.mesh is not None
+    names = [axis.name for axis in wanted.mesh.axes]
+    pins = Pins(operators={"*experts/experts": dict(zip(names, option.split(), strict=True))})
+    plan = search_plan(model.graph, replace(wanted, limits=pins))
+    return plan.execution(analyse(model.graph, train=True))
+
+
+def _step(model: LoadedModel, plan: Execution) -> tuple[float, float]:
+    """The seconds of a step as measured and as played."""
+    assert model.inputs is not None
+    subject = Model(analyse(model.graph, train=True), model_values(model), model.inputs)
+    return measured([plan], subject, TIMES)[0], all_played([plan], TIMES)[0]
+
+
+def test_shared_experts_hide_exchanges(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, wanted = _step(model, _execution(model, (2,), "e+t"))
+    monkeypatch.setattr(beside, "_products", lambda step: 0.0)
+    waited, played = _step(model, _execution(model, (2,), "e+t"))
+    # The player takes a backward pass for products of masks and tables, too, which have none.
+    assert (hidden, waited) == pytest.approx((wanted, played), rel=0.05)
+    assert waited - hidden == pytest.approx(played - wanted, rel=NEAR)
+    assert hidden < 0.95 * waited
