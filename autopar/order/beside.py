@@ -10,11 +10,15 @@ direction.
 Between leaving and the first reader stand all operators that neither need the layer nor are needed
 by it, and whose results meet its own before the next such layer. A layer beside which nothing is
 multiplied runs as one operator.
+
+Where passes of two micro-batches are merged, such a layer is a segment of its own with what runs
+beside it. It leaves at the end of the segment before, and the result arrives in a later one: the
+other micro-batch's segments run in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from autopar.sharding.notation import TRAVELS
 from autopar.sharding.program import Compute, Program, Redistribute, Step
@@ -126,18 +130,38 @@ def _needed(program: Program, steps: Sequence[int], places: Iterable[PlacedValue
             yield index
 
 
-def works_before(program: Program, steps: Sequence[int]) -> Works:
-    """The layers of a segment that leave, work and arrive apart, by where they work."""
+def works_before(program: Program, steps: Sequence[int], working: Collection[int] = ()) -> Works:
+    """The layers of a segment that leave, work and arrive apart in it, by where they work.
+
+    Those `working` have left in the segment before.
+    """
     mesh = program.assignment.mesh.shape
     works: Works = {}
     for number, index in enumerate(steps):
-        if travels(program.steps[index], mesh):
+        if index not in working and travels(program.steps[index], mesh):
             beside = beside_of(program, steps[number:])
             shares = [_products(program.steps[other]) for other in beside]
             if any(shares):
                 place = number + 1 + _half(shares)
                 works.setdefault(steps[place] if place < len(steps) else None, []).append(index)
     return works
+
+
+def apart_from(program: Program, steps: Sequence[int]) -> dict[int, int]:
+    """The layers that can be segments of their own: the steps from each to what reads its result.
+
+    Not the layer of a stretch's first step, which could not leave before, nor one whose result is
+    not read there or is under way with another's.
+    """
+    mesh = program.assignment.mesh.shape
+    lengths = {}
+    for number, index in enumerate(steps):
+        if number and travels(program.steps[index], mesh):
+            beside = beside_of(program, steps[number:])
+            alone = not any(travels(program.steps[other], mesh) for other in beside)
+            if alone and number + 1 + len(beside) < len(steps):
+                lengths[index] = 1 + len(beside)
+    return lengths
 
 
 def beside_of(program: Program, steps: Sequence[int]) -> Sequence[int]:
@@ -149,9 +173,11 @@ def beside_of(program: Program, steps: Sequence[int]) -> Sequence[int]:
     return steps[1:]
 
 
-def as_they_work(program: Program, steps: Sequence[int]) -> tuple[int, ...]:
+def as_they_work(
+    program: Program, steps: Sequence[int], working: Collection[int] = ()
+) -> tuple[int, ...]:
     """The steps of a segment, its layers where they work."""
-    works = works_before(program, steps)
+    works = works_before(program, steps, working)
     apart = {index for layers in works.values() for index in layers}
     placed = [[*works.get(index, ()), *[index] * (index not in apart)] for index in steps]
     return tuple(index for some in (*placed, works.get(None, [])) for index in some)

@@ -2,6 +2,7 @@
 
 Passes become visits of segments, with the rounds of units between them:
 
+    a pair       of passes of two micro-batches takes turns, wherever exchanges of experts set off
     a gather     begins so many visits before the one that needs it as it has rounds, and issues one
                  in front of each; a unit that others start from is as much earlier
     a release    stands behind a visit that needs the unit, unless the unit would be gathered anew
@@ -16,6 +17,7 @@ round before. `prefetch` scales the visits that a gather begins ahead.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,11 +36,16 @@ on, messages that wait take more memory.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Units of one segment: those that its passes read, and those that its backward completes."""
+    """Units of one segment: those that its passes read, and those that its backward completes.
+
+    `sets_off`: whether an exchange of experts sets off at the end of its forward pass, and of its
+    backward pass.
+    """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     reduced: tuple[int, ...]
+    sets_off: tuple[bool, bool] = (False, False)
 
 
 class Chunk(Protocol):
@@ -73,12 +80,25 @@ class _Visit:
     computes: bool = False
 
 
-def one_stage(micro_batches: int, *, train: bool) -> Iterator[Action]:
-    """Micro-batch after micro-batch, each with its backward pass."""
+Passes = Iterable[Action | tuple[Action, Action]]
+"""Passes, sends and receives; the passes of a pair are merged."""
+
+
+def one_stage(micro_batches: int, *, train: bool, merges: bool = False) -> Passes:
+    """Micro-batch after micro-batch, each with its backward pass.
+
+    With `merges` a backward pass runs together with the next forward pass.
+    """
+    waiting: Action | None = None
     for number in range(micro_batches):
-        yield Action(word=Word.FORWARD, micro_batch=number)
-        if train:
-            yield Action(word=Word.BACKWARD, micro_batch=number)
+        forward = Action(word=Word.FORWARD, micro_batch=number)
+        backward = Action(word=Word.BACKWARD, micro_batch=number)
+        yield forward if waiting is None else (forward, waiting)
+        waiting = backward if train and merges else None
+        if train and not merges:
+            yield backward
+    if waiting is not None:
+        yield waiting
 
 
 def phases(actions: Sequence[Action]) -> list[str]:
@@ -94,12 +114,10 @@ def phases(actions: Sequence[Action]) -> list[str]:
     return backwards[::-1]
 
 
-def expand(
-    chunks: Mapping[int, Chunk], passes: Iterable[Action], *, prefetch: int
-) -> tuple[Action, ...]:
+def expand(chunks: Mapping[int, Chunk], passes: Passes, *, prefetch: int) -> tuple[Action, ...]:
     """All actions of a rank that holds these chunks and runs these passes, sends and receives."""
     needs = {number: tuple(chunk.needs()) for number, chunk in chunks.items()}
-    visits = [visit for action in passes for visit in _visits(action, needs.get(action.chunk, ()))]
+    visits = [visit for one in passes for visit in _merged(one, needs)]
     computing = [visit for visit in visits if visit.computes]
     gathers, releases = _gathers(chunks, computing, prefetch)
     reductions = _reductions(chunks, needs, computing)
@@ -117,6 +135,26 @@ def expand(
             place += 1
             begun = False
     return (*actions, *(() if begun else reductions.get(place, ())))
+
+
+def _merged(
+    passes: Action | tuple[Action, Action], needs: Mapping[int, Sequence[Need]]
+) -> Iterator[_Visit]:
+    """The visits of a pass, or those of two passes in turn, from exchange to exchange."""
+    pair = (passes,) if isinstance(passes, Action) else passes
+    pieces: list[list[list[_Visit]]] = []
+    for action in pair:
+        own = needs.get(action.chunk, ())
+        pieces.append([[]])
+        for visit in _visits(action, own):
+            pieces[-1][-1].append(visit)
+            number = visit.action.segment
+            way = action.word is not Word.FORWARD
+            # What has set off runs under the other pass, up to where that one sets something off.
+            if number is not None and own[number].sets_off[way]:
+                pieces[-1].append([])
+    for turn in itertools.zip_longest(*pieces, fillvalue=[]):
+        yield from itertools.chain.from_iterable(turn)
 
 
 def _visits(action: Action, needs: Sequence[Need]) -> Iterator[_Visit]:

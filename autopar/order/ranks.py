@@ -15,7 +15,7 @@ def rank_order(execution: Execution, stage: int, *, train: bool) -> tuple[Action
     if execution.stages == 1:
         return expand(
             {0: execution.chunks[0].whole},
-            one_stage(schedule.micro_batches, train=trains),
+            one_stage(schedule.micro_batches, train=trains, merges=schedule.merges),
             prefetch=schedule.prefetch,
         )
     # Where a stage receives depends on when others send, so all orders are made for one.

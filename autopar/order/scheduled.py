@@ -92,6 +92,10 @@ class Scheduled:
                 forward=segment.units,
                 backward=segment.wanted,
                 reduced=tuple(u for u in reversed(range(len(self.units))) if first[u] == number),
+                sets_off=(
+                    bool(segment.leaving or segment.working),
+                    bool(segment.arriving or segment.working),
+                ),
             )
             for number, segment in enumerate(self.segments)
         )
@@ -166,7 +170,7 @@ class Scheduled:
         """The order of a step without pipeline stages."""
         return expand(
             {0: self},
-            one_stage(self.schedule.micro_batches, train=self.trains),
+            one_stage(self.schedule.micro_batches, train=self.trains, merges=self.schedule.merges),
             prefetch=self.schedule.prefetch,
         )
 
@@ -202,14 +206,21 @@ class Scheduled:
 
     def _segment(self, action: Action) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         assert action.segment is not None
+        segment = self.segments[action.segment]
+        steps = self.program.steps
         mesh = self.program.assignment.mesh.shape
-        each = [
-            _collectives(self.program, self.program.steps[i], mesh)
-            for i in self.segments[action.segment].steps
-        ]
-        ahead = itertools.chain.from_iterable(pair[0] for pair in each)
-        return tuple(ahead), tuple(
-            itertools.chain.from_iterable(pair[1] for pair in reversed(each))
+        each = {i: _collectives(self.program, steps[i], mesh) for i in segment.steps}
+        for i in segment.working:
+            ahead, back = each[i]
+            # The rows set off in the segment before, and the gradients of the results behind it.
+            each[i] = ahead[set_off(ahead) :], back[1:]
+        leaving = [_collectives(self.program, steps[i], mesh)[0] for i in segment.leaving]
+        arriving = [_collectives(self.program, steps[i], mesh)[1] for i in segment.arriving]
+        forward = [pair[0] for pair in each.values()] + [c[: set_off(c)] for c in leaving]
+        backward = [pair[1] for pair in reversed(each.values())] + [c[:1] for c in arriving]
+        return (
+            tuple(itertools.chain.from_iterable(forward)),
+            tuple(itertools.chain.from_iterable(backward)),
         )
 
     def collectives(self) -> tuple[Collective, ...]:
@@ -254,6 +265,13 @@ def _round(issued: Sequence[Sequence[Collective]], action: Action) -> tuple[Coll
     """The collectives of the round of an action; the one behind the last issues nothing."""
     assert action.round is not None
     return tuple(issued[action.round]) if action.round < len(issued) else ()
+
+
+def set_off(ahead: Sequence[Collective]) -> int:
+    """The collectives with which the rows of a layer of experts set off: up to the first exchange
+    that is not one of counts.
+    """
+    return next(i for i, c in enumerate(ahead) if c.kind == "all_to_all") + 1
 
 
 def _back(c: Collective) -> Collective:

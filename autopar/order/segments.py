@@ -10,14 +10,14 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import PlanError
 from autopar.sharding.program import Compute, Program, Redistribute, departure
 from autopar.sharding.schedule import Schedule
 
-from .beside import beside_of, with_neighbours, works_before
+from .beside import apart_from, beside_of, with_neighbours, works_before
 from .units import Mode, Unit, sources_of
 from .value_flow import PlacedValue, makes, reads
 from .views import Reads
@@ -29,13 +29,18 @@ class Segment:
 
     `recomputed`: their values are not saved but computed again in the backward pass. `units`: the
     units whose parameters they read. `wanted`: those of these units that the backward pass needs
-    gathered.
+    gathered. `leaving`: layers of experts whose rows set off at its end; `working`: those that work
+    on rows from the segment before; `arriving`: those of earlier segments whose results are first
+    read here.
     """
 
     steps: tuple[int, ...]
     recomputed: bool
     units: tuple[int, ...]
     wanted: tuple[int, ...]
+    leaving: tuple[int, ...] = ()
+    working: tuple[int, ...] = ()
+    arriving: tuple[int, ...] = ()
 
 
 def segments_of(
@@ -54,9 +59,14 @@ def segments_of(
     before = units_before(program, modes, unit_of)
     segments = []
     cuts = _cuts(parts, starts, order, read, unit_of)
-    bounds = sorted({0, len(order)} | _around_layers(program, parts, starts, cuts))
+    cuts = _around_layers(program, parts, starts, cuts)
+    apart = _layers_apart(program, parts, starts) if schedule.merges else {}
+    bounds = sorted({0, len(order)} | cuts | {edge for edges in apart.values() for edge in edges})
+    leaves = {edges[0]: layer for layer, edges in apart.items()}
+    reads_at = {edges[1]: layer for layer, edges in apart.items()}
     for low, high in itertools.pairwise(bounds):
-        steps = _early(program, order[low:high])
+        working = (leaves[low],) if low in leaves else ()
+        steps = _early(program, order[low:high], working)
         members = {member for index in steps for member in read.forward.get(index, ())}
         # Parameters that leave the program have to be there at its end.
         if high == len(order):
@@ -75,6 +85,9 @@ def segments_of(
                 recomputed=repeated,
                 units=_closed(here, before),
                 wanted=_closed(later, before),
+                leaving=(leaves[high],) if high in leaves else (),
+                working=working,
+                arriving=(reads_at[low],) if low in reads_at else (),
             )
         )
     # A program without steps still has passes, which need a segment.
@@ -129,7 +142,24 @@ def _around_layers(
     return bounds
 
 
-def _early(program: Program, indices: Sequence[int]) -> tuple[int, ...]:
+def _layers_apart(
+    program: Program, parts: Sequence[tuple[Sequence[int], bool]], starts: Sequence[int]
+) -> dict[int, tuple[int, int]]:
+    """The layers that are segments of their own, from the first position to behind the last.
+
+    A recomputed layer runs in one piece with its stretch.
+    """
+    edges = {}
+    for start, (steps, repeated) in zip(starts, parts, strict=False):
+        for layer, length in apart_from(program, steps).items() if not repeated else ():
+            first = start + steps.index(layer)
+            edges[layer] = (first, first + length)
+    return edges
+
+
+def _early(
+    program: Program, indices: Sequence[int], working: Collection[int] = ()
+) -> tuple[int, ...]:
     """Reorder a segment so that communication starts as soon as its value is made.
 
     A redistribution that communicates then stands directly behind the operator before it.
@@ -138,7 +168,7 @@ def _early(program: Program, indices: Sequence[int]) -> tuple[int, ...]:
     are redistributed where they are read.
     """
     mesh = program.assignment.mesh.shape
-    layers = set(itertools.chain.from_iterable(works_before(program, indices).values()))
+    layers = set(itertools.chain.from_iterable(works_before(program, indices, working).values()))
     behind: dict[PlacedValue, list[int]] = {}
     runs: list[list[int]] = []
     for index in indices:

@@ -134,7 +134,9 @@ class Schedule:
     up as "shards" after every micro-batch (ZeRO 2). `unit_bytes`: the approximate size of the units
     in which parameters are gathered and their gradients reduced. `prefetch`: the segments between
     two rounds of a gather, and between its last round and the first reader. `types`: the types of
-    stored parameters and of gradients. `reductions`: how gradients are reduced.
+    stored parameters and of gradients. `reductions`: how gradients are reduced. `overlap_experts`:
+    each backward pass is merged with the forward pass of the next micro-batch, so that exchanges of
+    rows of experts in one run under the other.
     """
 
     micro_batches: int = 1
@@ -145,6 +147,12 @@ class Schedule:
     prefetch: int = 1
     types: Types = Types()
     reductions: Reductions = PLAINLY
+    overlap_experts: bool = False
+
+    @property
+    def merges(self) -> bool:
+        """Whether passes of two micro-batches are merged."""
+        return self.overlap_experts and self.micro_batches > 1
 
     def reduced(self, tensor: Tensor) -> str:
         """The type in which the gradient of a parameter travels."""

@@ -15,14 +15,14 @@ with gradients added in place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from autopar.order.actions import Action, Word
 from autopar.order.beside import as_they_work
 from autopar.order.scheduled import Scheduled
 from autopar.order.units import Unit
 from autopar.order.value_flow import boundaries, makes
-from autopar.sharding.program import Redistribute
+from autopar.sharding.program import Compute, Redistribute, operator_collectives
 
 from .live_bytes import GATHERED, GRADIENT, STORED, Live
 from .saved_values import Facts
@@ -37,10 +37,24 @@ def step_bytes(plan: Scheduled, facts: Mapping[str, Facts], *, train: bool) -> L
     return _Played(plan, facts, train).live(accumulating=False)
 
 
+@dataclass(slots=True)
+class _MicroBatch:
+    """The memories of a micro-batch under way, as `_Played` names them.
+
+    `rows`: messages of layers of experts, between the segments where they leave and come.
+    """
+
+    here: dict[Place, int] = field(default_factory=dict)
+    tapes: dict[int, list[int]] = field(default_factory=dict)
+    saved: dict[int, list[int]] = field(default_factory=dict)
+    behind: dict[Place, int] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
+
+
 class _Played(UnitMemories):
     """The step while it is played.
 
-    `values` holds gathered parameters, `here` the micro-batch's other results.
+    `values` holds gathered parameters, `here` the present micro-batch's other results.
     """
 
     def __init__(self, plan: Scheduled, facts: Mapping[str, Facts], train: bool) -> None:
@@ -56,12 +70,25 @@ class _Played(UnitMemories):
         self.here: dict[Place, int] = {}
         self.prepared: dict[Place, int] = {}
         self.tapes: dict[int, list[int]] = {}
+        self.rows: dict[int, int] = {}
+        self.micro_batches: dict[int, _MicroBatch] = {}
         self.outputs: list[int] = []
         for action in self.plan.actions():
             self._do(action)
         self._end()
 
+    def _turn_to(self, micro_batch: int) -> None:
+        """Go on with a micro-batch; passes of two may take turns."""
+        one = self.micro_batches.setdefault(micro_batch, _MicroBatch())
+        self.here = one.here
+        self.tapes = one.tapes
+        self.saved = one.saved
+        self.behind = one.behind
+        self.rows = one.rows
+
     def _do(self, action: Action) -> None:
+        if action.segment is not None:
+            self._turn_to(action.micro_batch or 0)
         if action.word is Word.FORWARD:
             self._forward(action.segment or 0, first=action.micro_batch == 0)
         elif action.word is Word.BACKWARD:
@@ -87,10 +114,16 @@ class _Played(UnitMemories):
         segment = self.plan.segments[number]
         self.wait(segment.units)
         if number == 0:
-            self.here = dict(self.prepared)
+            self.here.update(self.prepared)
         entered = [self.value(place, self.here) for place in self.outer[number]]
-        for index in as_they_work(self.program, segment.steps):
+        for index in as_they_work(self.program, segment.steps, segment.working):
             self._step(index, self.here, keep=self.train and not segment.recomputed)
+            if index in segment.working:
+                self._exchange(index, "forward", home=True)
+        for index in segment.leaving:
+            self._exchange(index, "forward", home=False)
+        for index in segment.arriving:
+            self.read(self.rows.pop(index))
         # The caller holds a segment's inputs until the segment is over.
         for memory in entered:
             self.read(memory)
@@ -107,6 +140,21 @@ class _Played(UnitMemories):
             ]
         if number == len(self.plan.segments) - 1:
             self._finish(first=first)
+
+    def _exchange(self, index: int, phase: str, *, home: bool) -> None:
+        """The message of a layer to or from its experts, which is held as sent and as received."""
+        if index in self.rows:
+            self.read(self.rows.pop(index))
+        step = self.program.steps[index]
+        assert isinstance(step, Compute)
+        gradients = self.program.assignment.gradients
+        sent = [
+            c.nbytes
+            for c in operator_collectives(self.program.graph, step, self.mesh, gradients)
+            if c.phase == phase and c.kind == "all_to_all"
+        ]
+        if sent:
+            self.rows[index] = self.new(2 * sent[-1 if home else 0])
 
     def _step(self, index: int, values: dict[Place, int], *, keep: bool) -> None:
         step = self.program.steps[index]
@@ -132,7 +180,6 @@ class _Played(UnitMemories):
 
     def _backward(self, number: int) -> None:
         segment = self.plan.segments[number]
-        steps = self.program.steps
         graph = self.program.graph
         if graph.loss is not None and number == len(self.plan.segments) - 1:
             self.behind[graph.loss, self.program.assignment.outputs[graph.loss]] = self.new(
@@ -143,18 +190,20 @@ class _Played(UnitMemories):
         ]
         self.wait(segment.wanted)
         values = dict(self.here)
-        order = as_they_work(self.program, segment.steps)
+        order = as_they_work(self.program, segment.steps, segment.working)
         for index in order if segment.recomputed else ():
             self._step(index, values, keep=True)
         for place, gradient in upstream:
             self.gradients[place] = gradient
             self.holders[gradient] = 2  # the pass and its caller
         for index in reversed(order):
-            step = steps[index]
-            if isinstance(step, Redistribute):
-                self.redistribute_back(index, step)
-            elif self.facts[step.operator.name].backward:
-                self.compute_back(index, step)
+            self._step_back(index)
+            if index in segment.working:
+                self._exchange(index, "backward", home=True)
+        for index in segment.arriving:
+            self._exchange(index, "backward", home=False)
+        for index in segment.leaving:
+            self.read(self.rows.pop(index, STORED))
         gradients = [
             (place, self.gradients[place])
             for place in self.outer[number]
@@ -164,6 +213,13 @@ class _Played(UnitMemories):
         for memory in (*(gradient for _, gradient in upstream), *self.tapes.pop(number, ())):
             self.read(memory)
         self.gradients.clear()
+
+    def _step_back(self, index: int) -> None:
+        step = self.program.steps[index]
+        if isinstance(step, Redistribute):
+            self.redistribute_back(index, step)
+        elif self.facts[step.operator.name].backward:
+            self.compute_back(index, step)
 
     def _end(self) -> None:
         """Finish the step: gradients are complete; outputs and values made once live until here."""

@@ -125,11 +125,11 @@ class Player:
             case Word.FORWARD:
                 assert action.segment is not None
                 self.units.travel.wait(segments[action.segment].units)
-                self.passes.ahead(segments[action.segment])
+                self.passes.ahead(segments[action.segment], action.micro_batch or 0)
             case Word.BACKWARD:
                 assert action.segment is not None
                 self.units.travel.wait(segments[action.segment].wanted)
-                self.passes.back(segments[action.segment])
+                self.passes.back(segments[action.segment], action.micro_batch or 0)
                 self.clock.compute("gradients", "cast", self.casts[action.segment])
                 self.clock.compute(
                     "gradients",

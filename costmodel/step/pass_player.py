@@ -18,7 +18,7 @@ from typing import NamedTuple
 from autopar.ir import Graph
 from autopar.order.beside import Works, works_before
 from autopar.order.scheduled import Scheduled, Segment
-from autopar.order.value_flow import PlacedValue, makes, reads
+from autopar.order.value_flow import makes, reads
 from autopar.sharding.program import (
     Collective,
     Compute,
@@ -87,13 +87,13 @@ class _Script(NamedTuple):
     `ahead`: in the order of the forward pass, the redistributions and layers under way whose
     results a step reads, its number, and its operator if it is one. `read_by`: those by the step
     that first reads their result (None: none does). `works`: the layers that work in front of each
-    step. `apart`: all of these.
+    step. `apart`: those of them that leave in this segment, too.
     """
 
     ahead: list[tuple[list[int], int, Compute | None]]
     read_by: dict[int | None, list[int]]
     works: Works
-    apart: dict[int, Compute]
+    apart: frozenset[int]
 
 
 class PassPlayer:
@@ -111,15 +111,17 @@ class PassPlayer:
         self.gradients = plan.program.assignment.gradients
         self.works: dict[str, _Work] = {}
         self.scripts: dict[tuple[int, ...], _Script] = {}
-        self.exchanges: dict[str, Exchanges] = {}
+        self.exchanges: dict[tuple[int, int], Exchanges] = {}
+        self.micro_batch = 0
         self.chains = {
             index: _Chain.of(self.graph, step, self.mesh)
             for index, step in enumerate(plan.program.steps)
             if isinstance(step, Redistribute) and index not in plan.modes
         }
 
-    def ahead(self, segment: Segment) -> None:
+    def ahead(self, segment: Segment, micro_batch: int = 0) -> None:
         """Play the forward pass of a segment."""
+        self.micro_batch = micro_batch
         travelling: dict[int, list[Sent]] = {}
         script = self._script(segment)
         for arriving, index, operator in script.ahead:
@@ -127,7 +129,9 @@ class PassPlayer:
             for other in arriving:
                 self._arrive(other, travelling)
             if index in script.apart:
-                self._exchanges(script.apart[index]).leave()
+                self._exchanges(index).leave()
+            elif index in segment.working:
+                continue
             elif operator is not None:
                 self._forward(operator)
             else:
@@ -136,48 +140,54 @@ class PassPlayer:
         # Results that no step of this segment reads.
         for index in script.read_by[None]:
             self._arrive(index, travelling)
+        for index in segment.leaving:
+            self._exchanges(index).leave()
 
     def _arrive(self, index: int, travelling: dict[int, list[Sent]]) -> None:
         if index in self.chains:
             self._wait(travelling.pop(index))
             self.issuer.blocking(self.chains[index].ahead)
         else:
-            self._exchanges(self._layer(index)).arrive()
+            self._exchanges(index).arrive()
 
     def _work_layers(self, script: _Script, index: int | None) -> None:
         for layer in script.works.get(index, ()):
-            step = script.apart[layer]
+            step = self._layer(layer)
             seconds = self._work(step).seconds.forward
-            self._exchanges(step).work(partial(self._computed, step, seconds))
+            self._exchanges(layer).work(partial(self._computed, step, seconds))
 
     def _computed(self, step: Compute, seconds: float) -> None:
         self.clock.compute(step.operator.name, step.operator.kind, seconds)
 
-    def _exchanges(self, step: Compute) -> Exchanges:
-        name = step.operator.name
-        if name not in self.exchanges:
-            work = self._work(step)
-            self.exchanges[name] = Exchanges(self.issuer, work.ahead, work.back)
-        return self.exchanges[name]
+    def _exchanges(self, index: int) -> Exchanges:
+        """The exchanges of a layer in this micro-batch; those of others may be under way."""
+        key = (index, self.micro_batch)
+        if key not in self.exchanges:
+            work = self._work(self._layer(index))
+            self.exchanges[key] = Exchanges(self.issuer, work.ahead, work.back)
+        return self.exchanges[key]
 
     def _layer(self, index: int) -> Compute:
         step = self.program.steps[index]
         assert isinstance(step, Compute)
         return step
 
-    def back(self, segment: Segment) -> None:
+    def back(self, segment: Segment, micro_batch: int = 0) -> None:
         """Play a segment's backward pass, behind a second forward pass if it is recomputed."""
+        self.micro_batch = micro_batch
         if segment.recomputed:
-            self.ahead(segment)
+            self.ahead(segment, micro_batch)
+        for index in segment.leaving:
+            self._exchanges(index).arrive()
         script = self._script(segment)
         travelling: dict[int, list[Sent]] = {}
         self._return(script, None, travelling)
         for _, index, operator in reversed(script.ahead):
             if index in script.apart:
-                self._exchanges(script.apart[index]).arrive()
-            elif operator is not None:
+                self._exchanges(index).arrive()
+            elif operator is not None and index not in segment.working:
                 self._backward(operator)
-            else:
+            elif index in travelling:
                 self._wait(travelling.pop(index))
             self._return(script, index, travelling)
 
@@ -189,11 +199,11 @@ class PassPlayer:
             if other in self.chains:
                 travelling[other] = self._returned(other)
             else:
-                self._exchanges(self._layer(other)).leave_back()
+                self._exchanges(other).leave_back()
         for layer in reversed(script.works.get(index, [])):
-            step = script.apart[layer]
+            step = self._layer(layer)
             seconds = self._work(step).seconds.backward
-            self._exchanges(step).work_back(partial(self._computed, step, seconds))
+            self._exchanges(layer).work_back(partial(self._computed, step, seconds))
 
     def _returned(self, index: int) -> list[Sent]:
         """Issue the collectives back to where a redistribution had begun.
@@ -212,10 +222,12 @@ class PassPlayer:
 
     def _script(self, segment: Segment) -> _Script:
         if segment.steps not in self.scripts:
-            works = works_before(self.program, segment.steps)
-            layers = itertools.chain.from_iterable(works.values())
-            script = _Script([], {}, works, {index: self._layer(index) for index in layers})
-            waiting = dict[PlacedValue, int]()
+            works = works_before(self.program, segment.steps, segment.working)
+            apart = frozenset(itertools.chain.from_iterable(works.values()))
+            # What has left in the segment before works where it stands.
+            works.update((index, [index]) for index in segment.working)
+            script = _Script([], {}, works, apart)
+            waiting = {makes(self.program.steps[i])[0]: i for i in segment.arriving}
             for index in segment.steps:
                 step = self.program.steps[index]
                 read = [waiting.pop(place) for place in reads(step) if place in waiting]

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from autopar.order.scheduled import set_off
 from autopar.sharding.program import Collective
 
 from .issuer import Issuer
 from .shared_links import Sent
-
-EXCHANGE = "all_to_all"
 
 
 class Exchanges:
@@ -31,19 +30,18 @@ class Exchanges:
         self.back = back
         self.coming: Sent | None = None
         # Of every exchange that goes out, one comes home; the last is that of the outermost axis.
-        self.hops = sum(c.kind == EXCHANGE for c in ahead) // 2
+        self.hops = sum(c.kind == "all_to_all" for c in ahead) // 2
+        self.off = set_off(ahead)
 
     def leave(self) -> None:
         """Let the rows set off."""
-        first = next(i for i, c in enumerate(self.ahead) if c.kind == EXCHANGE)
-        self.issuer.blocking(self.ahead[:first])
-        self.coming = self.issuer.started(self.ahead[first])
+        self.issuer.blocking(self.ahead[: self.off - 1])
+        self.coming = self.issuer.started(self.ahead[self.off - 1])
 
     def work(self, compute: Callable[[], None]) -> None:
         """Compute on the rows, and let the results set off."""
-        first = next(i for i, c in enumerate(self.ahead) if c.kind == EXCHANGE)
         self.arrive()
-        self.issuer.blocking(self.ahead[first + 1 : -1])
+        self.issuer.blocking(self.ahead[self.off : -1])
         compute()
         self.coming = self.issuer.started(self.ahead[-1])
 

@@ -50,7 +50,8 @@ class _Tape:
 
     def tensors(self) -> list[Tensor]:
         """All tensors that this holds."""
-        return [*self.values, *self.parameters, *self.outputs, *self.sources]
+        held = (*self.values, *self.parameters, *self.outputs, *self.sources)
+        return [value for value in held if isinstance(value, Tensor)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -241,7 +242,8 @@ class Stage:
                 values.pop(place, None)
         # The last segment returns all outputs of the program, also those that it only reads.
         for place, value in zip(segment.outputs, outputs, strict=True):
-            values[place] = value.detach()
+            # The way of rows to their experts is no tensor.
+            values[place] = value.detach() if isinstance(value, Tensor) else value
         if number == len(program.segments) - 1:
             self._finish(passing, index, program)
 
@@ -298,7 +300,11 @@ class Stage:
         leaves = zip(
             (*segment.values, *segment.parameters), (*tape.values, *tape.parameters), strict=True
         )
-        wanted = [(place, leaf) for place, leaf in leaves if leaf.requires_grad]
+        wanted = [
+            (place, leaf)
+            for place, leaf in leaves
+            if isinstance(leaf, Tensor) and leaf.requires_grad
+        ]
         if not outputs or not wanted:
             return
         if later:
@@ -363,6 +369,8 @@ class Stage:
 
 def _leaf(value: Tensor, flow: bool) -> Tensor:
     """A value without its history, the start of a new one where a gradient is wanted."""
+    if not isinstance(value, Tensor):
+        return value
     leaf = value.detach()
     if flow and (leaf.is_floating_point() or leaf.is_complex()):
         leaf.requires_grad_()

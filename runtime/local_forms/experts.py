@@ -17,7 +17,7 @@ from autopar.runtime.operators.functions import arguments_of, function_of
 from autopar.runtime.operators.local_call import Cuts, LocalCall
 from autopar.runtime.operators.phases import Phases, in_phases
 from autopar.runtime.operators.registry import register
-from autopar.runtime.ranks.collectives import Parcels, all_gather, parcels_arrive, parcels_leave
+from autopar.runtime.ranks.collectives import Sent, all_gather, parcels_arrive, parcels_leave
 from autopar.runtime.ranks.cuts import Cut, shard_of
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.sharding.rules.experts import EXPERTS
@@ -177,38 +177,30 @@ def own_experts(
     return grouped(rows, choice, operands, network, scores, all_held=not expert_cuts)
 
 
-class _Away(NamedTuple):
-    """Rows on their way to their experts; `choice`: the expert of each row that comes."""
+class _Way(NamedTuple):
+    """The way of rows to their experts and back.
 
-    parcels: Parcels
-    operands: Sequence[Tensor]
-    network: Network
+    `choice`: the expert of each row that comes. `order`: the places of the results among the
+    `count` rows of `tokens`.
+    """
+
+    sent: Sent
     choice: Tensor
-    home: _Home
-
-
-class _Home(NamedTuple):
-    """The places of results among the `count` rows of `tokens`, and their scores, if any."""
-
     order: Tensor
     count: int
     tokens: int
-    scores: Tensor | None
 
 
 def leave(
     rows: Tensor,
-    operands: Sequence[Tensor],
-    network: Network,
+    held: int,
     count: int,
     row_cuts: Cuts,
     group: AxisGroup,
     chosen: Tensor | None = None,
     ends: Tensor | None = None,
-    scores: Tensor | None = None,
-) -> _Away:
-    """Let this rank's rows set off, each to its expert's rank."""
-    held = int(operands[0].shape[0])
+) -> tuple[Tensor, _Way]:
+    """Let this rank's rows set off, each to the rank of its expert, one of the `held` there."""
     total = held * group.size
     numbers = _numbers(rows, count, row_cuts, chosen, ends).clamp(max=total)
     order = torch.argsort(numbers, stable=True)
@@ -224,38 +216,43 @@ def leave(
     incoming = [sum(counts[rank][me]) for rank in range(group.size)]
     order = order[: sum(outgoing)]
     per_token = numbers.shape[0] // max(rows.shape[0], 1)
-    parcels = parcels_leave((rows[order // per_token],), outgoing, incoming, group)
+    tag, sent = parcels_leave((rows[order // per_token],), outgoing, incoming, group)
     # The rows of each sender arrive sorted by expert.
     arrivals = torch.arange(held, device=rows.device).repeat(group.size)
     choice = arrivals.repeat_interleave(table[:, me].flatten(), output_size=sum(incoming))
-    home = _Home(order, numbers.shape[0], rows.shape[0], scores)
-    return _Away(parcels, operands, network, choice, home)
+    return tag, _Way(sent, choice, order, numbers.shape[0], rows.shape[0])
 
 
-def work(away: _Away) -> tuple[Parcels, _Home]:
+def work(
+    tag: Tensor, way: _Way, operands: Sequence[Tensor], network: Network
+) -> tuple[Tensor, _Way]:
     """Compute the rows that have come; the results set off."""
-    way = away.parcels.way
-    (rows,) = parcels_arrive(away.parcels)
-    results = grouped(rows, away.choice, away.operands, away.network, all_held=True)
-    return parcels_leave((results,), way.incoming, way.outgoing, way.group), away.home
+    there = way.sent.way
+    (rows,) = parcels_arrive(tag, way.sent)
+    results = grouped(rows, way.choice, operands, network, all_held=True)
+    tag, sent = parcels_leave((results,), there.incoming, there.outgoing, there.group)
+    return tag, way._replace(sent=sent)
 
 
-def arrive(back: tuple[Parcels, _Home]) -> Tensor:
+def arrive(tag: Tensor, way: _Way, scores: Tensor | None = None) -> Tensor:
     """The results of this rank's rows, or with scores those of its tokens."""
-    parcels, home = back
-    (results,) = parcels_arrive(parcels)
-    if home.scores is not None:
-        results = results * home.scores[home.order, None]
-    placed = _placed(results, home.order, home.count)
-    return placed if home.scores is None else _added(placed, home.tokens)
+    (results,) = parcels_arrive(tag, way.sent)
+    if scores is not None:
+        results = results * scores[way.order, None]
+    placed = _placed(results, way.order, way.count)
+    return placed if scores is None else _added(placed, way.tokens)
+
+
+TRAVELLING = Phases(leave, work, arrive)
+"""Results of this rank's rows, each computed on its expert's rank.
+
+This is the dispatch and combine of GShard (arXiv:2006.16668).
+"""
 
 
 def travelling(**arguments: Any) -> Tensor:
-    """Results of this rank's rows, each computed on its expert's rank.
-
-    This is the dispatch and combine of GShard (arXiv:2006.16668).
-    """
-    return arrive(work(leave(**arguments)))
+    """The phases of `TRAVELLING` as one operator."""
+    return TRAVELLING(**arguments)
 
 
 def shard_layer(call: LocalCall) -> Mapping[str, Value] | None:
@@ -278,6 +275,7 @@ def travelling_layer(
     """The local form in which rows travel on one axis, and its arguments."""
     return travelling, {
         "group": group,
+        "held": call.local_input(2)[0],
         "count": call.inputs[0].shape[0],
         "row_cuts": _cuts(call, 0),
     }
@@ -288,5 +286,5 @@ def _cuts(call: LocalCall, index: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(cut) for cut in call.cuts(call.decision.inputs[index]) if cut.dim == 0)
 
 
-in_phases(travelling, Phases(leave, work, arrive))
+in_phases(travelling, TRAVELLING)
 register(EXPERTS, function=experts, knows=shard_layer, local=own_experts)

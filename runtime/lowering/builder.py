@@ -13,7 +13,7 @@ from torch import fx
 from autopar.errors import PlanError
 from autopar.ir import Operator, Role
 from autopar.order.beside import works_before
-from autopar.order.scheduled import Scheduled
+from autopar.order.scheduled import Scheduled, Segment
 from autopar.runtime.operators.functions import (
     arguments_of,
     is_onnx,
@@ -24,15 +24,15 @@ from autopar.runtime.operators.functions import (
     writable,
 )
 from autopar.runtime.operators.local_call import LocalOperator
-from autopar.runtime.operators.phases import phases_of
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.redistribution.steps import ON_ONE_DEVICE, step
 from autopar.sharding.layout import Layout, R, format_layout, replicated
 from autopar.sharding.program import Compute
 
 from .delayed_weight_gradients import product
-from .draft import Away, Draft
+from .draft import Draft
 from .frame import Frame
+from .layers import Layers
 from .program import LocalProgram, Place, Time, identifier
 from .redistributions import Transit, describe
 
@@ -74,6 +74,8 @@ class Builder:
         self.draft = Draft(0, recomputed=False)
         # Layers of the present segment beside whose exchanges others run.
         self.apart: set[int] = set()
+        self.layers = Layers(self.frame, device, self._value)
+        self.tags: set[str] = set()
         # The number of the segment that computes each value; -1 is before the first one.
         self.segment_of = {self.frame.place(*arrival): -1 for arrival in exchange.arrivals}
         self.whole_sources = self._find_whole_sources()
@@ -99,15 +101,7 @@ class Builder:
         for number, segment in enumerate(self.plan.segments):
             self.draft = Draft(number, recomputed=segment.recomputed and self.plan.trains)
             self.drafts.append(self.draft)
-            works = works_before(self.program, segment.steps)
-            self.apart = set(itertools.chain.from_iterable(works.values()))
-            for index in segment.steps:
-                self._work(works.get(index, ()))
-                self._step(index)
-            self._work(works.get(None, ()))
-            # No value is on its way between segments: a later one could run much later.
-            for place in (*self.draft.coming, *self.draft.away):
-                self._value(place)
+            self._segment(segment)
         outputs = self._outputs()
         places = tuple(self.frame.place(*pair) for pair in outputs)
         updates = tuple(self._updates())
@@ -117,7 +111,7 @@ class Builder:
         for place in final:
             self._value(place)
         read = {place for draft in self.drafts for place in draft.values}
-        gradients = self.program.assignment.gradients
+        gradients = self.program.assignment.gradients | self.tags
         names = [name for name, _ in outputs]
         return LocalProgram(
             # Finished only now, when it is known which values later segments read.
@@ -130,6 +124,35 @@ class Builder:
             handed=handed,
             loss=names.index(self.model.loss) if self.model.loss in names else None,
         )
+
+    def _segment(self, segment: Segment) -> None:
+        """Lower the steps of a segment, and what it takes from and hands to its neighbours."""
+        draft = self.draft
+        works = works_before(self.program, segment.steps, segment.working)
+        self.apart = set(itertools.chain.from_iterable(works.values()))
+        for index in (*segment.working, *segment.arriving):
+            self.layers.take(draft, self._layer(index), home=index in segment.arriving)
+        for index in segment.steps:
+            for layer in works.get(index, ()):
+                self.layers.work(draft, self._layer(layer))
+            self._step(index, working=index in segment.working)
+        for layer in works.get(None, ()):
+            self.layers.work(draft, self._layer(layer))
+        for index in segment.leaving:
+            self.layers.leave(draft, self._layer(index))
+        # Another micro-batch's segments come before the next one of this.
+        for index in (*segment.working, *segment.leaving):
+            places = self.layers.hand_on(draft, self._layer(index))
+            self.segment_of.update(dict.fromkeys(places, draft.number))
+            self.tags.update(self.layers.flows(self._layer(index)))
+        # No other value is on its way between segments: a later one could run much later.
+        for place in (*draft.coming, *draft.away):
+            self._value(place)
+
+    def _layer(self, index: int) -> Compute:
+        item = self.program.steps[index]
+        assert isinstance(item, Compute)
+        return item
 
     def _results(
         self, draft: Draft, read: Container[Place], final: Iterable[Place]
@@ -198,7 +221,8 @@ class Builder:
         if place in draft.coming:
             self.transit.arrive(draft, place)
         if place in draft.away:
-            self._arrive(draft.away.pop(place))
+            away = draft.away.pop(place)
+            self._scaled(away.item, [self.layers.arrive(draft, away)], away.local.scale)
         if place in draft.nodes:
             return draft.nodes[place]
         name, layout = place
@@ -265,12 +289,14 @@ class Builder:
 
     # --- steps ---
 
-    def _step(self, index: int) -> None:
-        """Lower one step of the program."""
+    def _step(self, index: int, *, working: bool) -> None:
+        """Lower one step of the program; of a layer that has left before only its work."""
         item = self.program.steps[index]
         if isinstance(item, Compute):
-            if index in self.apart:
-                self._leave(item)
+            if working:
+                self.layers.work(self.draft, item)
+            elif index in self.apart:
+                self.layers.leave(self.draft, item)
             elif self.frame.runs(item):
                 self._compute(item)
         elif item.tensor not in self.whole_sources:
@@ -310,46 +336,6 @@ class Builder:
         for place, value in zip(self.frame.outputs(item), results, strict=True):
             value.meta["tensor"] = describe(self.model.tensors[place[0]], place[1])
             self._enter(place, value)
-
-    # --- layers whose rows are under way while others run ---
-
-    def _leave(self, item: Compute) -> None:
-        """Let the rows of a layer set off."""
-        local: LocalOperator = self.frame.local(item)
-        phases = phases_of(local.function)
-        inputs = [self._value(place) for place in self.frame.inputs(item)]
-        arguments = arguments_of(phases.leave, local.attributes, inputs, self.device)
-        node = self.draft.graph.create_node(
-            "call_function",
-            phases.leave,
-            (),
-            arguments,
-            name=f"{identifier(item.operator.name)}_leaves",
-        )
-        (place,) = self.frame.outputs(item)
-        self.draft.away[place] = Away(node, item, phases, local.scale)
-        self.segment_of[place] = self.draft.number
-
-    def _work(self, layers: Iterable[int]) -> None:
-        """Let layers work on the rows that have come to them."""
-        for index in layers:
-            item = self.program.steps[index]
-            assert isinstance(item, Compute)
-            (place,) = self.frame.outputs(item)
-            away = self.draft.away[place]
-            name = f"{identifier(item.operator.name)}_works"
-            node = self.draft.graph.create_node(
-                "call_function", away.phases.work, (away.node,), name=name
-            )
-            self.draft.away[place] = away._replace(node=node)
-
-    def _arrive(self, away: Away) -> None:
-        """Wait for the results of a layer."""
-        name = identifier(away.item.operator.name)
-        result = self.draft.graph.create_node(
-            "call_function", away.phases.arrive, (away.node,), name=name
-        )
-        self._scaled(away.item, [result], away.scale)
 
     def _unpack(self, result: fx.Node, operator: Operator, sequence: bool) -> list[fx.Node]:
         """The nodes of an operator's outputs."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from autopar.runtime.operators.phases import Phases
+from autopar.runtime.operators.local_call import LocalOperator
 from autopar.runtime.redistribution.steps import Chain
 from autopar.sharding.layout import Placement
 from autopar.sharding.program import Compute, Redistribute
@@ -29,12 +29,13 @@ class Coming(NamedTuple):
 
 
 class Away(NamedTuple):
-    """A layer whose rows are under way: the node of its last phase, and the layer's phases."""
+    """A layer whose rows are under way: its tag and its way, and whether it has worked."""
 
-    node: fx.Node
+    tag: fx.Node
+    way: fx.Node
     item: Compute
-    phases: Phases
-    scale: float
+    local: LocalOperator
+    works: bool = False
 
 
 class Draft:

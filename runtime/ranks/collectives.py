@@ -210,13 +210,9 @@ class Way(NamedTuple):
         return [next(homes) if wanted else None for wanted in self.wanted]
 
 
-class Parcels(NamedTuple):
-    """Rows under way, as bytes.
+class Sent(NamedTuple):
+    """Rows under way, as bytes."""
 
-    `tag` stands for them in autograd's graph: its gradient is the message on its way back.
-    """
-
-    tag: Tensor
     coming: Tensor
     way: Way
 
@@ -276,11 +272,11 @@ _TAG = torch.float16
 
 def parcels_leave(
     values: Sequence[Tensor], outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup
-) -> Parcels:
+) -> tuple[Tensor, Sent]:
     """Begin an exchange of rows of several values [rows, columns]; `parcels_arrive` ends it.
 
-    The numbers of rows depend on data. Backward, the gradients set off where the rows arrived and
-    are waited for where they left.
+    The first result stands for the rows in autograd's graph: its gradient is the message on its
+    way back. The numbers of rows depend on data.
     """
     way = Way(
         list(outgoing),
@@ -291,22 +287,15 @@ def parcels_leave(
         [torch.is_grad_enabled() and value.requires_grad for value in values],
     )
     tag, coming = _ParcelsLeave.apply(way, *values)  # type: ignore[no-untyped-call]
-    return Parcels(tag, coming, way)
+    return tag, Sent(coming, way)
 
 
-def parcels_arrive(parcels: Parcels) -> tuple[Tensor, ...]:
-    """The values whose exchange `parcels_leave` began."""
+def parcels_arrive(tag: Tensor, sent: Sent) -> tuple[Tensor, ...]:
+    """The values whose exchange `parcels_leave` began; backward, their gradients set off here."""
     out: tuple[Tensor, ...] = _ParcelsArrive.apply(  # type: ignore[no-untyped-call]
-        parcels.way, parcels.tag, parcels.coming
+        sent.way, tag, sent.coming
     )
     return out
-
-
-def exchange_parcels(
-    values: Sequence[Tensor], outgoing: Sequence[int], incoming: Sequence[int], group: AxisGroup
-) -> tuple[Tensor, ...]:
-    """As `parcels_leave`, waited for at once."""
-    return parcels_arrive(parcels_leave(values, outgoing, incoming, group))
 
 
 def exchange_rows(

@@ -19,7 +19,7 @@ from autopar.runtime.local_forms.experts import Network, run_network
 from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.operators.phases import Phases, in_phases
 from autopar.runtime.operators.registry import Local, register
-from autopar.runtime.ranks.collectives import Parcels, all_gather, parcels_arrive, parcels_leave
+from autopar.runtime.ranks.collectives import Sent, all_gather, parcels_arrive, parcels_leave
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.sharding.notation import ONCE
 
@@ -66,18 +66,18 @@ class _Hop:
     outgoing: Sequence[int]
     incoming: Sequence[int]
 
-    def sent(self, *values: Tensor) -> Parcels:
+    def sent(self, *values: Tensor) -> tuple[Tensor, Sent]:
         """Rows of the values of all tokens, which set off."""
         values = tuple(value[self.tokens] for value in values)
         return parcels_leave(values, self.outgoing, self.incoming, self.group)
 
-    def returned(self, sums: Tensor) -> Parcels:
+    def returned(self, sums: Tensor) -> tuple[Tensor, Sent]:
         """The sums of this place, which set off home."""
         return parcels_leave((sums,), self.incoming, self.outgoing, self.group)
 
-    def back(self, parcels: Parcels) -> Tensor:
+    def back(self, tag: Tensor, sent: Sent) -> Tensor:
         """The sums of all places, added up by token."""
-        (rows,) = parcels_arrive(parcels)
+        (rows,) = parcels_arrive(tag, sent)
         return _summed(rows, self.tokens, self.outgoing, self.count)
 
 
@@ -100,73 +100,72 @@ def _hop(places: Tensor, group: AxisGroup) -> _Hop:
     )
 
 
-class _Away(NamedTuple):
-    """Rows on their way along the outermost axis.
-
-    `inside`: the experts of a place of that axis. `groups`: those of the axes behind it.
-    """
+class _Way(NamedTuple):
+    """The way of rows along the outermost axis and back; `inside`: the experts of a place there."""
 
     hop: _Hop
-    parcels: Parcels
+    sent: Sent
     inside: int
-    groups: Sequence[AxisGroup]
-    operands: Sequence[Tensor]
-    network: Network
 
 
 def leave(
-    rows: Tensor,
-    operands: Sequence[Tensor],
-    network: Network,
-    scores: Tensor,
-    chosen: Tensor,
-    groups: Sequence[AxisGroup],
-) -> _Away:
-    """Let this rank's tokens set off along the outermost axis."""
-    inside = int(operands[0].shape[0])
+    rows: Tensor, held: int, scores: Tensor, chosen: Tensor, groups: Sequence[AxisGroup]
+) -> tuple[Tensor, _Way]:
+    """Let this rank's tokens set off along the outermost axis; a rank has `held` experts."""
+    inside = held
     for group in groups:
         inside *= group.size
     choice = chosen.view(rows.shape[0], -1).clamp(max=inside)
     weights = scores.view(rows.shape[0], -1)
     inside //= groups[0].size
     hop = _hop(choice // inside, groups[0])
-    parcels = hop.sent(rows, weights, choice.to(torch.int32))
-    return _Away(hop, parcels, inside, groups[1:], operands, network)
+    tag, sent = hop.sent(rows, weights, choice.to(torch.int32))
+    return tag, _Way(hop, sent, inside)
 
 
-def work(away: _Away) -> tuple[_Hop, Parcels]:
+def work(
+    tag: Tensor,
+    way: _Way,
+    operands: Sequence[Tensor],
+    network: Network,
+    groups: Sequence[AxisGroup],
+) -> tuple[Tensor, _Way]:
     """Bring the rows along the other axes, compute, and let the sums set off home."""
-    inside = away.inside
-    hops = [away.hop]
-    rows, weights, choice = _come(away.parcels, inside)
-    for group in away.groups:
+    inside = way.inside
+    hops = []
+    rows, weights, choice = _come(tag, way.sent, inside)
+    for group in groups[1:]:
         inside //= group.size
         hop = _hop(choice // inside, group)
         hops.append(hop)
-        rows, weights, choice = _come(hop.sent(rows, weights, choice.to(torch.int32)), inside)
-    sums = _weighed(rows, choice, weights, away.operands, away.network)
-    for hop in reversed(hops[1:]):
-        sums = hop.back(hop.returned(sums))
-    return hops[0], hops[0].returned(sums)
+        rows, weights, choice = _come(*hop.sent(rows, weights, choice.to(torch.int32)), inside)
+    sums = _weighed(rows, choice, weights, operands, network)
+    for hop in reversed(hops):
+        sums = hop.back(*hop.returned(sums))
+    tag, sent = way.hop.returned(sums)
+    return tag, way._replace(sent=sent)
 
 
-def _come(parcels: Parcels, inside: int) -> tuple[Tensor, Tensor, Tensor]:
+def _come(tag: Tensor, sent: Sent, inside: int) -> tuple[Tensor, Tensor, Tensor]:
     """The rows that have come, their weights, and the numbers of their experts at this place."""
-    rows, weights, numbers = parcels_arrive(parcels)
+    rows, weights, numbers = parcels_arrive(tag, sent)
     # Numbers of experts among those of this place; elsewhere, `inside`.
-    own = numbers.long() - parcels.way.group.coordinate * inside
+    own = numbers.long() - sent.way.group.coordinate * inside
     return rows, weights, torch.where((own >= 0) & (own < inside), own, inside)
 
 
-def arrive(back: tuple[_Hop, Parcels]) -> Tensor:
+def arrive(tag: Tensor, way: _Way) -> Tensor:
     """Sums of the weighed results of this rank's tokens."""
-    hop, parcels = back
-    return hop.back(parcels)
+    return way.hop.back(tag, way.sent)
+
+
+TRAVELLING_ONCE = Phases(leave, work, arrive)
+"""Sums of the weighed results of this rank's tokens, from the ranks of their experts."""
 
 
 def once(**arguments: Any) -> Tensor:
-    """Sums of the weighed results of this rank's tokens, from the ranks of their experts."""
-    return arrive(work(leave(**arguments)))
+    """The phases of `TRAVELLING_ONCE` as one operator."""
+    return TRAVELLING_ONCE(**arguments)
 
 
 def _weighed(
@@ -188,8 +187,8 @@ def _weighed(
 
 def travelling_once(call: LocalCall, *groups: AxisGroup) -> Local:
     """The local form in which rows travel along each axis in turn, and its arguments."""
-    return once, {"groups": tuple(groups)}
+    return once, {"groups": tuple(groups), "held": call.local_input(2)[0]}
 
 
-in_phases(once, Phases(leave, work, arrive))
+in_phases(once, TRAVELLING_ONCE)
 register(ONCE, talks=travelling_once)

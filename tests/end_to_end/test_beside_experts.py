@@ -33,6 +33,14 @@ SCHEDULES = [
     {},
     {"micro_batches": 2, "gathered": "per_pass", "accumulated": "shards"},
     {"unit_bytes": 2048},
+    {"micro_batches": 4, "overlap_experts": True},
+    {
+        "micro_batches": 2,
+        "overlap_experts": True,
+        "gathered": "per_pass",
+        "accumulated": "shards",
+        "unit_bytes": 2048,
+    },
 ]
 
 
@@ -59,12 +67,15 @@ def _plan(model: LoadedModel, sizes: Sequence[int], option: str) -> Plan:
     return search_plan(model.graph, replace(wanted, limits=pins))
 
 
-def _layers(model: LoadedModel, plan: Plan) -> tuple[int, int]:
-    """The layers of experts beside which others run, and all layers."""
+def _layers(model: LoadedModel, plan: Plan) -> tuple[int, int, int]:
+    """The layers of experts beside which others run, those apart from others, and all layers."""
     micro = plan.execution(analyse(model.graph, train=True)).micro
-    works = [works_before(micro.program, segment.steps) for segment in micro.segments]
+    works = [
+        works_before(micro.program, segment.steps, segment.working) for segment in micro.segments
+    ]
     return (
         sum(len(layers) for work in works for layers in work.values()),
+        sum(len(segment.working) for segment in micro.segments),
         sum(op.kind == "autopar.experts" for op in model.graph.operators),
     )
 
@@ -74,14 +85,15 @@ def _checked(folder: Path, kind: str, sizes: Sequence[int], option: str, number:
     plan = _plan(model, sizes, option)
     schedule = plan.schedule.model_copy(update=SCHEDULES[number])
     plan = plan.model_copy(update={"schedule": schedule})
-    beside, layers = _layers(model, plan)
-    assert beside == layers > 0
+    beside, apart, layers = _layers(model, plan)
+    assert (apart if plan.schedule.overlap_experts else beside) == layers > 0
     report = run_plan(model, plan, check=True)
     assert report.ok, report.check
 
 
-def test_one_device_is_equalled(folder: Path) -> None:
-    _checked(folder, "qwen2_moe", (2,), "e+t", 0)
+@pytest.mark.parametrize("number", [0, 3])
+def test_one_device_is_equalled(folder: Path, number: int) -> None:
+    _checked(folder, "qwen2_moe", (2,), "e+t", number)
 
 
 @pytest.mark.slow

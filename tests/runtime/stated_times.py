@@ -130,7 +130,12 @@ def _module(plan: Execution, model: Model, times: Times) -> ParallelModule:
     with ExitStack() as stack:
         for kind in SLOW:
             stack.enter_context(known_as(kind, _slow(kind, times)))
-        return ParallelModule(plan, World.of(plan), model.values)
+        module = ParallelModule(plan, World.of(plan), model.values)
+        # Programs of unlike micro-batches are made when they are asked for.
+        for stage in module.engine.stages.values():
+            for index in range(stage.count):
+                stage.program(index)
+        return module
 
 
 def _taken(

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from autopar.runtime.proof import Execution, Sample, decisions, prove, sample, strategies
-from autopar.runtime.ranks.collectives import exchange_parcels
 from autopar.runtime.split_operators import experts_once
 from autopar.sharding.program import Compute, operator_collectives
 from autopar.sharding.rules import RULES, Entry
@@ -170,11 +169,13 @@ def test_rows_go_once_to_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     sent: list[int] = []
 
-    def counted(values: Any, outgoing: Sequence[int], *others: Any) -> Any:
-        sent.append(sum(outgoing))
-        return exchange_parcels(values, outgoing, *others)
+    send = experts_once._Hop.sent
 
-    monkeypatch.setattr(experts_once, "exchange_parcels", counted)
+    def counted(hop: experts_once._Hop, *values: Any) -> Any:
+        sent.append(sum(hop.outgoing))
+        return send(hop, *values)
+
+    monkeypatch.setattr(experts_once._Hop, "sent", counted)
     Execution(case).check(decision, (2, 2))
     nodes, ranks = (
         torch.zeros(count, n).scatter_(1, chosen * n // 4, 1.0).sum().item() for n in (2, 4)

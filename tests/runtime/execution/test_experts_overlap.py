@@ -4,8 +4,9 @@ exchanges of their rows hides these, by as much as the player says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("strict_ranks")
 
 NEAR = 0.01
+PLAIN: Mapping[str, Any] = {}
 TIMES = replace(Times(), kinds={**Times().kinds, "all_to_all": 0.05, "all_gather": 0.001})
 
 
@@ -45,12 +47,16 @@ def model() -> LoadedModel:
     return load_model(Called(module, "input_ids", use_cache=False), ModelOptions(), inputs)
 
 
-def _execution(model: LoadedModel, sizes: Sequence[int], option: str) -> Execution:
+def _execution(
+    model: LoadedModel, sizes: Sequence[int], option: str, schedule: Mapping[str, Any] = PLAIN
+) -> Execution:
     wanted = request(sizes, train=True, optimizer="sgd")
     assert wanted.mesh is not None
     names = [axis.name for axis in wanted.mesh.axes]
     pins = Pins(operators={"*experts/experts": dict(zip(names, option.split(), strict=True))})
     plan = search_plan(model.graph, replace(wanted, limits=pins))
+    changed = plan.schedule.model_copy(update=schedule)
+    plan = plan.model_copy(update={"schedule": changed})
     return plan.execution(analyse(model.graph, train=True))
 
 
@@ -68,4 +74,18 @@ def test_shared_experts_hide_exchanges(model: LoadedModel, monkeypatch: pytest.M
     # The player takes a backward pass for products of masks and tables, too, which have none.
     assert (hidden, waited) == pytest.approx((wanted, played), rel=0.05)
     assert waited - hidden == pytest.approx(played - wanted, rel=NEAR)
+    assert hidden < 0.95 * waited
+
+
+@pytest.mark.parametrize(("sizes", "option"), [((2,), "e+t"), ((2, 2), "e+t:once e+t:once")])
+def test_exchanges_hide_under_another_micro_batch(
+    model: LoadedModel, sizes: Sequence[int], option: str
+) -> None:
+    plans = [
+        _execution(model, sizes, option, {"micro_batches": 4, "overlap_experts": merged})
+        for merged in (False, True)
+    ]
+    (waited, played), (hidden, wanted) = (_step(model, plan) for plan in plans)
+    assert (hidden, waited) == pytest.approx((wanted, played), rel=0.05)
+    assert waited - hidden == pytest.approx(played - wanted, rel=0.1)
     assert hidden < 0.95 * waited
