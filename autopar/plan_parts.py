@@ -196,8 +196,8 @@ class SchedulePlan(Part):
     `unit_bytes`: the approximate size of the units in which parameters are gathered and their
     gradients reduced; `prefetch`: the segments between two rounds of a gather, and
     between its last round and the first reader. `reductions`: how gradients are reduced.
-    `overlap_experts`: each backward pass is merged with the forward pass of the next micro-batch, so
-    that exchanges of rows of experts in one run under the other; not with stages.
+    `overlap_experts`: each backward pass is merged with the forward pass of the next micro-batch,
+    so that exchanges of rows of experts in one run under the other; not with stages.
     """
 
     micro_batches: int = Field(default=1, ge=1, le=MICRO_BATCHES)

@@ -47,6 +47,7 @@ class PlanKeywords(TypedDict, total=False):
     offload: str | None
     schedule: str | None
     interleave: int | None
+    overlap_experts: str | None
     pins: Sequence[str] | Pins
     load: str | Path | Plan | None
     reuse_from: str | Path | Plan | None

@@ -61,6 +61,7 @@ class PlanOptions:
     offload: str | None = None
     schedule: str | None = None
     interleave: int | None = None
+    overlap_experts: str | None = None
     load: str | Path | Plan | None = None
     reuse_from: str | Path | Plan | None = None
     discover: bool = False
@@ -107,6 +108,7 @@ class PlanOptions:
             hosted=hosted if self.offload is None else None,
             schedule=self.schedule,
             interleave=self.interleave,
+            overlap_experts=None if self.overlap_experts is None else self.overlap_experts == "on",
             fewer=self.fewer,
             uniform=not self.pins and self.reuse_from is None,
             types=types_of(model, self.master, self.reduce, train=train),

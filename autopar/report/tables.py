@@ -161,6 +161,8 @@ def _schedule_lines(plan: Plan) -> list[str]:
     """Micro-batches, the order of the stages, and recomputation, if there are any."""
     schedule = plan.schedule
     said = [f"{schedule.micro_batches} micro-batches"] if schedule.micro_batches > 1 else []
+    if schedule.overlap_experts:
+        said.append("passes of two merged to hide exchanges of experts")
     if plan.stages:
         chunks = f" with {schedule.interleave} chunks a stage" if schedule.interleave > 1 else ""
         said.append(f"stages in the order {schedule.pipeline}{chunks}")

@@ -172,12 +172,14 @@ class _Split:
             rule = replace(rule, factors=tuple(sizes))
         inputs = tuple(self._tensor(t, p) for t, p in zip(call.inputs, time.inputs, strict=True))
         outputs = tuple(self._tensor(t, p) for t, p in zip(call.outputs, time.outputs, strict=True))
-        # Options that differ on the whole batch may become one on a micro-batch.
+        # Options that differ on the whole batch may become one on a micro-batch, if they communicate
+        # alike.
         distinct: dict[object, Option] = {}
         for option in offer.options:
             local = self._option(option, time)
             if local is not None and (option.factor < 0 or rule.factors[option.factor].size > 1):
-                distinct.setdefault((local.inputs, local.outputs), local)
+                key = (local.inputs, local.outputs, local.communication)
+                distinct.setdefault(key, local)
         call = replace(call, inputs=inputs, outputs=outputs)
         return Offer(call=call, rule=rule, options=tuple(distinct.values()))
 

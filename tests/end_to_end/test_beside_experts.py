@@ -33,7 +33,7 @@ SCHEDULES = [
     {},
     {"micro_batches": 2, "gathered": "per_pass", "accumulated": "shards"},
     {"unit_bytes": 2048},
-    {"micro_batches": 4, "overlap_experts": True},
+    {"micro_batches": 2, "overlap_experts": True},
     {
         "micro_batches": 2,
         "overlap_experts": True,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import pytest

@@ -111,6 +111,8 @@ def _flags(setup: Setup) -> Iterable[str]:
         yield "--use-distributed-optimizer"
         yield "--overlap-grad-reduce"
         yield "--overlap-param-gather"
+    if setup.plan.schedule.overlap_experts:
+        yield "--overlap-moe-expert-parallel-comm"
     if setup.recompute == "selective":
         yield "--recompute-activations"
     if dtype := setup.parameter_type(TYPES):

@@ -54,7 +54,8 @@ class Request:
     or as shards; 3, gathered for every pass. `offload`: "none", or "optimizer" for the optimizer
     state of all parameters in the host's memory. `hosted`: the parameters with their state there,
     if these are fixed. `space`: the part of the space that is searched (None: all of it).
-    `schedule`, `interleave`: the schedule, and its chunks a stage.
+    `schedule`, `interleave`: the schedule, and its chunks a stage. `overlap_experts`: whether
+    passes of two micro-batches are merged, so that exchanges of experts run under them.
     """
 
     cluster: Cluster
@@ -74,6 +75,7 @@ class Request:
     space: Space | None = None
     schedule: str | None = None
     interleave: int | None = None
+    overlap_experts: bool | None = None
     fewer: bool = True
     uniform: bool = False
     types: Types = PLAIN.types
@@ -98,6 +100,7 @@ class Request:
                 raise UsageError(f"{name}: {count}; it must be at least 1")
             if count is not None and count > MICRO_BATCHES:
                 raise UsageError(f"{name}: {count}; it must be at most {MICRO_BATCHES}")
+        self._require_passes_to_merge()
         read_recompute(self.recompute or "none")
         for what, value, valid in (
             ("offload", self.offload, OFFLOADS),
@@ -108,6 +111,18 @@ class Request:
                 raise UsageError(unknown(what, value, valid))
         if self.offload == "optimizer" and not self.has_host:
             raise UsageError(f"--offload optimizer: {self._why_not_offloaded()}")
+
+    def _require_passes_to_merge(self) -> None:
+        if not self.overlap_experts:
+            return
+        if not self.train:
+            raise UsageError("--overlap-experts on: an inference has no backward passes")
+        for what, value in (("stages", self.stages), ("micro-batches", self.micro_batches)):
+            if value is None or (value == 1) != (what == "stages"):
+                raise UsageError(
+                    "--overlap-experts on merges passes of two micro-batches of one stage: say "
+                    "--stages 1 and how many --micro-batches, two or more"
+                )
 
     def _why_not_offloaded(self) -> str:
         if not self.train or optimizer_named(self.optimizer).states == 0:

@@ -132,6 +132,7 @@ class CandidateSolver:
             unit_bytes=max(one.unit_bytes for one in prices),
             types=self.request.types,
             reductions=self.request.reductions,
+            overlap_experts=bool(self.request.overlap_experts),
         )
 
     def schedule_of(self, candidate: Candidate, mode: Mode, *, short: bool) -> Schedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +13,21 @@ from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
 from autopar.planning.programs.equal_layers import Alike, Mixture
 from autopar.planning.programs.joined_axes import joined_mesh
+from autopar.planning.programs.merged_passes import exchanges_rows, merged_forms
 from autopar.planning.programs.priced_program import PricedProgram
 from autopar.planning.programs.rank import first_of
+from autopar.planning.space.candidates import micro_batches_to_try
 from autopar.planning.stages.staged_program import StagedProgram, interleaved
+from autopar.sharding.mesh import Mesh
 
 from .best_first import BestFirst
 from .no_plan import no_candidate, nothing_fits
 from .thriftiest import thriftiest
 from .unequal_groups import UnequalGroups
 from .whole_programs import Program
+
+MERGED_COUNTS = 2
+"""Numbers of micro-batches in which a program of one is tried with merged passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +120,7 @@ def _search_each(
 def _over_all(
     searches: Sequence[BestFirst], unequal: UnequalGroups, programs: list[Program]
 ) -> list[Program]:
-    """Pipelines over unequal groups, and simpler or interleaved forms of the best program."""
+    """Pipelines over unequal groups, and simpler, interleaved or merged forms of programs."""
     search = searches[0]
     more: list[Program] = []
     if (pipeline := unequal.best(search.solver)) is not None:
@@ -126,7 +133,31 @@ def _over_all(
     # Axes of a space differ in what they do.
     elif search.request.mesh is None and search.request.space is None:
         more += _with_joined_axes(searches, best)
+    if search.request.overlap_experts is None:
+        if isinstance(best, PricedProgram):
+            more += _in_more_micro_batches(searches, best)
+        more += merged_forms([*programs, *more], search.request)
     return more
+
+
+def _in_more_micro_batches(searches: Sequence[BestFirst], best: PricedProgram) -> list[Program]:
+    """The best program's mesh and mode in two micro-batches or more, whose passes can be merged.
+
+    Without merging they are slower, so that the search hardly has them.
+    """
+    folded = searches[0].folded
+    request = searches[0].request
+    if best.schedule.micro_batches > 1 or request.micro_batches or not exchanges_rows(best):
+        return []
+    counts = [count for count in micro_batches_to_try(folded, 1) if count > 1]
+    several: list[Program] = []
+    for count in counts[:MERGED_COUNTS]:
+        pinned = _in_its_mode(searches, best, best.assignment.mesh, count)
+        search = BestFirst(folded, replace(pinned, overlap_experts=True))
+        with contextlib.suppress(NoPlanFits, UsageError):
+            search.find()
+            several += search.incumbents.programs
+    return several
 
 
 def _with_joined_axes(searches: Sequence[BestFirst], best: PricedProgram) -> list[Program]:
@@ -137,21 +168,27 @@ def _with_joined_axes(searches: Sequence[BestFirst], best: PricedProgram) -> lis
     mesh = joined_mesh(best)
     if mesh is None:
         return []
+    # In the same mode the tables of both meshes have the same optimum.
+    pinned = _in_its_mode(searches, best, mesh, best.schedule.micro_batches)
+    simpler = BestFirst(searches[0].folded, pinned)
+    simpler.find()
+    return simpler.incumbents.programs
+
+
+def _in_its_mode(
+    searches: Sequence[BestFirst], best: PricedProgram, mesh: Mesh, micro_batches: int
+) -> Request:
+    """The request for plans on a mesh in the mode of a program."""
     pinned = replace(
         searches[0].request,
         cluster=best.tables.prices.cluster,
         mesh=mesh,
         stages=1,
-        micro_batches=best.schedule.micro_batches,
+        micro_batches=micro_batches,
     )
     mode = next((one for search in searches if (one := search.incumbents.mode_of(best))), None)
-    # In the same mode the tables of both meshes have the same optimum. A program that was made
-    # because nothing else fitted has no mode here.
-    if mode is not None:
-        pinned = replace(pinned, zero=mode.zero, recompute=mode.recompute)
-    simpler = BestFirst(searches[0].folded, pinned)
-    simpler.find()
-    return simpler.incumbents.programs
+    # A program that was made because nothing else fitted has no mode here.
+    return pinned if mode is None else replace(pinned, zero=mode.zero, recompute=mode.recompute)
 
 
 def _bound(pools: list[PoolSearch], unequal: UnequalGroups) -> float:

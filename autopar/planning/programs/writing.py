@@ -240,6 +240,7 @@ def _schedule(best: PricedProgram | StagedProgram) -> SchedulePlan:
             "accumulated": s.accumulated,
         }
         | {"unit_bytes": s.unit_bytes, "prefetch": s.prefetch, "reductions": asdict(s.reductions)}
+        | {"overlap_experts": s.overlap_experts}
         | pipeline
         | types
     )

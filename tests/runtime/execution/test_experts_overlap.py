@@ -4,6 +4,7 @@ exchanges of their rows hides these, by as much as the player says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -82,7 +83,13 @@ def test_exchanges_hide_under_another_micro_batch(
     model: LoadedModel, sizes: Sequence[int], option: str
 ) -> None:
     plans = [
-        _execution(model, sizes, option, {"micro_batches": 4, "overlap_experts": merged})
+        # Of the batch of eight each rank has one sequence in each micro-batch.
+        _execution(
+            model,
+            sizes,
+            option,
+            {"micro_batches": 8 // math.prod(sizes), "overlap_experts": merged},
+        )
         for merged in (False, True)
     ]
     (waited, played), (hidden, wanted) = (_step(model, plan) for plan in plans)
