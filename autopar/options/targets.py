@@ -67,6 +67,8 @@ def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | Non
         return None
     if request.zero not in (None, *reach.zeros, *reach.near):
         return None
+    if request.overlap_experts and not reach.merges:
+        return None
     missing = _missing(analysis)
     axes = (tuple(n for n in kind if n in reach.axes and n not in missing) for kind in KINDS)
     least, most = reach.stages
@@ -87,6 +89,7 @@ def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | Non
         space=space,
         limits=together(request.limits, named) if request.limits else named,
         offload=request.offload or (None if reach.hosts else "none"),
+        overlap_experts=request.overlap_experts if reach.merges else False,
     )
 
 

@@ -157,3 +157,30 @@ def test_a_late_reduction_leaves_those_of_later_micro_batches_under_way() -> Non
     late = words.index("0REDUCE_GRAD0.0")
     assert words.index("0REDUCE_GRAD0.1+2") < late
     assert words.index("0REDUCE_GRAD1.2") < late < words.index("0REDUCE_GRAD1.2+1")
+
+
+def test_merged_passes_take_turns_wherever_an_exchange_sets_off() -> None:
+    """An exchange sets off behind segments 0 and 1 forward, and behind 2 and 1 backward."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Experts(Layers):
+        def needs(self) -> Sequence[Need]:
+            return [
+                Need(forward=(), backward=(), reduced=(), sets_off=(n in (0, 1), n in (1, 2)))
+                for n in range(4)
+            ]
+
+    chunk = Experts(gathered=[])
+    actions = expand({0: chunk}, one_stage(2, train=True, merges=True), prefetch=1)
+    assert " ".join(map(str, actions)) == (
+        "0F0.0 0F0.1 0F0.2 0F0.3 "
+        "0F1.0 0B0.3 0B0.2 0F1.1 0B0.1 0F1.2 0F1.3 0B0.0 "
+        "0B1.3 0B1.2 0B1.1 0B1.0"
+    )
+
+
+def test_merged_passes_are_those_of_passes_alone() -> None:
+    alone, merged = (list(one_stage(4, train=True, merges=merges)) for merges in (False, True))
+    flat = [action for one in merged for action in (one if isinstance(one, tuple) else (one,))]
+    assert sorted(map(str, flat)) == sorted(map(str, alone))
+    assert list(one_stage(3, train=False, merges=True)) == list(one_stage(3, train=False))

@@ -8,7 +8,7 @@ from autopar.order import schedules
 
 from .precisions import words_of
 from .reach import REPLICAS, WEIGHTS, Reach, lacks
-from .setup import Converted, Setup
+from .setup import UNMERGED, Converted, Setup
 from .stage_layers import StageLayers, stage_layers
 
 TARGET = "megatron"
@@ -26,6 +26,7 @@ REACH = (
         stages=(1, 0),
         schedules=SCHEDULES,
         optimizers=tuple(OPTIMIZERS),
+        merges=True,
     ),
     # Its FSDP2 knows data parallelism alone, without replicas of the shards.
     Reach(axes=("shard",), zeros=(3,), optimizers=tuple(OPTIMIZERS)),
@@ -35,7 +36,9 @@ REACH = (
 def megatron(setup: Setup) -> Converted:
     """The arguments of a plan."""
     setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
-    lost = [*setup.lost, *setup.minor(), *losses(setup)]
+    # Its combined 1F1B merges passes.
+    said = [note for note in setup.lost if note != UNMERGED]
+    lost = [*said, *setup.minor(), *losses(setup)]
     if setup.zero == 3:
         lost.append(
             "its FSDP2 is for models whose output weights are not the embedding's "

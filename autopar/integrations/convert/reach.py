@@ -44,7 +44,7 @@ class Reach:
     the least number of pipeline stages and the most (0: any number). `whole_layers`: stages hold
     whole layers. `schedules`: of a pipeline. `searched`: those of them that a search may take
     (all). `filled`: pipelines have at least as many micro-batches as stages. `hosts`: optimizer
-    state in host memory is said. `where`: where the target says what its configuration does not, by
+    state in host memory is said. `merges`: passes merged for exchanges of experts are said. `where`: where the target says what its configuration does not, by
     kind of work, "stages" or "recompute".
     """
 
@@ -60,6 +60,7 @@ class Reach:
     filled: bool = False
     optimizers: tuple[str, ...] | None = None
     hosts: bool = False
+    merges: bool = False
     infers: bool = False
     where: Mapping[str, str] = field(default_factory=dict)
 

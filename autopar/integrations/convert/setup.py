@@ -216,6 +216,9 @@ def setup_of(plan: Plan) -> Setup:
     )
 
 
+UNMERGED = "passes of two micro-batches are not merged to hide exchanges of experts"
+
+
 def _recompute(plan: Plan) -> Recompute:
     recomputed = sum(map(len, plan.schedule.recompute))
     if not recomputed:
@@ -248,6 +251,8 @@ def _losses(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
             f"optimizer state of {hosts} parameters in host memory is left to the target's own "
             "offloading"
         )
+    if plan.schedule.overlap_experts:
+        yield UNMERGED
     if plan.unused:
         yield f"{plan.unused} devices of the cluster stay idle"
 

@@ -30,7 +30,7 @@ def test_a_plan_of_version_2_is_read() -> None:
         "version": 3,
         "routing": None,
         "model": old["model"] | {"flops": {}, "precision": None},
-        "schedule": old["schedule"] | {"gathered": "per_pass"},
+        "schedule": old["schedule"] | {"gathered": "per_pass", "overlap_experts": False},
     }
 
 
