@@ -64,6 +64,7 @@ def _around(
 ) -> tuple[list[int], list[int], list[int]]:
     """The steps in front of a layer, beside it, and behind those."""
     free = _not_needed(program, ahead, layer)
+    # Values that the layer leads to, and values that it has nothing to do with.
     own = dict.fromkeys(makes(program.steps[layer]))
     independent = set[PlacedValue]()
     for index in free:
@@ -87,6 +88,7 @@ def _around(
         if index not in chosen and not moved.isdisjoint(reads(program.steps[index])):
             chosen.add(index)
             moved.update(makes(program.steps[index]))
+    # Without a product it covers nothing, and moving it would only keep values longer.
     if not any(_products(program.steps[index]) for index in chosen):
         return ahead, [], behind
     return (
@@ -104,6 +106,7 @@ def _not_needed(program: Program, steps: Sequence[int], layer: int) -> list[int]
     for index in reversed(steps):
         step = program.steps[index]
         if travels(step, mesh):
+            # What stands in front of the layer before may be beside that one.
             break
         if needed.isdisjoint(makes(step)):
             free.append(index)
@@ -121,7 +124,7 @@ def _not_needed(program: Program, steps: Sequence[int], layer: int) -> list[int]
 
 
 def _needed(program: Program, steps: Sequence[int], places: Iterable[PlacedValue]) -> Iterable[int]:
-    """Those of the steps that lead to some values, the last first."""
+    """The steps that lead to some values, the last first."""
     wanted = set(places)
     for index in reversed(steps):
         step = program.steps[index]

@@ -153,6 +153,7 @@ def _merged(
             # What has set off runs under the other pass, up to where that one sets something off.
             if number is not None and own[number].sets_off[way]:
                 pieces[-1].append([])
+    # Passes of unlike chunks may have unlike numbers of exchanges.
     for turn in itertools.zip_longest(*pieces, fillvalue=[]):
         yield from itertools.chain.from_iterable(turn)
 

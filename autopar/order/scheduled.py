@@ -214,6 +214,7 @@ class Scheduled:
             ahead, back = each[i]
             # The rows set off in the segment before, and the gradients of the results behind it.
             each[i] = ahead[set_off(ahead) :], back[1:]
+        # These layers are steps of other segments, which have the rest of their collectives.
         leaving = [_collectives(self.program, steps[i], mesh)[0] for i in segment.leaving]
         arriving = [_collectives(self.program, steps[i], mesh)[1] for i in segment.arriving]
         forward = [pair[0] for pair in each.values()] + [c[: set_off(c)] for c in leaving]

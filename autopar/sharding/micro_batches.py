@@ -172,8 +172,7 @@ class _Split:
             rule = replace(rule, factors=tuple(sizes))
         inputs = tuple(self._tensor(t, p) for t, p in zip(call.inputs, time.inputs, strict=True))
         outputs = tuple(self._tensor(t, p) for t, p in zip(call.outputs, time.outputs, strict=True))
-        # Options that differ on the whole batch may become one on a micro-batch, if they communicate
-        # alike.
+        # Options that differ on the whole batch may become one on a micro-batch.
         distinct: dict[object, Option] = {}
         for option in offer.options:
             local = self._option(option, time)

@@ -76,6 +76,7 @@ class Layers:
         gradients = self.frame.program.assignment.gradients
         local = self.frame.local(item)
         taken = _read(self._attributes(local, phases_of(local.function).leave))
+        # Where no gradient goes home, a tag with one would send an empty message.
         if any(operator.inputs[index] in gradients for index in taken):
             yield self.places(item, home=False)[0][0]
         if operator.outputs[0] in gradients:
@@ -103,6 +104,7 @@ class Layers:
         """The node of a phase, with those of the layer's arguments that it takes."""
         attributes = self._attributes(local, phase)
         read = set(_read(attributes))
+        # Weights are read where the layer works, since only that segment has them gathered.
         inputs = [
             self.value(place) if index in read else None
             for index, place in enumerate(self.frame.inputs(item))

@@ -220,6 +220,7 @@ class Sent(NamedTuple):
 def _in_bytes(values: Sequence[Tensor]) -> Tensor:
     """Rows of all `values` [rows, columns] as one tensor of bytes."""
     as_bytes = [value.contiguous().view(torch.uint8) for value in values]
+    # A single value needs no copy.
     return as_bytes[0] if len(as_bytes) == 1 else torch.cat(as_bytes, 1)
 
 

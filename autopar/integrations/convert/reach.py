@@ -44,8 +44,8 @@ class Reach:
     the least number of pipeline stages and the most (0: any number). `whole_layers`: stages hold
     whole layers. `schedules`: of a pipeline. `searched`: those of them that a search may take
     (all). `filled`: pipelines have at least as many micro-batches as stages. `hosts`: optimizer
-    state in host memory is said. `merges`: passes merged for exchanges of experts are said. `where`: where the target says what its configuration does not, by
-    kind of work, "stages" or "recompute".
+    state in host memory is said. `merges`: so are passes merged for exchanges of experts. `where`:
+    where the target says what its configuration does not, by kind of work, "stages" or "recompute".
     """
 
     axes: tuple[str, ...]

@@ -133,6 +133,7 @@ def _over_all(
     # Axes of a space differ in what they do.
     elif search.request.mesh is None and search.request.space is None:
         more += _with_joined_axes(searches, best)
+    # Pinned on, all programs are merged already.
     if search.request.overlap_experts is None:
         if isinstance(best, PricedProgram):
             more += _in_more_micro_batches(searches, best)
@@ -154,6 +155,7 @@ def _in_more_micro_batches(searches: Sequence[BestFirst], best: PricedProgram) -
     for count in counts[:MERGED_COUNTS]:
         pinned = _in_its_mode(searches, best, best.assignment.mesh, count)
         search = BestFirst(folded, replace(pinned, overlap_experts=True))
+        # A pin that holds for the whole batch may not hold for parts of it.
         with contextlib.suppress(NoPlanFits, UsageError):
             search.find()
             several += search.incumbents.programs

@@ -25,7 +25,7 @@ def exchanges_rows(program: PricedProgram) -> bool:
 def merged_forms(
     programs: Iterable[PricedProgram | StagedProgram], request: Request
 ) -> Iterator[PricedProgram]:
-    """Those of the programs that have exchanges to hide, merged, where they fit the memory."""
+    """The merged forms of the programs that have exchanges to hide, where they fit the memory."""
     for program in programs:
         if not isinstance(program, PricedProgram) or program.schedule.overlap_experts:
             continue
@@ -36,6 +36,7 @@ def merged_forms(
         draft = DraftProgram(
             tables=program.tables, solution=program.solution, plan=program.plan
         ).under(schedule)
+        # Layers that are recomputed, or stand first, have none that could hide.
         if not any(segment.working for segment in draft.plan.segments):
             continue
         memory_limit = request.memory_limit_on(program.tables.prices.cluster)
