@@ -181,13 +181,13 @@ class _Way(NamedTuple):
     """The way of rows to their experts and back.
 
     `choice`: the expert of each row that comes. `order`: the places of the results among the
-    `count` rows of `tokens`.
+    `places` of rows of `tokens`.
     """
 
     sent: Sent
     choice: Tensor
     order: Tensor
-    count: int
+    places: int
     tokens: int
 
 
@@ -239,7 +239,7 @@ def arrive(tag: Tensor, way: _Way, scores: Tensor | None = None) -> Tensor:
     (results,) = parcels_arrive(tag, way.sent)
     if scores is not None:
         results = results * scores[way.order, None]
-    placed = _placed(results, way.order, way.count)
+    placed = _placed(results, way.order, way.places)
     return placed if scores is None else _added(placed, way.tokens)
 
 
