@@ -26,6 +26,7 @@ from tests.end_to_end.plans import request
 
 transformers = pytest.importorskip("transformers")
 
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 LAYERS = 3
 PLAIN: Mapping[str, Any] = {}
 
