@@ -11,6 +11,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -367,8 +368,11 @@ class Stage:
         return values[-1]
 
 
-def _leaf(value: Tensor, flow: bool) -> Tensor:
-    """A value without its history, the start of a new one where a gradient is wanted."""
+def _leaf(value: Any, flow: bool) -> Any:
+    """A value without its history, the start of a new one where a gradient is wanted.
+
+    The way of rows to their experts, which is no tensor, stays as it is.
+    """
     if not isinstance(value, Tensor):
         return value
     leaf = value.detach()
