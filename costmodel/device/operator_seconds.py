@@ -20,6 +20,7 @@ from autopar.ir.recipes import recipe_of
 from autopar.sharding.communication import visited
 from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import RULES, Call
+from autopar.sharding.rules.contraction import INDEX_SCORES
 from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.rules.saved_for_backward import Keeps, keeps
 from autopar.sharding.strategies import Strategies
@@ -28,6 +29,7 @@ from . import Device
 from .device import ITEMSIZE, TF32
 from .elementwise import CAST_TRAFFIC, memory_seconds, with_launch
 from .expert_layers import Layer
+from .index_scores import index_scores_seconds
 from .kernel_seconds import AttentionWork, attention_seconds, product_seconds
 from .local_attention import attention_flops, local_scores
 from .products import Product
@@ -86,6 +88,11 @@ def operator_parts(
         )
     if call.operator.kind in SCANS:
         return _of_scan(call, strategies, mesh, cluster.device, gradients)
+    if call.operator.kind == INDEX_SCORES:
+        local = _local_sizes(strategies, mesh)
+        nothing = np.zeros(len(local))
+        seconds = index_scores_seconds(strategies.rule, local, cluster.device)
+        return OperatorSeconds(forward=seconds, backward=nothing, weight=nothing)
     work = _Operator(call, strategies, mesh, cluster.device, gradients, inside)
     # Ring attention runs its kernel once for each block of keys that passes by.
     rounds = visited(strategies, tuple(mesh))

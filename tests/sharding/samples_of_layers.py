@@ -597,5 +597,16 @@ def scans() -> Iterator[Sample]:
             )
 
 
-_ALL = (images, fused, layers, steps, rare_losses, scans)
+def sparse_attention() -> Iterator[Sample]:
+    """Scores of keys, added up over heads."""
+    yield sample(
+        "autopar.index_scores.default",
+        query=n(6, 6, 6, 4).float(),
+        key=n(6, 12, 4).float(),
+        weights=n(6, 6, 6).float(),
+        scale=0.5,
+    )
+
+
+_ALL = (images, fused, layers, steps, rare_losses, scans, sparse_attention)
 FAMILIES = {family.__name__: family for family in _ALL}

@@ -91,6 +91,10 @@ class KnownValues:
                 own = replace(operator, inputs=()) if filled else operator
                 self._makers[operator.outputs[0]] = own
 
+    def holds(self, name: str) -> bool:
+        """Whether a tensor is made of nothing but numbers, whether or not its value is known."""
+        return name in self._makers or name in self._values
+
     def value(self, name: str) -> Known | None:
         """A tensor's value; None if it is not known."""
         stack = [name]

@@ -22,9 +22,11 @@ from .causal import read_as_causal
 from .collected import Collected
 from .experts import with_experts
 from .forms import explicit, plain_form
+from .index_scores import read_index_scores
 from .lanes import read_parts_together
 from .losses import split_means
 from .masks import without_known_masks
+from .masks_of_batches import with_masks_of_one_sequence
 from .state import RUNNING, functional, tracked
 from .views import read_as_additions, read_as_views
 
@@ -48,10 +50,9 @@ _IN_PLACE = (
 
 def simplified(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with what the exported code writes at length in shorter forms, of equal values."""
-    graph = without_known_masks(
-        read_as_views(read_parts_together(read_as_causal(graph))), constants
-    )
-    return with_experts(split_means(read_as_additions(graph)))
+    graph = read_as_views(read_parts_together(read_as_causal(graph)))
+    graph = with_masks_of_one_sequence(without_known_masks(graph, constants), constants)
+    return with_experts(read_index_scores(split_means(read_as_additions(graph))))
 
 
 class Reader(Collected):

@@ -11,6 +11,8 @@ from .registry import Call, register
 from .selection import all_whole
 from .spelling import by_name, tensor_named
 
+INDEX_SCORES = "autopar.index_scores.default"
+
 
 def matmul_dims(first: int, second: int, product: int) -> tuple[str, str, str]:
     """`b m k, b k n -> b m n` for tensors of these ranks, with broadcast batch dims; either side
@@ -244,3 +246,6 @@ register("onnx.Gemm", _gemm, products=("",))
 register("onnx.Det", "* !m !n -> *")
 register("aten.einsum.default onnx.Einsum", _einsum, linear=((0,), (1,)), products=("",))
 register("aten.scaled_dot_product_attention.default", _attention, products=("ex", "wx"))
+# The heads that are added up share the keys (`autopar/torch_operators/index_scores.py`); its price
+# counts the products of all of them (`costmodel/device/index_scores.py`).
+register(INDEX_SCORES, "b s h !d, b t !d, b s h -> b s t | h: sum", products=("",))
