@@ -2,6 +2,7 @@
 
 from autopar.ir import Graph
 
+from .dense import choose_experts
 from .layers import KIND, join_experts
 from .weighing import weigh_experts
 
@@ -10,4 +11,4 @@ __all__ = ["join_experts", "with_experts"]
 
 def with_experts(graph: Graph) -> Graph:
     """The graph with every layer of experts as one operator, which weighs its own results."""
-    return weigh_experts(join_experts(graph), KIND)
+    return weigh_experts(join_experts(choose_experts(graph)), KIND)
