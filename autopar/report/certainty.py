@@ -22,6 +22,7 @@ from autopar.costmodel.device.operator_seconds import DEFAULT_KERNEL
 from autopar.costmodel.device.scans import SCANS
 from autopar.plan import Plan
 from autopar.sharding.rules import RULES
+from autopar.sharding.rules.contraction import INDEX_SCORES
 from autopar.sharding.rules.experts import EXPERTS
 from autopar.units import bytes_text, seconds_text
 
@@ -38,7 +39,7 @@ def step_around(plan: Plan, cluster: Cluster) -> Interval:
     kind = run_kind(
         experts=EXPERTS in kinds,
         narrow=any(FAMILIES.get(dtype, "") in NARROW for dtype in flops),
-        unmeasured=unknown or not kinds.isdisjoint(SCANS),
+        unmeasured=unknown or not kinds.isdisjoint({*SCANS, INDEX_SCORES}),
     )
     return step_interval(cluster, kind)
 

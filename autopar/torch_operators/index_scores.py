@@ -3,42 +3,43 @@
     scores[b, s, t] = sum over h of  weights[b, s, h] relu(scale query[b, s, h] . key[b, t])
 
 Heads share the keys. Products of all heads with all keys are made for some queries at a time, in
-single precision. Source: DeepSeek-AI, DeepSeek-V3.2 (2025), section 2.1, the lightning indexer.
+single precision; a backward pass holds them all. Source: DeepSeek-AI, DeepSeek-V3.2 (2025),
+section 2.1, the lightning indexer.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .defining import define, precise
+
 BLOCK = 1 << 24
 """Products of a query, a head and a key that are in memory at a time: 64 MiB."""
-_LIBRARY: Any = torch.library.Library("autopar", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
     """Scores [b, s, t] of `query` [b, s, h, d], `key` [b, t, d] and `weights` [b, s, h].
 
-    They are of single precision, and have no gradient: what they choose has none.
+    They are of single precision at least.
     """
-    keys = key.float().mT
+    dtype = precise(query.dtype)
+    keys = key.to(dtype).mT
     samples, _, heads, _ = query.shape
     rows = max(1, BLOCK // max(samples * heads * key.shape[1], 1))
     parts = []
     for some, weighed in zip(query.split(rows, 1), weights.split(rows, 1), strict=True):
-        products = torch.matmul(some.float().flatten(1, 2), keys).unflatten(1, (-1, heads))
+        products = torch.matmul(some.to(dtype).flatten(1, 2), keys).unflatten(1, (-1, heads))
         seen = functional.relu(products * scale)
-        parts.append(torch.matmul(weighed.float().unsqueeze(-2), seen).squeeze(-2))
+        parts.append(torch.matmul(weighed.to(dtype).unsqueeze(-2), seen).squeeze(-2))
     return torch.cat(parts, 1)
 
 
-def _shape(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    return query.new_empty((*query.shape[:2], key.shape[1]), dtype=torch.float32)
+def _empty(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
+    return query.new_empty((*query.shape[:2], key.shape[1]), dtype=precise(query.dtype))
 
 
-_LIBRARY.define("index_scores(Tensor query, Tensor key, Tensor weights, float scale) -> Tensor")
-_LIBRARY.impl("index_scores", index_scores, "CompositeExplicitAutograd")
-torch.library.register_fake("autopar::index_scores", _shape, lib=_LIBRARY)
+define(
+    "index_scores", "Tensor query, Tensor key, Tensor weights, float scale", index_scores, _empty
+)

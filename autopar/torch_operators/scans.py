@@ -4,8 +4,7 @@ its backward pass computes the forward pass again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,14 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from .chunked import Recurrence, chunked_recurrence
+from .defining import define, precise
 
 NORM_EPSILON = 1e-6
-_LIBRARY: Any = torch.library.Library("autopar", "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-def precise(dtype: torch.dtype) -> torch.dtype:
-    """States are summed in single precision at least."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -115,74 +109,28 @@ def state_space_recurrence(  # noqa: PLR0913  (the operator's signature)
     return Recurrence(queries=q, keys=k, values=v, decay=g, beta=None)
 
 
-@contextmanager
-def _recording() -> Iterator[None]:
-    """Autograd records inside a kernel, which the dispatcher calls below autograd."""
-    hidden = torch._C._dispatch_tls_local_exclude_set()
-    for name in ("AutogradFunctionality", "ADInplaceOrView"):
-        key = getattr(torch._C.DispatchKey, name, None)
-        hidden = hidden if key is None else hidden.remove(key)
-    included = torch._C._dispatch_tls_local_include_set()
-    with torch._C._ForceDispatchKeyGuard(included, hidden), torch.enable_grad():
-        yield
+def _like(values: int, dtype: Callable[[torch.dtype], torch.dtype]) -> Callable[..., Tensor]:
+    """Makes results of the shape of the argument `values`, of a type by that of the first one."""
 
-
-def _define(
-    name: str, schema: str, function: Callable[..., Tensor], values: int, dtype: Any
-) -> None:
-    """An operator and the operator of its gradients, of all of its tensors that are numbers.
-
-    `values`: the place of the argument that has the results' shape. `dtype`: theirs, from that of
-    the first argument.
-    """
-
-    def fake(*arguments: Any) -> Tensor:
+    def made(*arguments: Any) -> Tensor:
         like = arguments[values]
-        made: Tensor = like.new_empty(like.shape, dtype=dtype(arguments[0].dtype))
-        return made
+        empty: Tensor = like.new_empty(like.shape, dtype=dtype(arguments[0].dtype))
+        return empty
 
-    def gradients(gradient: Tensor, *arguments: Any) -> list[Tensor]:
-        with _recording():
-            given = [a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in arguments]
-            made = function(*given)
-            tensors = [a for a in given if isinstance(a, Tensor)]
-            return [g.contiguous() for g in torch.autograd.grad(made, tensors, gradient)]
-
-    def fake_gradients(gradient: Tensor, *arguments: Any) -> list[Tensor]:
-        return [a.new_empty(a.shape) for a in arguments if isinstance(a, Tensor)]
-
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*(a for a in inputs if isinstance(a, Tensor)))
-        ctx.others = [None if isinstance(a, Tensor) else (a,) for a in inputs]
-
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        saved = iter(ctx.saved_tensors)
-        arguments = [next(saved) if other is None else other[0] for other in ctx.others]
-        made = iter(getattr(torch.ops.autopar, f"{name}_backward")(gradient, *arguments))
-        return tuple(next(made) if other is None else None for other in ctx.others)
-
-    _LIBRARY.define(f"{name}({schema}) -> Tensor")
-    _LIBRARY.define(f"{name}_backward(Tensor gradient, {schema}) -> Tensor[]")
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    _LIBRARY.impl(f"{name}_backward", gradients, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"autopar::{name}", fake, lib=_LIBRARY)
-    torch.library.register_fake(f"autopar::{name}_backward", fake_gradients, lib=_LIBRARY)
-    torch.library.register_autograd(f"autopar::{name}", backward, setup_context=keep, lib=_LIBRARY)
+    return made
 
 
-_define(
+define(
     "gated_delta_rule",
     "Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, int chunk_size, "
     "bool normalize",
     gated_delta_rule,
-    2,
-    lambda dtype: dtype,
+    _like(2, lambda dtype: dtype),
 )
-_define(
+define(
     "state_space_scan",
     "Tensor x, Tensor step, Tensor decay, Tensor key, Tensor query, Tensor? skip, Tensor? bias, "
     "int chunk_size, bool softplus, float low, float high",
     state_space_scan,
-    0,
-    precise,
+    _like(0, precise),
 )

@@ -90,9 +90,12 @@ def operator_parts(
         return _of_scan(call, strategies, mesh, cluster.device, gradients)
     if call.operator.kind == INDEX_SCORES:
         local = _local_sizes(strategies, mesh)
+        forward, backward = index_scores_seconds(strategies.rule, local, cluster.device)
         nothing = np.zeros(len(local))
-        seconds = index_scores_seconds(strategies.rule, local, cluster.device)
-        return OperatorSeconds(forward=seconds, backward=nothing, weight=nothing)
+        trained = any(t.name in gradients for t in call.outputs)
+        return OperatorSeconds(
+            forward=forward, backward=backward if trained else nothing, weight=nothing
+        )
     work = _Operator(call, strategies, mesh, cluster.device, gradients, inside)
     # Ring attention runs its kernel once for each block of keys that passes by.
     rounds = visited(strategies, tuple(mesh))

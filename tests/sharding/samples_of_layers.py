@@ -601,9 +601,9 @@ def sparse_attention() -> Iterator[Sample]:
     """Scores of keys, added up over heads."""
     yield sample(
         "autopar.index_scores.default",
-        query=n(6, 6, 6, 4).float(),
-        key=n(6, 12, 4).float(),
-        weights=n(6, 6, 6).float(),
+        query=n(6, 6, 6, 4),
+        key=n(6, 12, 4),
+        weights=n(6, 6, 6),
         scale=0.5,
     )
 

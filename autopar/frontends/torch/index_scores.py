@@ -2,8 +2,7 @@
 
     matmul(weights, relu(matmul(query, key) * scale))    ->    autopar.index_scores
 
-The layer keeps a product of every query, head and key between; the operator does not. It is read
-where the scores only choose keys, and so have no gradient.
+The layer keeps a product of every query, head and key between; the operator does not.
 """
 
 from __future__ import annotations
@@ -15,24 +14,12 @@ from autopar.ir import Graph, Operator, Ref, Tensor, Value, needed_operators
 _MATMUL = "aten.matmul.default"
 _SCALED = frozenset({"aten.mul.Tensor", "aten.mul.Scalar"})
 _CASTS = frozenset({"aten._to_copy.default", "aten.to.dtype"})
-_PASSED = frozenset(
-    {
-        "aten.squeeze.dim",
-        "aten.squeeze.dims",
-        "aten.masked_fill.Scalar",
-        "aten.add.Tensor",
-        "aten.detach.default",
-    }
-)
-"""Operators behind the scores that leave all of them to be compared."""
-_CHOOSE = "aten.topk.default"
+_NARROW = ("bfloat16", "float16", "float32")
 KIND = "autopar.index_scores.default"
 
 
 def read_index_scores(graph: Graph) -> Graph:
     """The graph with one operator in place of each pair of products that gives scores of keys."""
-    if not any(operator.kind == _CHOOSE for operator in graph.operators):
-        return graph
     reader = _Reader(graph)
     operators = [reader.read(operator) for operator in graph.operators]
     if not reader.any_read:
@@ -42,16 +29,11 @@ def read_index_scores(graph: Graph) -> Graph:
 
 
 class _Reader:
-    """Makers and readers of a graph's tensors."""
+    """Makers of a graph's tensors; `any_read`: whether any scores are one operator now."""
 
     def __init__(self, graph: Graph) -> None:
         self.tensors = graph.tensors
         self.makers = {name: op for op in graph.operators for name in op.outputs}
-        self.users: dict[str, list[Operator]] = {}
-        for operator in graph.operators:
-            for name in operator.inputs:
-                self.users.setdefault(name, []).append(operator)
-        self.results = {*graph.outputs, *graph.updates.values()}
         self.any_read = False
 
     def read(self, operator: Operator) -> Operator:
@@ -60,7 +42,7 @@ class _Reader:
             return operator
         outer = self._maker(operator.inputs[0], _MATMUL)
         given = self._products(outer) if outer is not None else None
-        if given is None or not self._only_chooses(operator.outputs[0]):
+        if given is None:
             return operator
         *inputs, scale = given
         self.any_read = True
@@ -116,21 +98,8 @@ class _Reader:
 
     @staticmethod
     def _is_single(query: Tensor, key: Tensor, weights: Tensor, result: Tensor) -> bool:
-        # The keys are those before the cast, of any type.
+        # The keys are those before a cast, of another type.
         return {query.dtype, weights.dtype, result.dtype} == {"float32"}
-
-    def _only_chooses(self, name: str) -> bool:
-        """Whether scores lead to places of the largest alone."""
-        if name in self.results:
-            return False
-        for user in self.users.get(name, ()):
-            if user.kind == _CHOOSE:
-                values = user.outputs[0]
-                if values in self.results or self.users.get(values):
-                    return False
-            elif user.kind not in _PASSED or not self._only_chooses(user.outputs[0]):
-                return False
-        return True
 
     def _maker(self, name: str, kind: str) -> Operator | None:
         maker = self.makers.get(name)
@@ -141,4 +110,6 @@ class _Reader:
         maker = self.makers.get(name)
         if maker is None or maker.kind not in _CASTS or self.tensors[name].dtype != "float32":
             return name
-        return maker.inputs[0]
+        source = maker.inputs[0]
+        # The operator computes in single precision by itself, unless it is given more.
+        return source if self.tensors[source].dtype in _NARROW else name
