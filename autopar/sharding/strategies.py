@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,7 @@ class Strategies:
 
     def degrees(self, mesh: Sequence[int]) -> NDArray[np.int64]:
         """Numbers of shares into which strategy i splits factor f: array [strategies, factors]."""
-        return factor_degrees(self.options, self.choices, mesh, len(self.rule.factors))
+        return _degrees(self, tuple(mesh))
 
     def plain_degree(self, mesh: Sequence[int], names: Sequence[str]) -> NDArray[np.int64]:
         """Shares into which each strategy splits the factors `names` without communication: array
@@ -101,6 +102,15 @@ class Strategies:
         return np.asarray(
             np.where(travels[self.choices], np.array(mesh, dtype=np.int64), 1).prod(axis=1)
         )
+
+
+# The seconds of an operator, and the bytes of each of its tensors, ask for the same ones.
+@functools.lru_cache(maxsize=256)
+def _degrees(strategies: Strategies, mesh: tuple[int, ...]) -> NDArray[np.int64]:
+    factors = len(strategies.rule.factors)
+    degrees = factor_degrees(strategies.options, strategies.choices, mesh, factors)
+    degrees.setflags(write=False)
+    return degrees
 
 
 def splits_plainly(option: Option, rule: Rule, names: Sequence[str]) -> bool:

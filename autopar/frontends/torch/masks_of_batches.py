@@ -1,5 +1,6 @@
 """Masks that are equal for all sequences of a batch are made once, where layers do more with them
-than to hand them to an attention: they join them with masks of their own, or fill scores by them.
+than to hand them to an attention: they join them with masks of their own, fill scores by them, or
+add them to scores.
 
 A mask [batch, 1, queries, keys] of counted places is as large as the scores of a layer, all layers
 read it, and so its layout ties them all. Of one sequence it is small, and whole on every device.
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from autopar.ir import Graph, Operator, Ref, Tensor, needed_operators
+from autopar.ir import Graph, Operator, Ref, Tensor, Value, needed_operators
 
 from .bands import Band
 from .known_values import Known, KnownValues
@@ -30,6 +31,7 @@ _READERS = frozenset(
         "masked_fill.Scalar",
         "masked_fill.Tensor",
         "where.self",
+        "add.Tensor",
     )
 )
 """Operators that read a mask in whatever shape fits that of their other operands."""
@@ -63,6 +65,8 @@ class _Writer:
         # By the name of a large mask, the small one in its place; by window, the mask itself.
         self.instead: dict[str, str | None] = {}
         self.windows: dict[Window, str] = {}
+        self.turned: dict[Window, str] = {}
+        self.filled: dict[tuple[Window, str, float, float], str] = {}
 
     def written(self, operator: Operator) -> Operator:
         """The operator with small masks, where it works out no mask itself."""
@@ -74,7 +78,7 @@ class _Writer:
     def _small(self, operator: Operator, name: str) -> str:
         """The mask that an operator reads in place of one of its inputs."""
         mask = self.graph.tensors[name]
-        if mask.dtype != "bool" or len(mask.shape) < 3 or not self.known.holds(name):
+        if len(mask.shape) < 3 or not self.known.holds(name):
             return name
         # What an operator makes has the shape of all its operands, so another has to have it whole.
         others = (self.graph.tensors[one] for one in operator.inputs if one != name)
@@ -90,11 +94,17 @@ class _Writer:
         value = self.known.value(mask.name)
         if value is None or mask.size == queries * keys:
             return None
-        window = _window(pattern_of(value, queries, keys), queries)
-        if window is not None:
-            return self._mask(window)
-        window = _window(pattern_of(_turned(value), queries, keys), queries)
-        return None if window is None else self._turned_mask(window)
+        if mask.dtype == "bool":
+            window = _window(pattern_of(value, queries, keys), queries)
+            if window is not None:
+                return self._mask(window)
+            window = _window(pattern_of(_turned(value), queries, keys), queries)
+            return None if window is None else self._turned_mask(window)
+        if not isinstance(value, Band):
+            return None
+        shown = replace(value, inside=torch.tensor(True), outside=torch.tensor(False))
+        window = _window(pattern_of(shown, queries, keys), queries)
+        return None if window is None else self._filled(window, mask.dtype, value)
 
     def _mask(self, window: Window) -> str:
         if window not in self.windows:
@@ -105,21 +115,44 @@ class _Writer:
 
     def _turned_mask(self, window: Window) -> str:
         """The name of a mask that hides what a window shows."""
-        shown = self._mask(window)
-        name = f"{shown.rpartition('/')[0]}/logical_not"
-        result = replace(self.tensors[shown], name=f"{name}:0")
-        if result.name not in self.tensors:
-            self.tensors[result.name] = result
-            attributes = {"self": Ref(0)}
-            self.made.append(
-                Operator(
-                    name=name,
-                    kind="aten.logical_not.default",
-                    inputs=(shown,),
-                    outputs=(result.name,),
-                    attributes=attributes,
-                )
+        if window not in self.turned:
+            shown = self._mask(window)
+            given = {"self": Ref(0)}
+            self.turned[window] = self._made("logical_not.default", shown, "bool", (shown,), given)
+        return self.turned[window]
+
+    def _filled(self, window: Window, dtype: str, value: Band) -> str:
+        """The name of numbers [queries, keys]: one number inside of a window, and one outside."""
+        inside = float(value.inside)
+        outside = float(value.outside)
+        key = (window, dtype, inside, outside)
+        if key not in self.filled:
+            hidden = self._turned_mask(window)
+            sizes = (window.size, window.size)
+            given: dict[str, Value] = {"size": sizes, "fill_value": inside, "dtype": dtype}
+            full = self._made("full.default", hidden, dtype, (), given)
+            given = {"self": Ref(0), "mask": Ref(1), "value": outside}
+            self.filled[key] = self._made(
+                "masked_fill.Scalar", hidden, dtype, (full, hidden), given
             )
+        return self.filled[key]
+
+    def _made(
+        self, kind: str, like: str, dtype: str, inputs: tuple[str, ...], given: dict[str, Value]
+    ) -> str:
+        """Add an operator beside the mask `like`, whose shape it has; give its result."""
+        name = f"{like.rpartition('/')[0]}/{kind.partition('.')[0]}.{len(self.made)}"
+        result = replace(self.tensors[like], name=f"{name}:0", dtype=dtype)
+        self.tensors[result.name] = result
+        self.made.append(
+            Operator(
+                name=name,
+                kind=f"aten.{kind}",
+                inputs=inputs,
+                outputs=(result.name,),
+                attributes=given,
+            )
+        )
         return result.name
 
 

@@ -56,18 +56,19 @@ class EvenCuts:
         )
         for _ in range(HALVINGS):
             middle = 0.5 * (low + high)
-            if self._reaches_end(flying, middle):
+            if self._reaches_end(flying, [middle] * len(flying)):
                 high = middle
             else:
                 low = middle
         return high
 
-    def _reaches_end(self, flying: Sequence[float], limit: float) -> bool:
-        """Return whether stages of at most so many bytes can hold the whole model."""
+    def _reaches_end(self, flying: Sequence[float], limits: Sequence[float]) -> bool:
+        """Return whether stages, or chunks, of at most so many bytes can hold the whole model."""
         end = 0
+        stages = len(self.limits)
         # Each stage holds as many pieces as it can: that leaves least for those behind it.
-        for stage, flown in enumerate(flying):
-            end = self.costs.memory(stage).from_start(flown, limit, end)
+        for chunk, (flown, limit) in enumerate(zip(flying, limits, strict=True)):
+            end = self.costs.memory(chunk % stages).from_start(flown, limit, end)
         return end == self.costs.count
 
     def within(self, flying: Sequence[float], interleave: int) -> tuple[int, ...] | None:
@@ -104,7 +105,10 @@ class EvenCuts:
         factor = ROUNDED if interleave == 1 else WIDE
         limits = [limit * share for limit in self.limits]
         hosts = [host * share for host in self.hosts]
-        flown = flying[:stages]
+        flown = list(flying[:stages])
+        # That nothing fits is known at once, without the reach from every piece on.
+        if not self._reaches_end(flown * interleave, limits * interleave):
+            return None
         # Most stages are short, so it takes less time to look at short ones alone first.
         short = (1 << (SPARE * (self.costs.count + 1) // (stages * interleave)).bit_length()) - 1
         lengths: tuple[int | None, ...] = (None,)

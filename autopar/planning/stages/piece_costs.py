@@ -83,14 +83,16 @@ class PieceCosts:
         """
         ends: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(self.figures)
         for kind, stages in self._stages_of:
+            # Stages with as much in flight and as much room reach equally far.
+            cases = [(flying[stage], limits[stage], hosts[stage]) for stage in stages]
+            places = {case: place for place, case in enumerate(dict.fromkeys(cases))}
             flown, most, room = (
-                np.array([values[stage] for stage in stages], dtype=np.float64)
-                for values in (flying, limits, hosts)
+                np.array(values, dtype=np.float64) for values in zip(*places, strict=True)
             )
             # All stages of a kind are found in one pass over the pieces.
             rows = self._memories[kind].furthest(flown, most, room, most_pieces)
-            for stage, row in zip(stages, rows, strict=True):
-                ends[stage] = row
+            for stage, case in zip(stages, cases, strict=True):
+                ends[stage] = rows[places[case]]
         return ends
 
     def costs(self, reach: Sequence[Ints], longest: int) -> list[Floats]:
@@ -104,12 +106,14 @@ class PieceCosts:
         costs: list[Floats] = [np.zeros(0)] * len(self.figures)
         for kind, stages in self._stages_of:
             seconds = interval_sums(self._seconds(kind), longest)
+            # Stages that reach equally far share their table.
+            by_reach: dict[bytes, Floats] = {}
             for stage in stages:
-                within = reach[stage][starts] >= stops[:, None]
-                if within.all():
-                    costs[stage] = seconds
-                else:
-                    costs[stage] = np.where(within, seconds, math.inf)
+                key = reach[stage].tobytes()
+                if key not in by_reach:
+                    within = reach[stage][starts] >= stops[:, None]
+                    by_reach[key] = seconds if within.all() else np.where(within, seconds, math.inf)
+                costs[stage] = by_reach[key]
         return costs
 
     def stage(self, number: int, i: int, j: int, flying: float) -> Stage:
