@@ -25,8 +25,7 @@ from .forms import explicit, plain_form
 from .index_scores import read_index_scores
 from .lanes import read_parts_together
 from .losses import split_means
-from .masks import without_known_masks
-from .masks_of_batches import with_masks_of_one_sequence
+from .masks import with_masks_of_one_sequence, without_known_masks
 from .state import RUNNING, functional, tracked
 from .views import read_as_additions, read_as_views
 

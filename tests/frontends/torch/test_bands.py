@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.frontends.torch.bands import COMPARED, MOST, Band, compared, joined, triangle
+from autopar.frontends.torch.masks.bands import COMPARED, MOST, Band, compared, joined, triangle
 
 KEYS = 5
 SEEDS = range(4)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from autopar.frontends.torch import import_torch
-from autopar.frontends.torch.bands import Band
-from autopar.frontends.torch.known_values import KnownValues
+from autopar.frontends.torch.masks.bands import Band
+from autopar.frontends.torch.masks.known_values import KnownValues
 
 BATCH = 3
 COUNT = 5

@@ -15,8 +15,8 @@ import transformers as tf
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from autopar.frontends.torch import import_torch, known_values
-from autopar.frontends.torch.masks import without_known_masks
+from autopar.frontends.torch import import_torch
+from autopar.frontends.torch.masks import known_values, without_known_masks
 from autopar.ir import Graph, Operator
 from autopar.ir import Tensor as Value
 from autopar.model import TorchModel

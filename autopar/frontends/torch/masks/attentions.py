@@ -17,7 +17,7 @@ import torch
 
 from autopar.ir import Graph, Operator, Ref, Tensor, Value, needed_operators
 
-from .mask_patterns import Blocks, Pattern, Plain, Window, known_values_of, pattern_of, window_mask
+from .patterns import Blocks, Pattern, Plain, Window, known_values_of, pattern_of, window_mask
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 

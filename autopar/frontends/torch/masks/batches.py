@@ -17,7 +17,7 @@ from autopar.ir import Graph, Operator, Ref, Tensor, Value, needed_operators
 
 from .bands import Band
 from .known_values import Known, KnownValues
-from .mask_patterns import Plain, Window, known_values_of, pattern_of, window_mask
+from .patterns import Plain, Window, known_values_of, pattern_of, window_mask
 
 _READERS = frozenset(
     f"aten.{name}"
