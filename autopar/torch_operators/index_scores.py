@@ -26,13 +26,15 @@ def index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> T
     """
     dtype = precise(query.dtype)
     keys = key.to(dtype).mT
-    samples, _, heads, _ = query.shape
+    samples, length, heads, _ = query.shape
     rows = max(1, BLOCK // max(samples * heads * key.shape[1], 1))
     parts = []
-    for some, weighed in zip(query.split(rows, 1), weights.split(rows, 1), strict=True):
-        products = torch.matmul(some.to(dtype).flatten(1, 2), keys).unflatten(1, (-1, heads))
+    for start in range(0, length, rows):
+        some = query[:, start : start + rows].to(dtype)
+        weighed = weights[:, start : start + rows].to(dtype)
+        products = torch.matmul(some.flatten(1, 2), keys).reshape(*some.shape[:3], -1)
         seen = functional.relu(products * scale)
-        parts.append(torch.matmul(weighed.to(dtype).unsqueeze(-2), seen).squeeze(-2))
+        parts.append(torch.matmul(weighed.unsqueeze(-2), seen).squeeze(-2))
     return torch.cat(parts, 1)
 
 

@@ -138,7 +138,7 @@ class _Writer:
         return self.filled[key]
 
     def _made(
-        self, kind: str, like: str, dtype: str, inputs: tuple[str, ...], given: dict[str, Value]
+        self, kind: str, like: str, dtype: str, inputs: tuple[str, ...], given: Mapping[str, Value]
     ) -> str:
         """Add an operator beside the mask `like`, whose shape it has; give its result."""
         name = f"{like.rpartition('/')[0]}/{kind.partition('.')[0]}.{len(self.made)}"
@@ -150,7 +150,7 @@ class _Writer:
                 kind=f"aten.{kind}",
                 inputs=inputs,
                 outputs=(result.name,),
-                attributes=given,
+                attributes=dict(given),
             )
         )
         return result.name
