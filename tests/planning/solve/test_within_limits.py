@@ -1,0 +1,36 @@
+"""The exact method follows the quick one only where a graph is small enough for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autopar.planning.solve import within_limits
+from autopar.search import CostGraph
+
+
+@pytest.mark.parametrize(("large", "methods"), [(10, ["lagrangian", "exact"]), (3, ["lagrangian"])])
+def test_large_graphs_stay_with_the_quick_method(
+    large: int, methods: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = CostGraph(
+        sizes=(2,) * 4,
+        unary=(np.array([0.0, 1.0]),) * 4,
+        edges={},
+        memory=(np.array([8.0, 0.0]),) * 4,
+    )
+    tables: Any = SimpleNamespace(graph=graph, variables=(), host_of=lambda _: 0.0, host_room=0.0)
+    asked: list[str] = []
+
+    def solve(graph: CostGraph, *, method: str, memory_limit: float | None) -> Any:
+        asked.append("exact" if method == within_limits.EXACT_METHOD else method)
+        return SimpleNamespace(gap=0.5, choices=(0,) * 4)
+
+    monkeypatch.setattr(within_limits, "solve", solve)
+    monkeypatch.setattr(within_limits, "LARGE", large)
+    monkeypatch.setattr("autopar.planning.solve.host_memory._require_room", lambda *_: None)
+    within_limits.solve_within(tables, within_limits.EXACT_METHOD, 20.0)
+    assert asked == methods
