@@ -18,9 +18,9 @@ ENOUGH = 1e-2
 method's.
 """
 LARGE = 10_000
-"""Variables of a graph up to which the exact method follows. It passes over all of them for each
-price of each of its nodes: of the 16,279 of GLM-5 on 1,024 H100 that took more than a third of all
-CPU seconds.
+"""Variables of a graph up to which the exact method follows, which passes over all of them for each
+price of each of its nodes. With it, GLM-5 on 1,024 H100 (16,279 variables) was not planned in 250
+CPU seconds of a loaded machine; without it 204 are enough.
 """
 
 
