@@ -16,7 +16,7 @@ does the same:
 Steps are taken in turn; ratio = ours / rival, the median of the rounds. Losses are compared in
 every step. At width 512 computation dominates, at width 128 the rest does. Memory is the highest
 resident memory during a step (`benchmarks/running/races.py`). Bubbles: the share of the passes that
-stages wait, measured from steps of m and 2 m micro-batches, and priced by the plan.
+stages wait, measured by the processor time of their threads, and priced by the plan.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ command line.
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from autopar.runtime.launch import run_ranks
 from benchmarks import runtime
 from benchmarks.running import races
-from benchmarks.running.bubbles import Bubble, bubble, measured_share
+from benchmarks.running.bubbles import Bubble, bubble, waiting
 from benchmarks.running.contenders import RIVALS, plan_of, shares
 from benchmarks.running.gpt2 import Shape, batch, model
 from benchmarks.running.races import LeftOut, Row, race
@@ -122,16 +123,16 @@ def test_plans_have_the_stages_that_they_are_asked_for() -> None:
     assert not plan_of(SMALL, 2, RIVALS["ddp"].asked, stages=False).stages
 
 
-@pytest.mark.parametrize(
-    ("once", "twice", "update", "wanted"),
-    [
-        (10.0, 18.0, 0.0, 0.2),  # 4 micro-batches of 2 s and one to wait for
-        (11.0, 19.0, 1.0, 0.2),
-        (8.0, 16.0, 0.0, 0.0),
-    ],
-)
-def test_the_share_of_a_bubble(once: float, twice: float, update: float, wanted: float) -> None:
-    assert measured_share(once, twice, update) == pytest.approx(wanted)
+def test_the_share_that_a_thread_waits() -> None:
+    def work() -> None:
+        time.sleep(0.05)
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+
+    # Where others have the processor, more is waited.
+    assert 0.2 < waiting(work) < 1.0
+    assert waiting(lambda: time.sleep(0.05)) > 0.9
 
 
 def test_a_bubble() -> None:
