@@ -151,6 +151,30 @@ def test_variables_that_double_are_refused(step: str) -> None:
         Script("\n".join(["A=aaaaaaaaaa", *[step] * 60, "run --x $A"]))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "while true; do\ndone",
+        "until false; do\ndone",
+        "A='eval $A'\neval $A",
+        'f() { f "$@" "$@"; }\nf a',
+        'f() { f "$1$1"; }\nf ' + "a" * 1000,
+        "! " * 5000 + "true && run --x 1",
+        "[[ " + "a || " * 5000 + "a ]] && run --x 1",
+        "f() {\n" + "if true; then\n" * 40 + "f\n" + "fi\n" * 40 + "}\nf",
+        "{ " * 60 + "run --x 1; " + "}; " * 60,
+    ],
+)
+def test_scripts_without_an_end_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="arguments cannot be read"):
+        Script(text)
+
+
+def test_an_element_that_an_array_lacks_stays_as_written() -> None:
+    script = Script("A=(a b)\nrun ${A[1]} ${A[-2]} ${A[2]} ${A[-3]}")
+    assert script.commands[-1].words == ("run", "b", "a", "${A[2]}", "${A[-3]}")
+
+
 def test_sums_beyond_a_shells_numbers_stay_as_written() -> None:
     script = Script("\n".join(["X=99", *["X=$((X*X))"] * 60, "run --x $X"]))
     assert script.commands[-1].words == ("run", "--x", "$((X*X))")

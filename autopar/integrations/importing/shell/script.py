@@ -52,7 +52,12 @@ class Script:
         self._steps = 0
         self._is_sure = True
         self._is_over = False
-        self._run(parsed(text))
+        try:
+            self._run(parsed(text))
+        except RecursionError:
+            raise unreadable(
+                1, "commands, tests or functions are too deep in one another"
+            ) from None
 
     def knows(self, name: str) -> bool:
         """Whether a variable has one value at the end."""
@@ -62,10 +67,13 @@ class Script:
         for node in body:
             if self._is_over:
                 return
-            self._steps += 1
-            if self._steps > STEPS:
-                raise unreadable(1, f"more than {STEPS} commands are run")
+            self._count()
             self._do(node)
+
+    def _count(self) -> None:
+        self._steps += 1
+        if self._steps > STEPS:
+            raise unreadable(1, f"more than {STEPS} commands are run")
 
     def _do(self, node: Node) -> None:
         if isinstance(node, Simple):
@@ -153,6 +161,7 @@ class Script:
 
     def _while(self, node: While) -> None:
         while not self._is_over:
+            self._count()
             value = self._truth(node.condition)
             value = inverse(value) if node.until else value
             if value is False:

@@ -159,22 +159,28 @@ class Variables:
         return other
 
     def _value(self, name: str, place: str | None) -> list[str] | None:
+        """The words of a variable, an argument or all arguments; None where they are not known."""
+        held = self._words_of(name, place)
+        if held is not None:
+            self._charge(sum(map(len, held)) + len(held))
+        return held
+
+    def _words_of(self, name: str, place: str | None) -> list[str] | None:
         if name in "@*":
             return self.arguments
         if name == "#":
             return [str(len(self.arguments))]
         if name.isdecimal():
             # The name of the script itself is not known.
-            at = int(name)
-            return [self.arguments[at - 1]] if 0 < at <= len(self.arguments) else None
+            number = int(name)
+            return [self.arguments[number - 1]] if 0 < number <= len(self.arguments) else None
         held = self._values.get(name)
         if held is None:
             return None
-        if place is not None and place not in ("@", "*"):
-            at = counted(self._bare(place)) or 0
-            return [held[at]] if counted(self._bare(place)) is not None and at < len(held) else None
-        self._charge(sum(map(len, held)))
-        return held
+        if place is None or place in ("@", "*"):
+            return held
+        at = counted(self._bare(place))
+        return [held[at]] if at is not None and -len(held) <= at < len(held) else None
 
     def _charge(self, characters: int) -> None:
         # A variable that holds another one twice doubles it, line by line.
