@@ -20,6 +20,7 @@ from autopar.report.certainty import (
     room_of,
     step_around,
 )
+from autopar.report.tables import gap_text
 
 PLAN: Any = SimpleNamespace(
     predicted=SimpleNamespace(step=2.0, memory=2.0**34),
@@ -82,3 +83,28 @@ def test_a_step_that_nearly_fills_a_device_may_not_fit() -> None:
     line = fit_line(0.9 * room_of(cluster), cluster)
     assert line.startswith("memory will not fit in one run of ")
     assert fit_line(3 * room_of(cluster), cluster).startswith("memory does not fit: ")
+
+
+@pytest.mark.parametrize(
+    ("operator", "devices", "gap", "told"),
+    [
+        ("autopar.experts", 8, 0.1, "less than 1.00 s where no exchange of experts is hidden, so"),
+        ("autopar.experts", 1, 0.1, "less than 1.00 s, so that this one is at most 10.00% above"),
+        (
+            "aten.linear.default",
+            8,
+            0.1,
+            "less than 1.00 s, so that this one is at most 10.00% above",
+        ),
+        ("autopar.experts", 8, None, "not bounded"),
+    ],
+)
+def test_a_gap_says_what_its_bound_counts(
+    operator: str, devices: int, gap: float | None, told: str
+) -> None:
+    plan: Any = SimpleNamespace(
+        provenance=SimpleNamespace(gap=gap, lower_bound=1.0),
+        operators={"one": SimpleNamespace(kind=operator)},
+        devices=devices,
+    )
+    assert told in gap_text(plan)

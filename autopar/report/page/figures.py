@@ -109,7 +109,7 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
         "How are the devices used?",
         f"{used}. {named.sentence}" if named is not None and named.sentence else used,
     )
-    yield "Could it be better?", gap_text(plan.provenance)
+    yield "Could it be better?", gap_text(plan)
     yield "What next?", _next(plan, limit)
 
 
