@@ -82,6 +82,7 @@ class _Linear(torch.autograd.Function):
         ctx.biased = bias is not None
         ctx.seen = None
         ctx.copied = None
+        # With one scale for the whole tensor its rows and columns are rounded alike.
         if keeps_narrow and ctx.needs_input_grad[1]:
             rows = narrowed(x, recipe, kind, along_rows(recipe), of_values)
             ctx.copied = rows if recipe.block else values

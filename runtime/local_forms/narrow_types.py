@@ -40,6 +40,7 @@ class Narrow:
         """The numbers that the elements stand for, in the type of the scales."""
         rows, columns = self.shape[-2:]
         if self.type == FLOAT4:
+            # The element in front is in the low half of its byte.
             codes = torch.stack((self.elements & 15, self.elements >> 4), -1).flatten(-2)
             codes = codes[..., :columns].long()
             numbers = torch.tensor(_NUMBERS, dtype=self.scales.dtype, device=codes.device)
@@ -56,6 +57,7 @@ def working_type(value: Tensor) -> torch.dtype:
 
 def largest(value: Tensor) -> Tensor:
     """The largest magnitude of a tensor, [1], in single precision."""
+    # An empty shard leaves the maximum over the ranks to the others.
     if not value.numel():
         return value.new_zeros(1, dtype=torch.float32)
     return value.detach().abs().amax().to(torch.float32).view(1)
@@ -99,6 +101,7 @@ def _scales(wanted: Tensor, recipe: Recipe, most: float, whole: Tensor | None) -
 
 
 def _without_zeros(scales: Tensor) -> Tensor:
+    # A block of zeros stays one under any scale, but 0 / 0 is not a number.
     return torch.where(scales == 0, torch.ones_like(scales), scales)
 
 
