@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -40,6 +43,29 @@ def test_an_error_is_raised_here(jobs: int) -> None:
 def test_a_process_that_is_ended_is_told() -> None:
     with pytest.raises(RunError, match="--jobs 1"):
         list(side_by_side(lambda _: os._exit(1), ITEMS, 2))
+
+
+def test_an_interrupt_ends_all_at_once() -> None:
+    text = (
+        "import time\n"
+        "from autopar.analysis.searches.side_by_side import side_by_side\n"
+        "def work(item):\n"
+        "    print(item, flush=True)\n"
+        "    time.sleep(60)\n"
+        "list(side_by_side(work, range(9), 2))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() and started.stdout.readline()
+        os.killpg(started.pid, signal.SIGINT)
+        _, told = started.communicate(timeout=30)
+    assert told.count("Traceback") == 1 and "KeyboardInterrupt" in told
 
 
 def test_processes_are_at_least_one() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -38,7 +39,8 @@ def side_by_side(
     if jobs is not None and jobs < 1:
         raise UsageError(f"jobs is {jobs}, it must be at least 1")
     count = min(cores() if jobs is None else jobs, len(items))
-    if count < 2 or not FORKS:
+    # A process that ends with its parent may have no children.
+    if count < 2 or not FORKS or multiprocessing.current_process().daemon:
         yield from map(work, items)
         return
     forked = ProcessPoolExecutor(
@@ -63,6 +65,8 @@ def side_by_side(
 def _take(work: Callable[[Any], Any]) -> None:
     global _work
     _work = work
+    # Ctrl-C reaches all processes; these end at once, and the parent says what there is to say.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _do(item: Any) -> Any:
