@@ -272,6 +272,12 @@ class Plan(Part):
             )
         return host
 
+    def meshes(self) -> dict[str, tuple[AxisSpec, ...]]:
+        """The mesh of each operator: that of its stage, if there are stages."""
+        if not self.stages:
+            return dict.fromkeys(self.operators, self.mesh)
+        return {name: self.stages[chunk].mesh for name, chunk in self.chunks().items()}
+
     def chunks(self) -> dict[str, int]:
         """The number of every operator's stage, or of its chunk in an interleaved pipeline."""
         firsts = {stage.first: number for number, stage in enumerate(self.stages)}

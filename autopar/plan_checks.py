@@ -19,9 +19,10 @@ def require_consistent(plan: Plan) -> None:
         )
     lengths = {len(plan.mesh), *(len(stage.mesh) for stage in plan.stages)}
     sizes = " or ".join(map(str, sorted(lengths)))
+    meshes = plan.meshes()
     for name, operator in plan.operators.items():
-        if len(operator.strategy) not in lengths:
-            said = f"a strategy for {len(operator.strategy)} mesh axes, not {sizes}"
+        if len(operator.strategy) != len(meshes[name]):
+            said = f"a strategy for {len(operator.strategy)} mesh axes, not {len(meshes[name])}"
             raise PlanError(printable(f"the plan's operator {name!r} has {said}", lines=False))
     checked: set[str] = set()
     for where, text in _layouts(plan):

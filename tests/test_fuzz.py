@@ -175,5 +175,5 @@ def test_operators_of_stages_are_told_by_the_mesh_of_their_stage(
     }
     first["strategy"] = []
     plan.write_text(json.dumps({**data, "mesh": []}))
-    with pytest.raises(PlanError, match="its mesh has 1 axes"):
+    with pytest.raises(PlanError, match="a strategy for 0 mesh axes, not 1"):
         run(["explain", str(plan), "--json"])

@@ -17,7 +17,7 @@ from autopar.errors import RunError, UsageError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-FORKS = platform.system() == "Linux"
+FORKS = platform.system() == "Linux" and hasattr(os, "fork")
 """Whether processes are forked: elsewhere a library's threads may not live through it."""
 _work: Callable[[Any], Any]
 """In a forked process: what it was forked for."""
@@ -25,7 +25,9 @@ _work: Callable[[Any], Any]
 
 def cores() -> int:
     """The processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if FORKS else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def side_by_side(
@@ -46,6 +48,7 @@ def side_by_side(
     forked = ProcessPoolExecutor(
         count, multiprocessing.get_context("fork"), initializer=_take, initargs=(work,)
     )
+    others = {child.pid for child in multiprocessing.active_children()}
     try:
         with warnings.catch_warnings():
             # The children run Python and numpy alone, and take no lock of the parent's threads.
@@ -58,6 +61,12 @@ def side_by_side(
             "a process of the comparison was ended by the system, perhaps for its memory; "
             "fewer at a time need less (jobs=1, --jobs 1)"
         ) from error
+    except BaseException:
+        # Nobody waits for what was begun.
+        for child in multiprocessing.active_children():
+            if child.pid not in others:
+                child.terminate()
+        raise
     finally:
         forked.shutdown(wait=True, cancel_futures=True)
 
@@ -65,8 +74,8 @@ def side_by_side(
 def _take(work: Callable[[Any], Any]) -> None:
     global _work
     _work = work
-    # Ctrl-C reaches all processes; these end at once, and the parent says what there is to say.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Ctrl-C reaches all processes: the parent ends these, and says what there is to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _do(item: Any) -> Any:

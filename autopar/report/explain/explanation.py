@@ -19,7 +19,7 @@ from autopar.analysis.searches.alternatives import Alternative
 from autopar.analysis.searches.outer_choices import Pinned
 from autopar.analysis.searches.sensitivity import Flip
 from autopar.costmodel import Cluster
-from autopar.errors import PlanError, UsageError
+from autopar.errors import UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
@@ -262,17 +262,11 @@ class Explained:
 
     def _bare(self, names: Iterable[str]) -> list[dict[str, Any]]:
         """Operators from the plan file alone; a stage's operators are split over its mesh."""
-        chunks = self.plan.chunks()
+        meshes = self.plan.meshes()
         operators = []
         for name in names:
             held = self.plan.operators[name]
-            mesh = self.plan.stages[chunks[name]].mesh if self.plan.stages else self.plan.mesh
-            axes = [axis.name for axis in mesh]
-            if len(held.strategy) != len(axes):
-                raise PlanError(
-                    f"the plan's strategy of {name!r} is {' '.join(held.strategy)}, its mesh has "
-                    f"{len(axes)} axes"
-                )
+            axes = [axis.name for axis in meshes[name]]
             operators.append(
                 {
                     "name": name,

@@ -250,19 +250,24 @@ def _move_json(move: Move, whole: Account) -> dict[str, Any]:
 
 def bare_table(plan: Plan, names: Iterable[str]) -> Table:
     """Operators from the plan file alone: the factor that each axis splits."""
-    axes = [axis.name for axis in plan.mesh]
-    rows_folded = folded(
-        (name.strip("/"), plan.operators[name].kind, *plan.operators[name].strategy)
-        for name in names
-    )
-    rows = tuple((row[0], str(count), *row[1:]) for count, row in rows_folded)
+    # Stages may have fewer axes than others.
+    mesh = max((plan.mesh, *(stage.mesh for stage in plan.stages)), key=len)
+    axes = [axis.name for axis in mesh]
+
+    def row(name: str) -> tuple[str, ...]:
+        held = plan.operators[name]
+        lacks = ("",) * (len(axes) - len(held.strategy))
+        return (name.strip("/"), held.kind, *held.strategy, *lacks)
+
+    rows_folded = folded(map(row, names))
+    rows = tuple((cells[0], str(count), *cells[1:]) for count, cells in rows_folded)
     title = "Operators: the factor that each axis splits (R, B: none; P: a partial sum passes)"
     return Table(title=title, columns=("operators", ">ops", "kind", *axes), rows=rows)
 
 
 def bare_lines(plan: Plan, name: str) -> list[str]:
     """One operator from the plan file alone: its strategy, and layouts under its name."""
-    axes = [axis.name for axis in plan.mesh]
+    axes = [axis.name for axis in plan.meshes()[name]]
     lines = [f"{name} ({plan.operators[name].kind})"]
     for axis, option in zip(axes, plan.operators[name].strategy, strict=True):
         lines.append(f"  on {axis}: {BARE.get(option, f'splits {option}')} [{option}]")

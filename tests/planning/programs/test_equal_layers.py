@@ -57,7 +57,7 @@ def planned(batch: int, share: float, **asked: Any) -> tuple[Plan, Request]:
 
 @pytest.mark.parametrize(
     ("batch", "share", "asked"),
-    [(8, 0.6, {**ALONE, "zero": 1}), (16, 0.7, {"stages": 4, "micro_batches": 2, "zero": 1})],
+    [(8, 0.6, {**ALONE, "zero": 1}), (32, 0.65, {"stages": 4, "micro_batches": 2, "zero": 1})],
 )
 def test_a_mixture_stays_only_where_it_pays(
     batch: int, share: float, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
