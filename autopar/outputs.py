@@ -59,7 +59,8 @@ def _target(path: Path) -> Path:
     """
     try:
         target = path.resolve()
-        odd = target.exists() and not target.is_file()
+        # From Python 3.13 on a circle of links is resolved to one of them.
+        odd = target.is_symlink() or (target.exists() and not target.is_file())
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{str(path)!r}: cannot be written: {error}") from error
     if odd:
