@@ -125,6 +125,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_outputs_are_as_they_were(name: str, width: int, folder: Path) -> None:
+    if "--help" in COMMANDS[name] and sys.version_info >= (3, 13):
+        pytest.skip("argparse words its help otherwise from Python 3.13 on")
     text = printed(COMMANDS[name], width, folder)
     # Examples stand in one line, to be copied, and argparse breaks no list of values.
     long = [
