@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.execution import Execution, execution
 from autopar.order.plan_on_mesh import Decided
 from autopar.order.stages import Pipelined, staged_execution
+from autopar.runtime.checking.check import CollectiveLog
 from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
 from autopar.runtime.ranks.world import World
 from autopar.sharding.analysis import Analysis, analyse
@@ -164,3 +166,17 @@ def require_equal(actual: Mapping[str, Tensor | None], wanted: Mapping[str, Tens
             torch.testing.assert_close(
                 value, other, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
             )
+
+
+def trained(
+    plans: Sequence[Execution], module: Net, x: Tensor, wanted: Mapping[str, Tensor | None]
+) -> list[str]:
+    """The differences of the logs from the orders; gradients are compared here."""
+    differences = []
+    for plan in plans:
+        ours = on_this_rank(plan, module)
+        with CollectiveLog() as log:
+            ours.loss(x).backward()  # type: ignore[no-untyped-call]
+        require_equal(whole_gradients(ours), wanted)
+        differences.append(log.mismatch(plan, dist.get_rank()))
+    return differences

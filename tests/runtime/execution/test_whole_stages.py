@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from autopar.api import plan_loaded
@@ -24,7 +23,6 @@ from autopar.order.execution import Execution
 from autopar.order.ranks import rank_order
 from autopar.order.schedules import SCHEDULES
 from autopar.plan import Plan
-from autopar.runtime.checking.check import CollectiveLog
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.measuring.tracked_memory import _total, _Tracker, _unhook
 from autopar.runtime.models.model_values import model_values
@@ -33,16 +31,7 @@ from autopar.runtime.ranks.world import World
 from autopar.runtime.stand_ins import StandIn
 from autopar.sharding.analysis import analyse
 from autopar.sharding.schedule import Schedule
-from tests.runtime.nets import (
-    MODES,
-    Net,
-    gradients_alone,
-    net,
-    on_this_rank,
-    pipelined,
-    require_equal,
-    whole_gradients,
-)
+from tests.runtime.nets import MODES, gradients_alone, net, pipelined, trained
 
 ROWS = 32
 MESHES: Mapping[str, tuple[tuple[int, ...], ...]] = {
@@ -70,20 +59,6 @@ def _plans(name: str) -> list[Execution]:
     ]
 
 
-def _trained(
-    plans: Sequence[Execution], module: Net, x: Tensor, wanted: Mapping[str, Tensor | None]
-) -> list[str]:
-    """The differences of the logs from the orders; gradients are compared here."""
-    differences = []
-    for plan in plans:
-        ours = on_this_rank(plan, module)
-        with CollectiveLog() as log:
-            ours.loss(x).backward()  # type: ignore[no-untyped-call]
-        require_equal(whole_gradients(ours), wanted)
-        differences.append(log.mismatch(plan, dist.get_rank()))
-    return differences
-
-
 @pytest.mark.parametrize("name", MESHES)
 def test_units_are_gathered_and_reduced_once_a_step(name: str) -> None:
     for plan in _plans(name):
@@ -105,7 +80,7 @@ def test_gradients_of_one_device(name: str) -> None:
     plans = _plans(name)
     module, _, x = net(ROWS)
     ranks = plans[0].devices
-    results = run_ranks(_trained, ranks, plans, module, x, gradients_alone(module, x))
+    results = run_ranks(trained, ranks, plans, module, x, gradients_alone(module, x))
     assert results == [[""] * len(plans)] * ranks
 
 

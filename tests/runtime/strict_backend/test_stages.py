@@ -10,25 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from torch import Tensor
 
-from autopar.order.execution import Execution
 from autopar.order.schedules import SCHEDULES
-from autopar.runtime.checking.check import CollectiveLog
 from autopar.runtime.launch import run_ranks
 from autopar.sharding.schedule import Schedule
-from tests.runtime.nets import (
-    MODES,
-    Net,
-    gradients_alone,
-    net,
-    on_this_rank,
-    pipelined,
-    planned,
-    require_equal,
-    whole_gradients,
-)
+from tests.runtime.nets import MODES, gradients_alone, net, pipelined, planned, trained
 
 pytestmark = pytest.mark.usefixtures("strict_ranks")
 
@@ -73,20 +59,6 @@ STAGES: Mapping[int, Sequence[tuple[Meshes, dict[str, Any]]]] = {
 """By ranks the meshes of the stages, and the schedule; the ranks behind the last stage are idle."""
 
 
-def _trained(
-    plans: Sequence[Execution], module: Net, x: Tensor, wanted: Mapping[str, Tensor | None]
-) -> list[str]:
-    """The differences of the logs from the orders; gradients are compared here."""
-    differences = []
-    for plan in plans:
-        ours = on_this_rank(plan, module)
-        with CollectiveLog() as log:
-            ours.loss(x).backward()  # type: ignore[no-untyped-call]
-        require_equal(whole_gradients(ours), wanted)
-        differences.append(log.mismatch(plan, dist.get_rank()))
-    return differences
-
-
 @pytest.mark.parametrize("ranks", STAGES)
 def test_gradients_of_one_device(ranks: int) -> None:
     module, analysis, x = net()
@@ -97,5 +69,5 @@ def test_gradients_of_one_device(ranks: int) -> None:
         for sizes, more in STAGES[ranks]
     ]
     wanted = gradients_alone(module, x)
-    results = run_ranks(_trained, ranks, plans, module, x, wanted, timeout=120.0)
+    results = run_ranks(trained, ranks, plans, module, x, wanted, timeout=120.0)
     assert results == [[""] * len(plans)] * ranks
