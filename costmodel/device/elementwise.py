@@ -12,13 +12,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autopar.ir.recipes import RECIPES
+
 from .device import Device
 
 Floats = NDArray[np.float64]
 
-CAST_TRAFFIC = 2.5
-"""Bytes moved per byte of a 16-bit operand cast to 8 bits: read for its maximum, read again, half
-written. Frameworks cast parameters once a step, which is not counted. The casts of plans are those
+CAST_TRAFFIC = RECIPES["fp8"].traffic
+"""Bytes moved per byte of a 16-bit operand that others cast to 8 bits, as with a scale for each
+tensor. Frameworks cast parameters once a step, which is not counted. The casts of plans are those
 of their recipe (`Recipe.traffic`), parameters' in every pass.
 """
 
