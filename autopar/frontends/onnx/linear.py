@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from autopar.ir import Role
+from autopar.ir.recipes import LINEAR as LINEAR
 
 from .builder import Record
 from .values import Val, is_float_code
-
-LINEAR = "aten.linear.default"
 
 
 def as_linear(records: Iterable[Record]) -> Iterator[Record]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.ir import Value
+from autopar.ir.recipes import EXPERTS as EXPERTS
 
 from ..notation import ONCE
 from .narrow_products import blocked_experts
@@ -20,7 +21,6 @@ rows of its experts and gives zeros for the others; with the rows split too, row
 experts and back.
 """
 
-EXPERTS = "autopar.experts"
 PRODUCTS: Mapping[str, tuple[str, str]] = {
     "transformers.grouped_mm_fallback.default": ("input", "weight"),
     "aten._grouped_mm.default": ("self", "mat2"),

@@ -16,10 +16,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.ir import Graph, Operator, Ref, Value, needed_operators
+from autopar.ir.recipes import EXPERTS
 
 from .routing import Finder, Product, Routing, find_routing
 
-KIND = "autopar.experts"
+KIND = EXPERTS
 _PARTS = (1, 2, 3, 4)
 """Numbers of equal parts in which the columns of a product may be read.
 

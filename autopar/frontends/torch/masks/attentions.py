@@ -16,10 +16,9 @@ from dataclasses import replace
 import torch
 
 from autopar.ir import Graph, Operator, Ref, Tensor, Value, needed_operators
+from autopar.ir.recipes import ATTENTION
 
 from .patterns import Blocks, Pattern, Plain, Window, known_values_of, pattern_of, window_mask
-
-_ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
 def without_known_masks(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
@@ -75,7 +74,7 @@ def _patterns(graph: Graph, constants: Mapping[str, torch.Tensor]) -> dict[str, 
 
 def _mask_of(operator: Operator) -> str | None:
     """The mask of an attention, where it is its last tensor."""
-    if operator.kind != _ATTENTION or operator.attributes.get("is_causal"):
+    if operator.kind != ATTENTION or operator.attributes.get("is_causal"):
         return None
     last = len(operator.inputs) - 1
     given = operator.attributes.get("attn_mask") == Ref(last) and last == 3
