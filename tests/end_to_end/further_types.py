@@ -48,6 +48,8 @@ _ALONE = """
     """
 WIDE: Mapping[str, Mapping[str, Any]] = {
     **{kind: {} for kind in _ALONE.split()},
+    # An activation whose backward pass is written out.
+    "bloom": {},
     # A cache of its own, too.
     "xlstm": {},
     # Biases of keys, whose gradients are zero but for rounding.
@@ -78,7 +80,7 @@ CASES = (
 )
 """Types, and the plans under which they run."""
 UNREAD: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "bloom": ({}, "GeLUFunction is an autograd.Function with a backward pass of its own"),
+    "phimoe": ({}, "PhimoeMultiplier is an autograd.Function with a backward pass of its own"),
     "longcat_flash": (
         {
             "num_key_value_heads": 4,

@@ -1,21 +1,31 @@
-"""Backward passes of a model's own, which no exported program has: they are refused by name.
+"""Backward passes of a model's own: refused by name, unless they are what torch derives as well.
 
-An export sees the forward pass of an `autograd.Function`, and differentiates that. A gradient
-reversal would train with the other sign, without a word.
+An export sees the forward pass f of an `autograd.Function`, and differentiates that. Its own
+backward pass b is lost, so with a drawn gradient g of its results
+
+    b(g) = g df/dx
+
+has to hold on drawn inputs x. A gradient reversal would train with the other sign, without a word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopar.errors import ModelError
 
 _TORCHS = "torch."
 """The functions of torch itself (checkpoint's is one) only recompute what autograd would keep."""
+_SIDE = 8
+"""Longest dim of a drawn input: dims that are equal stay so, and no input is large."""
+_CLOSE = 1e-6
+"""Relative difference of gradients in float64, as constants are written with eight digits."""
 
 
 @contextmanager
@@ -28,12 +38,12 @@ def none_of_its_own(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
         yield
         return
     _require_no_hooks(module)
-    called: dict[str, None] = {}
+    called: list[_Call] = []
     apply = torch.autograd.Function.__dict__["apply"]
 
-    def recorded(kind: type, *args: Any, **kwargs: Any) -> Any:
+    def recorded(kind: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         if not kind.__module__.startswith(_TORCHS):
-            called[kind.__qualname__] = None
+            called.append(_Call(kind=kind, args=[_without_values(value) for value in args]))
         return apply.__get__(None, kind)(*args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(recorded)  # type: ignore[assignment,method-assign]
@@ -41,12 +51,89 @@ def none_of_its_own(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-    if called:
-        raise ModelError(
-            f"{next(iter(called))} is an autograd.Function with a backward pass of its own, which "
-            "a planned program would not have: write it with operators that torch differentiates "
-            "(x.detach() and torch.where do what most need), or plan without training"
+    for call in called:
+        if not call.is_derived():
+            raise ModelError(
+                f"{call.kind.__qualname__} is an autograd.Function with a backward pass of its "
+                "own, which a planned program would not have: write it with operators that torch "
+                "differentiates (x.detach() and torch.where do what most need), or plan without "
+                "training"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """A call of an `autograd.Function`; tensors among `args` are on the meta device."""
+
+    kind: type[torch.autograd.Function]
+    args: Sequence[Any]
+
+    def is_derived(self) -> bool:
+        """Whether the backward pass gives what torch derives from the forward pass."""
+        draw = torch.Generator().manual_seed(0)
+        args = [_drawn(value, draw) for value in self.args]
+        given = [value for value in args if isinstance(value, Tensor) and value.requires_grad]
+        try:
+            own = _gradients(self.kind.apply, args, given)
+            derived = _gradients(self._forward, args, given)
+        except Exception:  # a model's code may raise anything
+            return False
+        return all(
+            torch.allclose(mine, torchs, rtol=_CLOSE, atol=_CLOSE)
+            for mine, torchs in zip(own, derived, strict=True)
         )
+
+    def _forward(self, *args: Any) -> Any:
+        forward: Callable[..., Any] = self.kind.forward
+        if self.kind.setup_context is torch.autograd.Function.setup_context:
+            return forward(_Context(), *args)
+        return forward(*args)
+
+
+class _Context:
+    """What a forward pass tells its backward pass, which is not asked."""
+
+    def save_for_backward(self, *saved: Tensor) -> None:
+        """Nothing is read later."""
+
+    def mark_non_differentiable(self, *results: Tensor) -> None:
+        """Their gradients are compared: zero on both sides if this is true."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """All gradients are there."""
+
+
+def _without_values(value: Any) -> Any:
+    """A tensor's shape and type; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty([int(side) for side in value.shape], dtype=value.dtype, device="meta")
+
+
+def _drawn(value: Any, draw: torch.Generator) -> Any:
+    """A small tensor of drawn numbers in float64, or of zeros where it counts or chooses."""
+    if not isinstance(value, Tensor):
+        return value
+    shape = [min(side, _SIDE) for side in value.shape]
+    if not value.is_floating_point():
+        return torch.zeros(shape, dtype=value.dtype)
+    return torch.randn(shape, dtype=torch.float64, generator=draw).requires_grad_()
+
+
+def _gradients(
+    function: Callable[..., Any], args: Sequence[Any], given: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradients of the `given` ones among `args`, of drawn gradients of all results."""
+    with torch.enable_grad():
+        made = function(*args)
+        results = [
+            result
+            for result in (made if isinstance(made, tuple) else (made,))
+            if isinstance(result, Tensor) and result.requires_grad
+        ]
+        draw = torch.Generator().manual_seed(1)
+        above = [torch.randn(r.shape, dtype=r.dtype, generator=draw) for r in results]
+        return list(torch.autograd.grad(results, given, above, materialize_grads=True))
 
 
 def _require_no_hooks(module: torch.nn.Module) -> None:

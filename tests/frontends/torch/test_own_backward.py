@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from autopar.api import plan_loaded
 from autopar.errors import ModelError
 from autopar.frontends.load import ModelOptions, load_model
+from autopar.runtime.run import run_plan
 
 TRAIN = ModelOptions(train=True)
 X = torch.ones(4, 3)
@@ -24,6 +26,51 @@ class _Reverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return -gradient
+
+
+class _Square(torch.autograd.Function):
+    """Its backward pass is that of its forward pass times `factor`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return 2 * ctx.factor * x * gradient, None
+
+
+class _Scaled(torch.autograd.Function):
+    """A function in torch's newer form, of a matrix and a vector of its rows' sizes."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        return gradient * scale, (gradient * x).sum(0)
+
+
+class _Squared(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(3))
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Square.apply(self.linear(x), self.factor)  # type: ignore[no-untyped-call]
+        scaled: Tensor = _Scaled.apply(out, self.scale)  # type: ignore[no-untyped-call]
+        return scaled.mean()
 
 
 class _Reversed(nn.Module):
@@ -47,6 +94,17 @@ def test_a_function_with_a_backward_of_its_own_is_refused_for_training() -> None
     with pytest.raises(ModelError, match=r"_Reverse is an autograd.Function with a backward"):
         load_model(_Reversed(), TRAIN, (X,))
     assert torch.autograd.Function.__dict__["apply"] is before
+
+
+def test_a_backward_pass_that_torch_derives_as_well_is_taken() -> None:
+    model = load_model(_Squared(1.0), TRAIN, (X,))
+    plan = plan_loaded(model, devices=2, cluster="local-cpu", mesh=(2,), scheme="data").plan
+    assert run_plan(model, plan, check=True).ok
+
+
+def test_one_that_is_off_by_a_thousandth_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"_Square is an autograd.Function"):
+        load_model(_Squared(1.001), TRAIN, (X,))
 
 
 def test_without_training_it_has_no_backward() -> None:

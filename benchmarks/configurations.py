@@ -1,0 +1,143 @@
+"""A table of plans for a folder of public model configurations, with the cost of planning each.
+
+    benchmarks/configurations.py FOLDER [--devices 1024] [--cluster dgx-h100] [--batch 1024]
+                                 [--seq 4096] [--only NAME ...] [--jobs 2] [--page FILE] [--json]
+
+Every row is the whole command `autopar plan hf:FOLDER/NAME/config.json` in a process of its own
+with one thread of arithmetic; its CPU seconds and peak memory are those of that process. Files that
+describe the same model with weights stored otherwise are one row: what is trained is the same.
+The parameters are those of the module that transformers itself makes of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.planning import measured
+
+STORED = {
+    "_name_or_path",
+    "compression_config",
+    "dtype",
+    "quantization_config",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+"""Fields of a configuration that say how weights are stored, not what the model computes."""
+HEAD = """# Plans of public models
+
+Every model below is planned from its `config.json` alone, with all of its layers, on {devices}
+devices of the cluster `{cluster}`: {batch} sequences of {seq} tokens a step, AdamW, bfloat16.
+Parameters are those of transformers' own module, each one of them. Steps, memory and gaps are
+predictions ([what they are worth](published-runs.md)); CPU seconds are of the whole command on one
+core of a small cloud machine, with reading and exporting the model.
+`benchmarks/configurations.py FOLDER --page docs/public-models.md` makes this page.
+
+"""
+COLUMNS = (
+    ("model", "{name}"),
+    ("type", "{kind}"),
+    ("parameters", "{billions:.2f} B"),
+    ("active", "{active:.2f} B"),
+    ("step", "{step:.3g} s"),
+    ("tokens/s/device", "{tokens:,.0f}"),
+    ("MFU", "{mfu:.1f} %"),
+    ("memory", "{memory:.1f} GiB"),
+    ("gap", "{gap:.0f} %"),
+    ("CPU", "{cpu_s:.0f} s"),
+)
+
+
+def models(folder: Path, only: Sequence[str]) -> Iterator[tuple[Path, list[str]]]:
+    """A folder of each distinct model, and the names of all that describe it."""
+    alike: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("*/config.json")):
+        if only and path.parent.name not in only:
+            continue
+        described = json.loads(path.read_text())
+        alike.setdefault(json.dumps(without_stored(described), sort_keys=True), []).append(path)
+    for paths in alike.values():
+        first = min(paths, key=lambda path: len(path.parent.name))
+        yield first, sorted(path.parent.name for path in paths)
+
+
+def without_stored(described: Any) -> Any:
+    """A configuration, nested ones too, without the fields that say how weights are stored."""
+    if not isinstance(described, Mapping):
+        return described
+    return {
+        field: without_stored(value) for field, value in described.items() if field not in STORED
+    }
+
+
+def row(path: Path, names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """The row of a configuration."""
+    autopar = (sys.executable, "-m", "autopar")
+    described = json.loads(measured((*autopar, "models", "--json", f"{path}"))[1])
+    command = (*autopar, "plan", f"hf:{path}", "--cluster", options.cluster, "--no-compare")
+    sizes = ("--devices", options.devices, "--batch", options.batch, "--seq", options.seq)
+    cost, text = measured((*command, *map(str, sizes), "--json"))
+    summary = json.loads(text)["summary"]
+    return {
+        "name": ", ".join(names),
+        "kind": described["kind"],
+        "parameters": described["parameters"],
+        "billions": described["parameters"] / 1e9,
+        "active": described["active"] / 1e9,
+        "step": summary["step"],
+        "tokens": summary["tokens_per_second_per_device"],
+        "mfu": 100 * summary["mfu"],
+        "memory": summary["memory"] / 2**30,
+        "gap": 100 * summary["gap"],
+        "plan": summary["sentence"],
+        "notes": summary["notes"],
+        **cost,
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows in Markdown."""
+    lines = [
+        "| " + " | ".join(title for title, _ in COLUMNS) + " |",
+        "|" + "---|" * len(COLUMNS),
+    ]
+    lines += [
+        "| " + " | ".join(text.format(**measures) for _, text in COLUMNS) + " |"
+        for measures in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--devices", type=int, default=1024)
+    parser.add_argument("--cluster", default="dgx-h100")
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--seq", type=int, default=4096)
+    parser.add_argument("--only", nargs="*", default=(), metavar="NAME")
+    parser.add_argument("--jobs", type=int, default=1, help="rows made at the same time")
+    parser.add_argument("--page", type=Path, help="write the page of the documents")
+    parser.add_argument("--json", action="store_true", help="print an object for each row")
+    options = parser.parse_args()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = []
+        chosen = models(options.folder.resolve(), options.only)
+        for made in pool.map(lambda model: row(*model, options), chosen):
+            rows.append(made)
+            print(json.dumps(made) if options.json else table([made]).splitlines()[-1], flush=True)
+    if options.page:
+        options.page.write_text(HEAD.format(**vars(options)) + table(rows))
+
+
+if __name__ == "__main__":
+    main()
