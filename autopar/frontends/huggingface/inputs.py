@@ -19,6 +19,10 @@ DEFAULT_SEQUENCE = 4096
 """Tokens of a sequence where none are asked for, if the positions allow as many."""
 DEFAULT_IMAGE = 224
 """Sides of an image where the configuration has none (the crops of ImageNet's training)."""
+DEFAULT_FRAMES = 3000
+"""Frames of a sound where the configuration has no number: 30 s, one every 10 ms (Whisper's)."""
+DEFAULT_BANDS = 80
+"""Bands of a spectrum where the configuration has no number (Whisper's)."""
 DEFAULT_SAMPLES = 250_000
 """Samples of a raw sound: the crops that wav2vec 2.0 is trained on (arXiv:2006.11477)."""
 _OF_CLASSES = "Classification"
@@ -131,17 +135,19 @@ def _images(model: Configured, takes: Collection[str], batch: int, sizes: Sizes)
 def _sounds(model: Configured, batch: int, sizes: Sizes) -> Any:
     """Spectra: frames behind the bands where an encoder halves them, else bands behind frames."""
     config = getattr(model.config, "audio_config", model.config)
-    asked = sizes.asked(FRAMES)
-    if (bands := getattr(config, "num_mel_bins", None)) is not None:
-        return _values(model, batch, bands, asked or 2 * config.max_source_positions)
-    return _values(
-        model, batch, asked or config.max_source_positions, config.input_feat_per_channel
-    )
+    most = getattr(config, "max_source_positions", None)
+    bands = getattr(config, "num_mel_bins", None)
+    if bands is None:
+        bands = getattr(config, "input_feat_per_channel", DEFAULT_BANDS)
+    elif most is not None:
+        return _values(model, batch, bands, sizes.asked(FRAMES) or 2 * most)
+    return _values(model, batch, sizes.asked(FRAMES) or most or DEFAULT_FRAMES, bands)
 
 
 def _waves(model: Configured, batch: int, sizes: Sizes) -> Any:
     """Samples of a sound, or its spectrum where the configuration has bands."""
     asked = sizes.asked(FRAMES)
     if (bands := getattr(model.config, "num_mel_bins", None)) is not None:
-        return _values(model, batch, asked or model.config.max_length, bands)
+        most = getattr(model.config, "max_length", DEFAULT_FRAMES)
+        return _values(model, batch, asked or most, bands)
     return _values(model, batch, asked or DEFAULT_SAMPLES)

@@ -11,6 +11,7 @@ from typing import Any
 from autopar.errors import ModelError, UsageError
 
 from . import diffusion
+from .chances import without_chances
 from .file import File, read_configuration
 from .made import Configured, first_line, quiet_and_offline, stored_or_drawn
 
@@ -41,6 +42,7 @@ def configured(path: str | Path, dtype: str) -> Configured:
         return diffusion.configured(file, dtype)
     with quiet_and_offline(str(path), PROJECT):
         config = _config(file)
+        chances = without_chances(config)
         task = _task(config)
         with _on_meta():
             module = _made(file, task, config, dtype)
@@ -53,7 +55,7 @@ def configured(path: str | Path, dtype: str) -> Configured:
         config=config,
         fresh=fresh,
         build=stored_or_drawn(file, partial(_read, file, task, config, dtype), fresh),
-        notes=tuple(_notes(file, module, dtype)),
+        notes=(*_notes(file, module, dtype), *chances),
     )
 
 

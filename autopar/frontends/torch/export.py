@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import random
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -147,7 +150,8 @@ def _exported(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.export.ExportedProgram:
     try:
-        return torch.export.export(module, args, kwargs, strict=False)
+        with _no_draws_on_the_host(module), _told_once():
+            return torch.export.export(module, args, kwargs, strict=False)
     except ModelError:
         raise
     except Exception as error:
@@ -156,6 +160,37 @@ def _exported(
             f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {text}"
             f"{_place(error)}"
         ) from error
+
+
+@contextmanager
+def _no_draws_on_the_host(module: torch.nn.Module) -> Iterator[None]:
+    """Refuse a module that draws numbers of Python or numpy, which every step would share."""
+    python = random.getstate()
+    of_numpy = _numpys_state()
+    yield
+    if random.getstate() != python or _numpys_state() != of_numpy:
+        raise ModelError(
+            f"{type(module).__name__} draws numbers by random or numpy.random in its forward pass: "
+            "a program would have those of its export in every step. Draw by torch, or leave out "
+            "what is drawn"
+        )
+
+
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """While this lasts, torch does not log an error of an export beside raising it."""
+    log = logging.getLogger(fake_tensor.__name__)
+    disabled = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = disabled
+
+
+def _numpys_state() -> tuple[bytes, int]:
+    state = np.random.get_state(legacy=False)["state"]
+    return state["key"].tobytes(), state["pos"]
 
 
 def _place(error: Exception) -> str:
