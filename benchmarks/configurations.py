@@ -106,10 +106,7 @@ def row(path: Path, names: Sequence[str], options: argparse.Namespace) -> dict[s
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows in Markdown."""
-    lines = [
-        "| " + " | ".join(title for title, _ in COLUMNS) + " |",
-        "|" + "---|" * len(COLUMNS),
-    ]
+    lines = ["| " + " | ".join(title for title, _ in COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += [
         "| " + " | ".join(text.format(**measures) for _, text in COLUMNS) + " |"
         for measures in rows
