@@ -21,12 +21,7 @@ _TEXT = {
 FURTHER: Mapping[str, Mapping[str, Any]] = {
     "apertus": {},
     "arcee": {},
-    "bailing_hybrid": {
-        "num_key_value_heads": 4,
-        "num_experts": 8,
-        "n_group": 2,
-        "num_group": 2,
-    },
+    "bailing_hybrid": {"num_key_value_heads": 4, "num_experts": 8, "n_group": 2, "num_group": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "exaone4": {},
     "falcon_h1": {"mamba_d_ssm": 64},

@@ -135,13 +135,13 @@ def _images(model: Configured, takes: Collection[str], batch: int, sizes: Sizes)
 def _sounds(model: Configured, batch: int, sizes: Sizes) -> Any:
     """Spectra: frames behind the bands where an encoder halves them, else bands behind frames."""
     config = getattr(model.config, "audio_config", model.config)
-    most = getattr(config, "max_source_positions", None)
-    bands = getattr(config, "num_mel_bins", None)
-    if bands is None:
-        bands = getattr(config, "input_feat_per_channel", DEFAULT_BANDS)
-    elif most is not None:
+    most: int | None = getattr(config, "max_source_positions", None)
+    bands: int | None = getattr(config, "num_mel_bins", None)
+    if bands is not None and most is not None:
         return _values(model, batch, bands, sizes.asked(FRAMES) or 2 * most)
-    return _values(model, batch, sizes.asked(FRAMES) or most or DEFAULT_FRAMES, bands)
+    frames = sizes.asked(FRAMES) or most or DEFAULT_FRAMES
+    own = getattr(config, "input_feat_per_channel", DEFAULT_BANDS)
+    return _values(model, batch, frames, own if bands is None else bands)
 
 
 def _waves(model: Configured, batch: int, sizes: Sizes) -> Any:

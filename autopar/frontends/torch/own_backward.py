@@ -91,7 +91,7 @@ class _Call:
 
 
 class _Context:
-    """What a forward pass tells its backward pass, which is not asked."""
+    """Takes the notes that a forward pass makes for its backward pass, which is not asked."""
 
     def save_for_backward(self, *saved: Tensor) -> None:
         """Nothing is read later."""

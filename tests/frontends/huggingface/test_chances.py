@@ -1,4 +1,4 @@
-"""What a module leaves out by chance is in every step of a plan, which says so."""
+"""Layers and frames that a module leaves out by chance are in every step, which is said."""
 
 from __future__ import annotations
 
