@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,10 @@ Such a factor is none of a weight, even where a view ties it to a weight's dim.
 """
 
 
+ANALYSES = 32
+"""The analyses of which profiles are remembered: as many as one model has micro-batches."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile:
     """An operator as schemes see it: the split of each option, and what the operator multiplies.
@@ -86,6 +91,7 @@ class Profiles:
     roots: Mapping[str, tuple[str, ...]]
 
 
+@functools.lru_cache(maxsize=ANALYSES)
 def profiles_of(analysis: Analysis) -> Profiles:
     """Read the parts and the splits of all operators."""
     meanings = read_meanings(analysis)

@@ -111,6 +111,9 @@ class Bounds:
     @cached_property
     def _alone(self) -> Alone:
         """The whole batch on one device, without any limit."""
+        return self.folded.shared(("alone", self.request.cluster), self._solved_alone)
+
+    def _solved_alone(self) -> Alone:
         tables, work = tables_alone(
             self.folded.analysis(short=True), self.request.cluster, self.folded.counts
         )

@@ -14,6 +14,7 @@ from autopar.costmodel.memory.worthwhile_recompute import worthwhile
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import Graph
+from autopar.search import sharing_orders
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.micro_batches import micro_batch_options, split_batch
@@ -45,6 +46,7 @@ class FoldedModel:
         self._refused: dict[int, str] = {}
         self._prices: dict[tuple[Cluster, Mesh, int], MeshPrices] = {}
         self._remembered: tuple[object, object] = (None, None)
+        self._shared: dict[object, object] = {}
 
     @cached_property
     def parameters(self) -> float:
@@ -65,6 +67,16 @@ class FoldedModel:
         if self._remembered[0] != key:
             self._remembered = (key, make())
         return cast(T, self._remembered[1])
+
+    def shared(self, key: object, make: Callable[[], T]) -> T:
+        """Return the value of `make`, remembered for all searches of the model.
+
+        Its orders of elimination are its own, so that it does not depend on who asks first.
+        """
+        if key not in self._shared:
+            with sharing_orders():
+                self._shared[key] = make()
+        return cast(T, self._shared[key])
 
     def prices(self, cluster: Cluster, mesh: Mesh, stages: int) -> MeshPrices:
         """The prices of communication on the mesh of one of so many stages."""

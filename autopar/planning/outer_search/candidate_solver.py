@@ -4,6 +4,7 @@ the tables promise.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -46,7 +47,6 @@ class CandidateSolver:
         self.bounds = Bounds(folded, request)
         self.binding: set[tuple[Candidate, Mode]] = set()
         self.too_slow = TooSlow()
-        self._recomputed: dict[str, float] = {"none": 0.0}
 
     # --- The parts of a candidate. ---
 
@@ -186,17 +186,24 @@ class CandidateSolver:
 
     def recomputed(self, candidate: Candidate, mode: Mode) -> float:
         """Seconds of a step that a mode's recompute costs at the least: the arithmetic's share."""
-        if mode.recompute not in self._recomputed:
-            analysis = self.folded.analysis(short=True)
-            cluster = self.request.cluster
-            counts = self.folded.counts
-            segments = self.folded.segments(mode.recompute, short=True)
-            without, _ = tables_alone(analysis, cluster, counts)
-            recomputing, _ = tables_alone(analysis, cluster, counts, segments)
-            more = solve(recomputing.graph).cost - solve(without.graph).cost
-            self._recomputed[mode.recompute] = EFFORT.slack * more
+        if mode.recompute == "none":
+            return 0.0
+        more = self.folded.shared(
+            ("recomputed", self.request.cluster, mode.recompute),
+            functools.partial(self._recomputed_alone, mode.recompute),
+        )
         # At best all devices share the repeated work evenly.
-        return self._recomputed[mode.recompute] / candidate.devices
+        return EFFORT.slack * more / candidate.devices
+
+    def _recomputed_alone(self, recompute: str) -> float:
+        """Seconds that a recompute costs on one device, without any limit."""
+        analysis = self.folded.analysis(short=True)
+        cluster = self.request.cluster
+        counts = self.folded.counts
+        segments = self.folded.segments(recompute, short=True)
+        without, _ = tables_alone(analysis, cluster, counts)
+        recomputing, _ = tables_alone(analysis, cluster, counts, segments)
+        return solve(recomputing.graph).cost - solve(without.graph).cost
 
     @property
     def is_brief(self) -> bool:
