@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -29,8 +30,9 @@ from .plan_origin import cluster_of_plan, model_of_plan
 from .planning.model.progress import Progress
 from .planning.model.request import WITHOUT_LIMIT, default_limit
 from .planning.model.routing import read_routing
-from .planning.planner import fastest_plan, folded_of
+from .planning.planner import fastest_plan
 from .planning.programs.routed_experts import require_routing, routed
+from .remembered_plans import Searches
 from .sharding.analysis import Analysis, analyse
 
 if TYPE_CHECKING:
@@ -126,11 +128,12 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     requests, request_notes = wanted.requests(ruled, cluster)
     before = time.process_time()
     request = requests[0]
-    folded = folded_of(ruled.graph, request)
-    best = fastest_plan(ruled.graph, requests, progress=progress, folded=folded)
+    searches = Searches(ruled.graph, request)
+    best = fastest_plan(requests, partial(searches.plan, progress=progress))
     if wanted.target is not None:
         require_said(best, wanted.target)
     seconds = time.process_time() - before
+    folded = searches.folded
     analysis = folded.analysis(short=False)
     limit = request.memory_limit
     # A plan that is wanted though it fits no device is still told what would fit.
@@ -145,7 +148,7 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     )
     named = best.model.model_copy(update={"dtype": ruled.dtype, "precision": ruled.precision})
     best = best.model_copy(update={"model": named, "routing": under})
-    notes = (sentence, *model.notes, *said, *request_notes)
+    notes = (sentence, *searches.notes, *model.notes, *said, *request_notes)
     return Planned(
         plan=best, model=ruled, cluster=cluster, notes=notes, seconds=seconds, analysis=analysis
     )

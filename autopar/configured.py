@@ -7,7 +7,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from .errors import UsageError
 from .frontends.huggingface import (
@@ -17,25 +18,54 @@ from .frontends.huggingface import (
     Batch,
     Configured,
     configured,
+    content_of,
     example_inputs,
     placed,
     telling,
     told_sizes,
 )
-from .frontends.load import ModelOptions, load_model
+from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .ir import Graph
 from .model import LoadedModel
-from .remembered_models import remembered_model
+from .remembered_models import Asked, Source, content_digest, remembered_model
 from .units import count_text
 
+_PACKAGES = ("autopar", "torch", "transformers", "diffusers")
 
-def load_any(model: Any, options: ModelOptions, given: Any = None) -> LoadedModel:
-    """`load_model`, which takes `hf:path/config.json` too."""
+
+class Sized(Protocol):
+    """The shape and the type of a tensor, by names as in torch."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of its dims."""
+
+    @property
+    def dtype(self) -> str:
+        """The name of its type."""
+
+
+def load_any(
+    model: Any,
+    options: ModelOptions,
+    given: Any = None,
+    *,
+    sizes: Mapping[str, Sized] | None = None,
+) -> LoadedModel:
+    """`load_model`, which takes `hf:path/config.json` too; models of files are remembered.
+
+    `sizes`: of a configuration's inputs, by name.
+    """
     if not is_configuration(model):
-        return load_model(model, options, given)
+        load = partial(load_model, model, options, given)
+        onnx = isinstance(model, str | Path) and str(model).endswith(ONNX_ENDINGS)
+        if not onnx or not Path(model).is_file():
+            return load()
+        asked = Asked(source=_onnx_file(Path(model)), options=options)
+        return remembered_model(asked, load)
     wrong = [name for name in ("shapes", "trained") if getattr(options, name)]
-    sizes = OPTIONS.values()
-    if wrong or set(options.dims) - set(sizes):
+    valid = OPTIONS.values()
+    if wrong or set(options.dims) - set(valid):
         named = ", ".join(f"--{name}" for name in OPTIONS)
         raise UsageError(
             f"{model}: a configuration takes --batch, {named}, --loss, --dtype and --frozen, not "
@@ -43,7 +73,24 @@ def load_any(model: Any, options: ModelOptions, given: Any = None) -> LoadedMode
         )
     path = str(model).removeprefix(PREFIX)
     return load_configured(
-        path, replace(options, frozen=()), given, frozen_parameters=options.frozen
+        path, replace(options, frozen=()), given, sizes=sizes, frozen_parameters=options.frozen
+    )
+
+
+def _onnx_file(path: Path) -> Source:
+    """An ONNX file; tensors in files beside it may be constants of its graph."""
+
+    def besides() -> Sequence[Path]:
+        from .frontends.onnx import external_files
+
+        return external_files(path)
+
+    return Source(
+        path=str(path),
+        content=content_digest(path),
+        packages=("autopar", "onnx", "numpy"),
+        besides=besides,
+        weights=True,
     )
 
 
@@ -52,19 +99,40 @@ def load_configured(
     options: ModelOptions,
     given: Mapping[str, Any] | None = None,
     *,
+    sizes: Mapping[str, Sized] | None = None,
     frozen_parameters: Sequence[str] = (),
     build: Callable[[Configured], Any] = lambda made: made.build(0),
 ) -> LoadedModel:
     """The model of a configuration, with inputs of the sizes asked for, or those `given`.
 
-    `frozen_parameters`: names or patterns of parameters that are not trained. `build` makes the
-    module with its weights.
+    `sizes`: of its inputs. `frozen_parameters`: names or patterns of parameters that are not
+    trained. `build` makes the module with its weights.
     """
     options = replace(options, dtype=options.dtype or DTYPE)
-    load = partial(_load, path, options, given, frozen_parameters, build)
     if given is not None:
-        return load()
-    return remembered_model(path, options, frozen_parameters, load)
+        return _load(path, options, given, frozen_parameters, build)
+
+    def load() -> LoadedModel:
+        inputs = None if sizes is None else empty_inputs(sizes)
+        return _load(path, options, inputs, frozen_parameters, build)
+
+    file = Source(path=path, content=content_of(path), packages=_PACKAGES)
+    asked = Asked(source=file, options=options, further=(tuple(frozen_parameters), _told_of(sizes)))
+
+    def as_planned(graph: Graph) -> Asked:
+        """The same model, asked for by the inputs of a plan."""
+        inputs = {name: graph.tensors[name] for name in graph.inputs}
+        batch = next((tensor.shape[0] for tensor in inputs.values() if tensor.shape), None)
+        further = (tuple(frozen_parameters), _told_of(inputs))
+        return Asked(source=file, options=replace(options, dims={}, batch=batch), further=further)
+
+    return remembered_model(asked, load, equal=as_planned if sizes is None else None)
+
+
+def _told_of(sizes: Mapping[str, Sized] | None) -> Mapping[str, tuple[tuple[int, ...], str]] | None:
+    if sizes is None:
+        return None
+    return {name: (tuple(each.shape), each.dtype) for name, each in sizes.items()}
 
 
 def _load(
@@ -119,6 +187,16 @@ def _with_values(loaded: LoadedModel, values: Mapping[str, Any]) -> LoadedModel:
     return loaded.with_inputs(
         tuple(values.get(name, value) for name, value in named), (args, {**kwargs, **values})
     )
+
+
+def empty_inputs(sizes: Mapping[str, Sized]) -> dict[str, Any]:
+    """Tensors of these shapes and types on the meta device: a file may give any shapes."""
+    import torch
+
+    return {
+        name: torch.empty(each.shape, dtype=getattr(torch, each.dtype), device="meta")
+        for name, each in sizes.items()
+    }
 
 
 def is_configuration(model: Any) -> bool:

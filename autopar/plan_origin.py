@@ -10,7 +10,7 @@ from typing import Any
 
 from autopar.costmodel import Cluster, load_cluster, parse_span, presets
 
-from .configured import is_configuration, load_any
+from .configured import empty_inputs, is_configuration, load_any
 from .errors import UsageError
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .ir.dtype import FLOATS
@@ -77,9 +77,8 @@ def model_of_plan(
         sized = (
             options if fixed else replace(options, batch=_batch_of(plan), dtype=plan.model.dtype)
         )
-        if is_configuration(model):
-            example_inputs = _empty_inputs(plan)
-        loaded = load_any(model, sized, example_inputs)
+        sizes = plan.model.inputs if is_configuration(model) else None
+        loaded = load_any(model, sized, None if sizes else example_inputs, sizes=sizes)
     plan.require_match(loaded.graph)
     return bring_rules(loaded, plan)
 
@@ -100,11 +99,11 @@ def _onnx_of_plan(
             for name, shape in shapes.items()
         }
     try:
-        return load_model(model, replace(options, shapes=shapes))
+        return load_any(model, replace(options, shapes=shapes))
     except UsageError:
         if old is None:
             raise
-        return load_model(model, replace(options, batch=batch or old))
+        return load_any(model, replace(options, batch=batch or old))
 
 
 def model_of_batch(
@@ -118,8 +117,8 @@ def model_of_batch(
     if _is_onnx(model):
         loaded = _onnx_of_plan(model, plan, options, batch)
     else:
-        given = _empty_inputs(plan) if is_configuration(model) else None
-        loaded = load_any(model, replace(options, batch=batch), given)
+        sizes = plan.model.inputs if is_configuration(model) else None
+        loaded = load_any(model, replace(options, batch=batch), sizes=sizes)
     return bring_rules(loaded, plan)
 
 
@@ -129,19 +128,9 @@ def _is_onnx(model: Any) -> bool:
     )
 
 
-def _empty_inputs(plan: Plan) -> dict[str, Any]:
-    """Tensors of the planned shapes on the meta device: a file may give any shapes."""
-    import torch
-
-    return {
-        name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
-        for name, spec in plan.model.inputs.items()
-    }
-
-
 def _example_inputs(plan: Plan, module: Any) -> Any:
     """The inputs, named if all names are arguments of the module, or else positional."""
-    empty = _empty_inputs(plan)
+    empty = empty_inputs(plan.model.inputs)
     return (
         empty
         if set(empty) <= set(inspect.signature(module.forward).parameters)

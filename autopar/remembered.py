@@ -7,10 +7,15 @@ written, or is larger than `FILE_BYTES` or `TEXT_BYTES`, is not remembered.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
+import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,56 +24,68 @@ from .outputs import write_whole
 from .reading import read_bytes
 
 FOLDER = "AUTOPAR_CACHE"
-TEXTS = 256
-"""Texts that are kept; the oldest ones go first."""
-FILE_BYTES = 2**20
+TEXTS = 2048
+"""The most texts in the folder; those not asked for longest go first."""
+BYTES = 2**28
+"""The most bytes of all files in the folder."""
+FILE_BYTES = 2**24
 """The largest compressed text."""
 TEXT_BYTES = 2**26
 """The largest text: what a file may be decompressed to."""
 _ENDING = ".txt.z"
-_ALL = "*.txt*"
-"""The files of this folder, those of earlier versions among them."""
+_OURS = re.compile(r"\.?(?:(?P<kind>[a-z]+)-)?[0-9a-f]{64}\.txt")
+"""How names in the folder begin, those of earlier versions and of files half written among them."""
+_CODE = ("*.py", "*.c", "*.json")
 _SOURCE = Path(__file__).parent
+_switched_off = False
 
 
-def key_of(parts: Iterable[str | bytes], packages: Iterable[str]) -> str:
-    """The digest of all that an answer depends on: `parts`, and the versions of packages."""
+def key_of(kind: str, parts: Iterable[str | bytes], packages: Iterable[str]) -> str:
+    """The key of an answer of a kind: a digest of all `parts`, and of the versions of packages."""
     digest = hashlib.sha256()
     for part in (*parts, *map(_version, packages)):
         data = part.encode() if isinstance(part, str) else part
         # The length keeps the end of one part from being the beginning of the next.
         digest.update(len(data).to_bytes(8, "big") + data)
-    return digest.hexdigest()
+    return f"{kind}-{digest.hexdigest()}"
 
 
-def source_of(*rooms: str) -> Iterator[bytes]:
-    """The code of files and folders of this package, on which an answer may depend."""
+@functools.cache
+def source_of(*rooms: str) -> str:
+    """A digest of the code and data in files and folders of this package."""
+    digest = hashlib.sha256()
     for room in rooms:
         place = _SOURCE / room
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            yield path.read_bytes()
+        inside = [path for ending in _CODE for path in place.rglob(ending)]
+        for path in sorted(inside) if place.is_dir() else [place]:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def recalled(key: str) -> str | None:
     """The text under a key, if it is remembered."""
-    folder = _folder()
-    if folder is None or not (folder / f"{key}{_ENDING}").exists():
+    folder = folder_of_answers()
+    if folder is None or not (path := folder / f"{key}{_ENDING}").exists():
         return None
     try:
-        stored = read_bytes(folder / f"{key}{_ENDING}", FILE_BYTES, what="answer", error=UsageError)
+        stored = read_bytes(path, FILE_BYTES, what="answer", error=UsageError)
         opened = zlib.decompressobj()
         text = opened.decompress(stored, TEXT_BYTES)
-        return text.decode() if opened.eof else None
+        if not opened.eof:
+            return None
+        with contextlib.suppress(OSError):  # a folder that may only be read
+            os.utime(path)
+        return text.decode()
     except (AutoparError, zlib.error, UnicodeDecodeError):
         return None
 
 
 def remember(key: str, text: str) -> None:
-    """Remember a text under a key, and forget the oldest of too many."""
-    folder = _folder()
+    """Remember a text under a key, and forget what is too much."""
+    folder = folder_of_answers()
     if folder is None or len(text) > TEXT_BYTES or len(data := text.encode()) > TEXT_BYTES:
         return
-    stored = zlib.compress(data)
+    stored = zlib.compress(data, level=1)
     if len(stored) > FILE_BYTES:
         return
     try:
@@ -80,7 +97,22 @@ def remember(key: str, text: str) -> None:
         return
 
 
-def _folder() -> Path | None:
+@contextlib.contextmanager
+def remembering_nothing() -> Iterator[None]:
+    """Within it nothing is recalled, and nothing remembered."""
+    global _switched_off
+    before = _switched_off
+    _switched_off = True
+    try:
+        yield
+    finally:
+        _switched_off = before
+
+
+def folder_of_answers() -> Path | None:
+    """The folder of answers, which need not exist; None if nothing is remembered."""
+    if _switched_off:
+        return None
     named = os.environ.get(FOLDER)
     if named is not None:
         return Path(named) if named else None
@@ -91,10 +123,53 @@ def _folder() -> Path | None:
         return None
 
 
-def _forget(folder: Path) -> None:
-    texts = sorted(folder.glob(_ALL), key=lambda path: path.stat().st_mtime)
-    for path in texts[:-TEXTS]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The answers in the folder: their number by kind, and the bytes of all files."""
+
+    counts: dict[str, int]
+    bytes: int
+
+
+def answers() -> Answers:
+    """What is remembered."""
+    folder = folder_of_answers()
+    files = [] if folder is None else _files(folder)
+    kinds = Counter(match["kind"] or "other" for path, *_ in files if (match := _match(path)))
+    return Answers(counts=dict(sorted(kinds.items())), bytes=sum(size for _, _, size in files))
+
+
+def forget_all() -> int:
+    """Remove the files of all answers, and nothing else in the folder; their number."""
+    folder = folder_of_answers()
+    files = [] if folder is None else _files(folder)
+    for path, *_ in files:
         path.unlink(missing_ok=True)
+    return len(files)
+
+
+def _match(path: Path) -> re.Match[str] | None:
+    return _OURS.match(path.name)
+
+
+def _files(folder: Path) -> list[tuple[Path, float, int]]:
+    """The files of answers with the times of their last use and their bytes, the newest first."""
+    files = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        # Another process may have removed it meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if _match(path):
+                about = path.lstat()
+                files.append((path, about.st_mtime, about.st_size))
+    return sorted(files, key=lambda file: (-file[1], file[0].name))
+
+
+def _forget(folder: Path) -> None:
+    total = 0
+    for number, (path, _, size) in enumerate(_files(folder)):
+        total += size
+        if number >= TEXTS or total > BYTES:
+            path.unlink(missing_ok=True)
 
 
 def _version(package: str) -> str:

@@ -16,7 +16,7 @@ _PACKAGES = ("autopar", "torch", "transformers", "diffusers")
 
 def described_model(path: str) -> Described:
     """Describe a configuration's module; raises the errors of `configured`."""
-    key = key_of(("described", DTYPE, content_of(path)), _PACKAGES)
+    key = key_of("description", (DTYPE, content_of(path)), _PACKAGES)
     text = recalled(key)
     if text is not None:
         try:

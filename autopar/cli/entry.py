@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import gc
 import io
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 
 from autopar.errors import AutoparError, UsageError
 from autopar.printable import printable
+from autopar.remembered import remembering_nothing
 
 from .command import Action
 from .commands import COMMANDS as ALL
@@ -25,6 +27,8 @@ BROKEN_PIPE = 128 + 13
 """The exit code of a program that a closed pipe ended."""
 VERBOSE = "--verbose"
 """An option of every command: errors come with their traceback."""
+NO_CACHE = "--no-cache"
+"""An option of every command: nothing is recalled from earlier ones, and nothing remembered."""
 COMMANDS: dict[str, Action] = {command.name: command.run for command in ALL}
 """The action of every command by its first word."""
 
@@ -81,9 +85,17 @@ def run(argv: Sequence[str]) -> int:
     With --help or --version it raises `SystemExit(0)`.
     """
     parser = build_parser()
-    args, rest = parser.parse_known_args(with_defaults(argv, options_of(parser)))
+    words = [word for word in argv if word != NO_CACHE]
+    args, rest = parser.parse_known_args(with_defaults(words, options_of(parser)))
     if rest:
         raise UsageError(_unexpected(args.parser, rest[0]))
+    with contextlib.ExitStack() as stack:
+        if NO_CACHE in argv:
+            stack.enter_context(remembering_nothing())
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         if getattr(args, "rules", None):
             _import_rules(args.rules)

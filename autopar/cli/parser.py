@@ -19,6 +19,11 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--verbose", action="store_true", help="beside any command: show where an error was raised"
     )
+    parser.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="beside any command: recall nothing of earlier commands, and remember nothing",
+    )
     parser.add_argument("--version", action="version", version=f"autopar {__version__}")
     children = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=Parser

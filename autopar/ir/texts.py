@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import numpy as np
 
 from .graph import Graph, Operator, Ref, Role, Tensor, Value
 
 T = TypeVar("T")
 _REF = "input"
 """The key of an object that stands for a `Ref`."""
+_NUMBERS = re.compile("[<|]([iu][1248]|f[248]|c(8|16)|b1)")
+"""The types of arrays that texts hold, as numpy writes them."""
 
 
 def text_of(graph: Graph) -> str:
-    """A graph as a text; `ValueError` if it holds more than texts can: constants of its own."""
-    if graph.constants:
-        raise ValueError(f"graph {graph.name!r} holds constants")
+    """A graph as a text; `ValueError` if it holds more than texts can."""
     tensors = [[t.name, t.shape, t.dtype, t.role, t.trainable] for t in graph.tensors.values()]
     operators = [
         [o.name, o.kind, o.inputs, o.outputs, {n: _told(v) for n, v in o.attributes.items()}]
@@ -32,6 +36,7 @@ def text_of(graph: Graph) -> str:
             "loss": graph.loss,
             "replicated": sorted(graph.replicated),
             "updates": dict(graph.updates),
+            "constants": {name: _array_told(array) for name, array in graph.constants.items()},
         },
         separators=(",", ":"),
     )
@@ -51,6 +56,9 @@ def graph_of(text: str) -> Graph:
             loss=None if data["loss"] is None else _of(str, data["loss"]),
             replicated=frozenset(_names(data["replicated"])),
             updates={old: _of(str, new) for old, new in _of(dict, data["updates"]).items()},
+            constants={
+                name: _array(*_of(list, row)) for name, row in _of(dict, data["constants"]).items()
+            },
         )
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no graph: {error!r}") from error
@@ -76,6 +84,19 @@ def _value(told: Any, inputs: int) -> Value:
         return tuple(_value(part, inputs) for part in told)
     assert told is None or isinstance(told, (bool, int, float, str)), "values of JSON"
     return told
+
+
+def _array_told(array: np.ndarray) -> list[Any]:
+    if not _NUMBERS.fullmatch(array.dtype.str):
+        raise ValueError(f"an array of {array.dtype} has no text")
+    return [array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode()]
+
+
+def _array(dtype: Any, shape: Any, elements: Any) -> np.ndarray:
+    if not _NUMBERS.fullmatch(_of(str, dtype)):
+        raise ValueError(f"{dtype!r:.100} is no type of numbers")
+    flat = np.frombuffer(base64.b64decode(_of(str, elements), validate=True), np.dtype(dtype))
+    return flat.reshape(_all(_number, shape)).copy()
 
 
 def _tensor(name: Any, shape: Any, dtype: Any, role: Any, trainable: Any) -> Tensor:

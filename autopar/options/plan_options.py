@@ -203,10 +203,17 @@ def _where_axes_exist(pins: Pins, candidates: Sequence[Mesh]) -> Restriction:
     offered = dict.fromkeys(axis.name for mesh in candidates for axis in mesh.axes)
     for axis in sorted(named - set(offered)):
         raise UsageError(unknown("mesh axis", axis, offered))
+    return _OnAxes(pins=pins, named=frozenset(named))
 
-    def restriction(analysis: Analysis, mesh: Mesh) -> Limits:
-        if not named <= {axis.name for axis in mesh.axes}:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OnAxes:
+    """Pins on meshes that have all of the `named` axes."""
+
+    pins: Pins
+    named: frozenset[str]
+
+    def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
+        if not self.named <= {axis.name for axis in mesh.axes}:
             raise NoAssignment
-        return pins(analysis, mesh)
-
-    return restriction
+        return self.pins(analysis, mesh)

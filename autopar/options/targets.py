@@ -104,8 +104,8 @@ def _missing(analysis: Analysis) -> set[str]:
 class _Named:
     """The limits of the schemes that the axes of a mesh are named after."""
 
-    analysis: Analysis
-    by_names: dict[tuple[str, ...], Possible] = field(default_factory=dict)
+    analysis: Analysis = field(repr=False)
+    by_names: dict[tuple[str, ...], Possible] = field(default_factory=dict, repr=False)
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         names = tuple(axis.name for axis in mesh.axes)

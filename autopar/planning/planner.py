@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
@@ -44,19 +44,16 @@ def search_plan(
         )
 
 
-def fastest_plan(
-    graph: Graph,
-    requests: Sequence[Request],
-    *,
-    progress: Progress | None = None,
-    folded: FoldedModel,
-) -> Plan:
-    """The cheapest plan of several requests, which are parts of one space; its bound is of all."""
+def fastest_plan(requests: Sequence[Request], search: Callable[[Request], Plan]) -> Plan:
+    """The cheapest plan of several requests, which are parts of one space; its bound is of all.
+
+    `search`: gives the plan of a request, as `search_plan` does.
+    """
     plans: list[Plan] = []
     failures: list[NoPlanFits | UsageError] = []
     for request in requests:
         try:
-            plans.append(search_plan(graph, request, progress=progress, folded=folded))
+            plans.append(search(request))
         except (NoPlanFits, UsageError) as error:
             failures.append(error)
             continue

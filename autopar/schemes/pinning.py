@@ -58,8 +58,9 @@ class Possible:
     """A scheme's limits on meshes on which the model, and every part of it, can have the scheme."""
 
     scheme: Scheme
-    analysis: Analysis
-    whole: dict[Mesh, dict[str, bool]] = field(default_factory=dict)
+    # The graph's own, so that the scheme alone tells two of them apart.
+    analysis: Analysis = field(repr=False)
+    whole: dict[Mesh, dict[str, bool]] = field(default_factory=dict, repr=False)
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         """Raise `NoAssignment` if a part of the batch lacks a split that the whole batch offers."""

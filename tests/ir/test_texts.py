@@ -50,9 +50,34 @@ def test_a_graph_comes_back(graph: Graph) -> None:
     assert back.fingerprint() == graph.fingerprint()
 
 
-def test_constants_are_in_no_text() -> None:
-    with pytest.raises(ValueError, match="holds constants"):
-        text_of(replace(chain(), constants={"x": np.ones(4)}))
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "complex64", "uint8"])
+def test_constants_come_back(dtype: str) -> None:
+    constants = {"w": np.arange(6).reshape(2, 3).astype(dtype), "one": np.array(1, dtype)}
+    back = graph_of(text_of(replace(chain(), constants=constants))).constants
+    assert {name: (a.dtype, a.tolist()) for name, a in back.items()} == {
+        name: (a.dtype, a.tolist()) for name, a in constants.items()
+    }
+
+
+def test_constants_of_objects_are_in_no_text() -> None:
+    with pytest.raises(ValueError, match="has no text"):
+        text_of(replace(chain(), constants={"x": np.array([object()])}))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["|O8", [1], "AAAAAAAAAAA="],
+        ["<f4", [2], "AAAA"],
+        ["<f4", [2**60], "AAAAAA=="],
+        ["<f4", [1], "*"],
+        ["<f4", ["1"], "AAAAAA=="],
+        ["float32", [1], "AAAAAA=="],
+    ],
+)
+def test_other_constants_are_refused(row: Any) -> None:
+    with pytest.raises(ValueError):
+        graph_of(changed("constants.x", row))
 
 
 def changed(place: str, value: Any) -> str:

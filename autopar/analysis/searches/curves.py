@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from autopar.errors import NoPlanFits, UsageError
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
-from autopar.planning.planner import search_plan
+from autopar.remembered_plans import Searches
 from autopar.schemes import scheme_of
-from autopar.sharding.analysis import analyse
 from autopar.units import bytes_text, rate_text
 
 from .sensitivity import Sensitivity, scaled_links
+from .side_by_side import side_by_side
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -56,14 +56,23 @@ class _Task:
     batch: int
 
 
-def curves(held: Sensitivity, progress: Progress | None = None) -> list[Curve]:
-    """A curve for every quantity of the cluster and of the model."""
+def curves(
+    held: Sensitivity, progress: Progress | None = None, jobs: int | None = None
+) -> list[Curve]:
+    """A curve for every quantity of the cluster and of the model.
+
+    `jobs`: processes at a time (None: as many as cores).
+    """
     tasks = list(_tasks(held))
+    # Read here, as that may need more than processes beside one another may do.
+    searches = {task.batch: _searches(held, task.batch) for task in tasks}
+
+    def planned(task: _Task) -> tuple[str, float | None]:
+        return _planned(searches[task.batch], task.request)
+
     points_of: dict[str, list[Point]] = {}
-    for number, task in enumerate(tasks):
-        if progress:
-            progress(number, len(tasks), f"{task.quantity} x {task.factor:g}")
-        named, step = _planned(held, task)
+    results = side_by_side(planned, tasks, jobs)
+    for number, (task, (named, step)) in enumerate(zip(tasks, results, strict=True), start=1):
         point = Point(
             factor=task.factor,
             value=task.value,
@@ -73,6 +82,8 @@ def curves(held: Sensitivity, progress: Progress | None = None) -> list[Curve]:
             devices=task.request.cluster.devices,
         )
         points_of.setdefault(task.quantity, []).append(point)
+        if progress:
+            progress(number, len(tasks), f"{task.quantity} x {task.factor:g}")
     return [
         Curve(quantity=quantity, points=tuple(points)) for quantity, points in points_of.items()
     ]
@@ -124,17 +135,24 @@ def _whole(number: int) -> list[tuple[float, int]]:
     ]
 
 
-def _planned(held: Sensitivity, task: _Task) -> tuple[str, float | None]:
-    """The name and the seconds of the best plan."""
+def _searches(held: Sensitivity, batch: int) -> Searches | str:
+    """The searches of the model with a batch, or the reason why it cannot have that."""
+    if batch == held.batch or held.batches is None:
+        return held.searches
     try:
-        graph = (
-            held.graph
-            if task.batch == held.batch or held.batches is None
-            else held.batches(task.batch)
-        )
-        plan = search_plan(graph, task.request)
+        return Searches(held.batches(batch), held.request)
+    except UsageError as error:
+        return str(error)
+
+
+def _planned(searches: Searches | str, request: Request) -> tuple[str, float | None]:
+    """The name and the seconds of the best plan."""
+    if isinstance(searches, str):
+        return f"no plan: {searches}", None
+    try:
+        plan = searches.plan(request)
     except NoPlanFits:
         return "no plan fits", None
     except UsageError as error:
         return f"no plan: {error}", None
-    return scheme_of(plan, analyse(graph, train=task.request.train)).called, plan.predicted.step
+    return scheme_of(plan, searches.folded.analysis(short=False)).called, plan.predicted.step

@@ -14,11 +14,13 @@ from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.recompute import RECOMPUTES
 from autopar.planning.model.request import OFFLOADS, ZEROS, Request
-from autopar.planning.planner import folded_of, search_plan
 from autopar.planning.space.candidates import divisors
+from autopar.remembered_plans import Searches
 from autopar.schemes import scheme_of, stages_of
 from autopar.schemes.known import layers_of
 from autopar.sharding.analysis import Analysis
+
+from .side_by_side import side_by_side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,12 @@ def outer_alternatives(
     *,
     memory: float | None = None,
     progress: Progress | None = None,
+    jobs: int | None = None,
 ) -> list[Pinned]:
-    """The best plans with each variable of the outer search fixed to other values."""
+    """The best plans with each variable of the outer search fixed to other values.
+
+    `jobs`: processes at a time (None: as many as cores).
+    """
     free = Request(
         cluster=cluster,
         train=analysis.train,
@@ -54,30 +60,34 @@ def outer_alternatives(
         types=plan.schedule.types,
     )
     requests = list(_requests(plan, analysis, free))
-    pinned = []
-    folded = folded_of(analysis.graph, free)
-    for number, (variable, value, request) in enumerate(requests):
+    searches = Searches(analysis.graph, free)
+    # Made once, for all processes.
+    _ = searches.folded
+
+    def pinned(asked: tuple[str, str, Request]) -> Pinned:
+        return _pinned(*asked, searches, analysis)
+
+    rows = []
+    for row in side_by_side(pinned, requests, jobs):
+        rows.append(row)
         if progress:
-            progress(number, len(requests), f"{variable} {value}")
-        try:
-            other = search_plan(analysis.graph, request, folded=folded)
-        except NoPlanFits:
-            pinned.append(Pinned(variable=variable, value=value, why="does not fit the memory"))
-        except UsageError as error:
-            pinned.append(Pinned(variable=variable, value=value, why=str(error)))
-        else:
-            named = scheme_of(other, analysis).called
-            figures = other.predicted
-            pinned.append(
-                Pinned(
-                    variable=variable,
-                    value=value,
-                    step=figures.step,
-                    memory=figures.memory,
-                    named=named,
-                )
-            )
-    return pinned
+            progress(len(rows), len(requests), f"{row.variable} {row.value}")
+    return rows
+
+
+def _pinned(
+    variable: str, value: str, request: Request, searches: Searches, analysis: Analysis
+) -> Pinned:
+    """The best plan with a variable fixed to a value."""
+    row = Pinned(variable=variable, value=value)
+    try:
+        plan = searches.plan(request)
+    except NoPlanFits:
+        return replace(row, why="does not fit the memory")
+    except UsageError as error:
+        return replace(row, why=str(error))
+    named = scheme_of(plan, analysis).called
+    return replace(row, step=plan.predicted.step, memory=plan.predicted.memory, named=named)
 
 
 def _requests(plan: Plan, analysis: Analysis, free: Request) -> Iterator[tuple[str, str, Request]]:

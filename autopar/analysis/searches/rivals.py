@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from autopar.api import Planned
 from autopar.errors import NoPlanFits, UsageError
 from autopar.plan import Plan
-from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import WITHOUT_LIMIT, Request
-from autopar.planning.planner import folded_of, search_plan
+from autopar.remembered_plans import Searches
 from autopar.schemes import scheme_named, scheme_of, stages_of
 from autopar.schemes.pinning import pinned
 from autopar.schemes.recipes import ALONE
@@ -61,11 +60,13 @@ def rivals(
         offload="none",
         types=planned.plan.schedule.types,
     )
-    folded = folded_of(analysis.graph, free)
+    searches = Searches(analysis.graph, free)
+    # Made once, for all processes.
+    _ = searches.folded
 
     def rival(name: str) -> Rival:
         try:
-            return _rival(name, analysis, free, folded, _alarm(seconds))
+            return _rival(name, analysis, free, searches, _alarm(seconds))
         except _TooLong:
             return Rival(scheme=name, late=True)
 
@@ -92,7 +93,7 @@ def _alarm(seconds: float | None) -> Progress:
 
 
 def _rival(
-    name: str, analysis: Analysis, free: Request, folded: FoldedModel, alarm: Progress
+    name: str, analysis: Analysis, free: Request, searches: Searches, alarm: Progress
 ) -> Rival:
     """The best plan of a scheme; if none fits the memory, one without a limit.
 
@@ -105,7 +106,7 @@ def _rival(
     for fits in (True, False):
         limited = request if fits else replace(request, memory=WITHOUT_LIMIT)
         try:
-            plan = search_plan(analysis.graph, limited, progress=alarm, folded=folded)
+            plan = searches.plan(limited, progress=alarm)
         except NoPlanFits:
             continue
         except UsageError as error:

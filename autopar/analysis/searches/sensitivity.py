@@ -16,6 +16,7 @@ powers.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,9 +27,11 @@ from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
-from autopar.planning.planner import folded_of, search_plan
+from autopar.remembered_plans import Searches
 from autopar.schemes import scheme_of
-from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.analysis import Analysis
+
+from .side_by_side import side_by_side
 
 STRIDE = 4.0
 STRIDES = 3
@@ -102,20 +105,31 @@ class Sensitivity:
         self.batch = batch
         self.batches = batches
         self.known: dict[tuple[str, float], Probed] = {}
-        self.planned = 0
-        self.progress: Progress | None = None
-        self.folded = folded_of(graph, request)
+        self.searches = Searches(graph, request)
         self.best = self._named(graph, request)
         self.base = self.best.name
 
-    def flips(self, progress: Progress | None = None) -> list[Flip]:
-        """The changes of the plan for every quantity, downwards and upwards."""
-        self.progress = progress
-        return [
-            self._flip(quantity, direction)
-            for quantity in self._quantities()
-            for direction in ("down", "up")
-        ]
+    def flips(self, progress: Progress | None = None, jobs: int | None = None) -> list[Flip]:
+        """The changes of the plan for every quantity, downwards and upwards.
+
+        `jobs`: processes at a time (None: as many as cores).
+        """
+        pairs = [(held, way) for held in self._quantities() for way in ("down", "up")]
+        # Other batches read the model again, which may need more than processes beside one another
+        # may do.
+        beside = [pair for pair in pairs if not pair[0].whole]
+        alone = [pair for pair in pairs if pair[0].whole]
+        flips = []
+        for flip in itertools.chain(
+            side_by_side(self._flip_of, beside, jobs), map(self._flip_of, alone)
+        ):
+            flips.append(flip)
+            if progress:
+                progress(len(flips), len(pairs), f"{flip.quantity} {flip.direction}")
+        return flips
+
+    def _flip_of(self, pair: tuple[_Quantity, str]) -> Flip:
+        return self._flip(*pair)
 
     def _quantities(self) -> list[_Quantity]:
         request = self.request
@@ -157,18 +171,19 @@ class Sensitivity:
         assert self.batches is not None
         return self._named(self.batches(round(self.batch * factor)), self.request)
 
+    def searches_of(self, graph: Graph) -> Searches:
+        """The searches of the model, or of its graph for another batch."""
+        return self.searches if graph is self.graph else Searches(graph, self.request)
+
     def _named(self, graph: Graph, request: Request) -> Probed:
+        searches = self.searches_of(graph)
         try:
-            plan = search_plan(graph, request, folded=self.folded if graph is self.graph else None)
+            plan = searches.plan(request)
         except NoPlanFits:
             return Probed(name="no plan fits")
         except UsageError as error:
             return Probed(name=f"no plan: {error}")
-        analysis = (
-            self.folded.analysis(short=False)
-            if graph is self.graph
-            else analyse(graph, train=request.train)
-        )
+        analysis = searches.folded.analysis(short=False)
         return Probed(
             name=scheme_of(plan, analysis).called,
             step=plan.predicted.step,
@@ -239,16 +254,8 @@ class Sensitivity:
     def _name(self, quantity: _Quantity, factor: float) -> Probed:
         key = (quantity.name, factor)
         if key not in self.known:
-            self.planned += 1
-            if self.progress:
-                self.progress(self.planned, self._most(), f"{quantity.name} x {factor:.3g}")
             self.known[key] = quantity.plan(factor)
         return self.known[key]
-
-    def _most(self) -> int:
-        """The largest number of plans to make."""
-        halvings = math.ceil(math.log2(math.log(STRIDE) / math.log(CLOSE)))
-        return len(self._quantities()) * 2 * (STRIDES + halvings)
 
 
 def _flipped(quantity: _Quantity, direction: str, factor: float, probed: Probed) -> Flip:

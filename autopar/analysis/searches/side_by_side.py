@@ -58,7 +58,7 @@ def side_by_side(
             yield each.result()
     except BrokenProcessPool as error:
         raise RunError(
-            "a process of the comparison was ended by the system, perhaps for its memory; "
+            "a process beside this one was ended by the system, perhaps for its memory; "
             "fewer at a time need less (jobs=1, --jobs 1)"
         ) from error
     except BaseException:

@@ -4,6 +4,7 @@ from autopar.cli.command import Command
 
 from . import (
     bench,
+    cache,
     calibrate,
     checkpoint,
     cluster,
@@ -41,6 +42,7 @@ COMMANDS: tuple[Command, ...] = (
     checkpoint.COMMAND,
     completion.COMMAND,
     cluster.COMMAND,
+    cache.COMMAND,
     models.COMMAND,
 )
 """All commands in the order of the help text."""

@@ -193,9 +193,17 @@ def _some(allowed: Bools) -> Bools:
 
 def together(*restrictions: Restriction) -> Restriction:
     """All restrictions at once."""
+    return _Together(restrictions=restrictions)
 
-    def combined(analysis: Analysis, mesh: Mesh) -> Limits:
-        parts = [restriction(analysis, mesh) for restriction in restrictions]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Together:
+    """Several restrictions that all hold."""
+
+    restrictions: tuple[Restriction, ...]
+
+    def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
+        parts = [restriction(analysis, mesh) for restriction in self.restrictions]
 
         def strategies(name: str, offer: Offer, offered: Strategies) -> Bools:
             allowed = np.ones(len(offered.choices), dtype=bool)
@@ -213,5 +221,3 @@ def together(*restrictions: Restriction) -> Restriction:
 
         outputs = {name: layout for part in parts for name, layout in part.outputs.items()}
         return Limits(strategies=strategies, storage=storage, outputs=outputs)
-
-    return combined

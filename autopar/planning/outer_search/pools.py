@@ -84,6 +84,7 @@ def search_pools(
         if complete:
             programs += _over_all([pool.search for pool in pools], unequal, programs)
     except KeyboardInterrupt:
+        complete = False
         if not programs:
             raise
     if not programs:

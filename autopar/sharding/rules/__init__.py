@@ -1,5 +1,7 @@
 """Sharding rules by family; importing this package fills the table."""
 
+from autopar.ir import Graph
+
 from . import (
     complex,
     contraction,
@@ -46,6 +48,7 @@ __all__ = [
     "RULES",
     "Call",
     "Entry",
+    "added_rules",
     "check_supported",
     "complex",
     "contraction",
@@ -81,3 +84,11 @@ __all__ = [
     "without_parameters",
     "without_rule",
 ]
+
+_OURS = frozenset(RULES)
+
+
+def added_rules(graph: Graph) -> dict[str, Entry]:
+    """The rules of a graph's kinds that are in no table here: users' own, and found ones."""
+    kinds = {operator.kind for operator in graph.operators} - _OURS
+    return {kind: RULES[kind] for kind in sorted(kinds) if kind in RULES}
