@@ -12,6 +12,7 @@ from autopar.cli.files import check_outputs
 from autopar.cli.output import print_answer, stdout_to_stderr
 from autopar.cli.shared_options import (
     Parser,
+    jobs_option,
     json_option,
     plan_argument,
     planning_option,
@@ -75,6 +76,7 @@ def add_options(parser: Parser) -> None:
     planning_option(
         parser, "memory", help="memory limit per device for these (default: the cluster's)"
     )
+    jobs_option(parser)
     trace_option(parser, "with --model: ")
     planning_option(parser, "rules")
     json_option(parser)
@@ -117,16 +119,15 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: ProgressBar) -> Explai
     explained = Explained.of_model(plan, model.graph, cluster, args.operator)
     if not (args.alternatives or args.sensitivity):
         return explained
-    from autopar.report.explain.further_answers import answered
+    from autopar.report.explain.further_answers import Further, answered
 
-    return answered(
-        explained,
-        cluster,
-        bar,
+    further = Further(
         alternatives=args.alternatives,
         batches=rebatching(args, plan) if args.sensitivity else None,
+        jobs=args.jobs,
         **planning_values(args, ["memory"]),
     )
+    return answered(explained, cluster, further, bar)
 
 
 def rebatching(args: argparse.Namespace, plan: Plan) -> Callable[[int], Graph]:

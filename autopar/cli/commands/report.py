@@ -159,7 +159,7 @@ def _searched_sections(
     if args.sensitivity:
         batches = rebatching(args, plan)
         quantities = sensitivity_of(plan, analysis, cluster, memory=memory, batches=batches)
-        sections.append(sensitivity(curves(quantities, bar), plan.predicted.step))
+        sections.append(sensitivity(curves(quantities, bar, args.jobs), plan.predicted.step))
     return sections
 
 

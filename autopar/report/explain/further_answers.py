@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autopar.analysis.searches.alternatives import Why
@@ -18,26 +19,35 @@ if TYPE_CHECKING:
     from .explanation import Explained
 
 
-def answered(
-    explained: Explained,
-    cluster: Cluster,
-    progress: Progress,
-    *,
-    alternatives: bool,
-    memory: float | None,
-    batches: Callable[[int], Graph] | None = None,
-) -> Explained:
-    """The explanation with the plan's alternatives and its sensitivity.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Further:
+    """The answers that need further searches.
 
-    `batches`: gives the model for other batches; None leaves out the sensitivity.
+    `alternatives`: whether they are wanted. `batches`: gives the model for other batches; None
+    leaves out the sensitivity. `memory`: the limit. `jobs`: processes at a time (None: as many as
+    cores).
     """
+
+    alternatives: bool
+    batches: Callable[[int], Graph] | None = None
+    memory: float | None = None
+    jobs: int | None = None
+
+
+def answered(
+    explained: Explained, cluster: Cluster, further: Further, progress: Progress
+) -> Explained:
+    """The explanation with the plan's alternatives and its sensitivity."""
     assert explained.analysis is not None
     plan = explained.plan
     analysis = explained.analysis
-    if alternatives and explained.names is None:
-        pinned = outer_alternatives(plan, analysis, cluster, memory=memory, progress=progress)
+    memory = further.memory
+    if further.alternatives and explained.names is None:
+        pinned = outer_alternatives(
+            plan, analysis, cluster, memory=memory, progress=progress, jobs=further.jobs
+        )
         explained = dataclasses.replace(explained, pinned=tuple(pinned))
-    elif alternatives and not explained.parameter:
+    elif further.alternatives and not explained.parameter:
         if explained.names is None or len(explained.names) != 1:
             raise UsageError(
                 f"--alternatives needs one operator, or none; OP names {len(explained.names or ())}"
@@ -48,9 +58,11 @@ def answered(
             others=tuple(why.alternatives(explained.names[0], progress)),
             step=plan.predicted.step,
         )
-    if batches is not None:
-        sensitivity = sensitivity_of(plan, analysis, cluster, memory=memory, batches=batches)
+    if further.batches is not None:
+        sensitivity = sensitivity_of(
+            plan, analysis, cluster, memory=memory, batches=further.batches
+        )
         explained = dataclasses.replace(
-            explained, flips=tuple(sensitivity.flips(progress)), base=sensitivity.base
+            explained, flips=tuple(sensitivity.flips(progress, further.jobs)), base=sensitivity.base
         )
     return explained
