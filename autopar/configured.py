@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .errors import UsageError
+from .file_limits import GRAPH_BYTES
 from .frontends.huggingface import (
     DTYPE,
     OPTIONS,
@@ -58,11 +59,9 @@ def load_any(
     """
     if not is_configuration(model):
         load = partial(load_model, model, options, given)
-        onnx = isinstance(model, str | Path) and str(model).endswith(ONNX_ENDINGS)
-        if not onnx or not Path(model).is_file():
+        if (file := _onnx_file(model)) is None:
             return load()
-        asked = Asked(source=_onnx_file(Path(model)), options=options)
-        return remembered_model(asked, load)
+        return remembered_model(Asked(source=file, options=options), load)
     wrong = [name for name in ("shapes", "trained") if getattr(options, name)]
     valid = OPTIONS.values()
     if wrong or set(options.dims) - set(valid):
@@ -77,8 +76,16 @@ def load_any(
     )
 
 
-def _onnx_file(path: Path) -> Source:
-    """An ONNX file; tensors in files beside it may be constants of its graph."""
+def _onnx_file(model: Any) -> Source | None:
+    """The ONNX file that a MODEL names, if it is a file that can be one.
+
+    Tensors in files beside it may be constants of its graph.
+    """
+    if not isinstance(model, str | Path) or not str(model).endswith(ONNX_ENDINGS):
+        return None
+    path = Path(model)
+    if not path.is_file() or path.stat().st_size > GRAPH_BYTES:
+        return None
 
     def besides() -> Sequence[Path]:
         from .frontends.onnx import external_files
