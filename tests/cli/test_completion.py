@@ -21,7 +21,7 @@ COMMANDS = {command.name: command for command in commands_of(build_parser())}
 ROWS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "commands": (
         ("autopar", "c"),
-        {"compare", "convert", "calibrate", "checkpoint", "cluster", "completion"},
+        {"compare", "convert", "cache", "calibrate", "checkpoint", "cluster", "completion"},
     ),
     "no file is a command": (("autopar", "file"), set()),
     "options of autopar": (("autopar", "--v"), {"--verbose", "--version"}),

@@ -139,6 +139,7 @@ def test_outputs_are_as_they_were(name: str, width: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["AUTOPAR_CACHE"] = ""
     with tempfile.TemporaryDirectory() as scratch:
         made(Path(scratch))
         for name, command in COMMANDS.items():
