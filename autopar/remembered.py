@@ -132,7 +132,7 @@ class Answers:
 
 
 def answers() -> Answers:
-    """What is remembered."""
+    """The answers in the folder."""
     folder = folder_of_answers()
     files = [] if folder is None else _files(folder)
     kinds = Counter(match["kind"] or "other" for path, *_ in files if (match := _match(path)))

@@ -94,6 +94,12 @@ def test_a_batch_that_the_model_cannot_have_ends_the_search(plan: Plan) -> None:
     assert flips["batch", "up"].factor is None and flips["batch", "up"].limit == 1.0
 
 
+def test_flips_are_the_same_whatever_the_processes(plan: Plan, searched: Searched) -> None:
+    for jobs in (1, 3):
+        sensitivity = Sensitivity(plan, graph_of(32), request(), batch=32, batches=graph_of)
+        assert sensitivity.flips(jobs=jobs) == searched[1]
+
+
 def test_links_are_scaled_level_by_level() -> None:
     cluster = load_cluster("dgx-h100").sized(32)
     slow = scaled_links(cluster, "nic", 0.5)

@@ -22,6 +22,11 @@ def test_results_come_in_the_order_of_the_items(jobs: int | None) -> None:
     assert list(side_by_side(lambda item: item, [], jobs)) == []
 
 
+def test_items_need_not_travel() -> None:
+    items = [lambda number=number: number for number in ITEMS]
+    assert list(side_by_side(lambda item: item(), items, 2)) == ITEMS
+
+
 def test_each_process_is_another() -> None:
     assert set(side_by_side(lambda _: os.getpid(), ITEMS, 1)) == {os.getpid()}
     assert os.getpid() not in set(side_by_side(lambda _: os.getpid(), ITEMS, 2))

@@ -52,7 +52,7 @@ main()
 
 
 def python(program: str, *words: str, pressed: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {"PRESSED": str(pressed), "PATH": "/usr/bin:/bin"}
+    environment = {"PRESSED": str(pressed), "PATH": "/usr/bin:/bin", "AUTOPAR_CACHE": ""}
     command = [sys.executable, "-c", program, *words]
     root = Path(__file__).resolve().parents[2]
     return subprocess.run(

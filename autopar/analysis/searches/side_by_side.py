@@ -20,6 +20,7 @@ Result = TypeVar("Result")
 FORKS = platform.system() == "Linux" and hasattr(os, "fork")
 """Whether processes are forked: elsewhere a library's threads may not live through it."""
 _work: Callable[[Any], Any]
+_items: Sequence[Any]
 """In a forked process: what it was forked for."""
 
 
@@ -36,7 +37,8 @@ def side_by_side(
     """The results of `work`, in the order of the items, whatever the number of processes.
 
     `jobs`: the processes at a time (None: as many as cores). One does all here, as do systems
-    without a safe fork. Results and errors travel between processes, so they must be picklable.
+    without a safe fork. Results and errors travel between processes, so they must be picklable;
+    `work` and items are forked.
     """
     if jobs is not None and jobs < 1:
         raise UsageError(f"jobs is {jobs}, it must be at least 1")
@@ -46,14 +48,14 @@ def side_by_side(
         yield from map(work, items)
         return
     forked = ProcessPoolExecutor(
-        count, multiprocessing.get_context("fork"), initializer=_take, initargs=(work,)
+        count, multiprocessing.get_context("fork"), initializer=_take, initargs=(work, items)
     )
     others = {child.pid for child in multiprocessing.active_children()}
     try:
         with warnings.catch_warnings():
             # The children run Python and numpy alone, and take no lock of the parent's threads.
             warnings.simplefilter("ignore", DeprecationWarning)
-            promised = [forked.submit(_do, item) for item in items]
+            promised = [forked.submit(_do, number) for number in range(len(items))]
         for each in promised:
             yield each.result()
     except BrokenProcessPool as error:
@@ -71,12 +73,13 @@ def side_by_side(
         forked.shutdown(wait=True, cancel_futures=True)
 
 
-def _take(work: Callable[[Any], Any]) -> None:
-    global _work
+def _take(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    global _work, _items
     _work = work
+    _items = items
     # Ctrl-C reaches all processes: the parent ends these, and says what there is to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _do(item: Any) -> Any:
-    return _work(item)
+def _do(number: int) -> Any:
+    return _work(_items[number])
