@@ -32,7 +32,7 @@ from .planning.model.request import WITHOUT_LIMIT, default_limit
 from .planning.model.routing import read_routing
 from .planning.planner import fastest_plan
 from .planning.programs.routed_experts import require_routing, routed
-from .remembered_plans import Searches
+from .planning.remembered_plans import Searches
 from .sharding.analysis import Analysis, analyse
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 from .errors import ModelError
 from .frontends.load import ModelOptions, finished
 from .ir import Graph, graph_of, text_of
+from .ir.value_texts import value_text
 from .model import LoadedModel
 from .remembered import folder_of_answers, key_of, recalled, remember, source_of
-from .value_text import value_text
 
 _ROOMS = ("ir", "torch_operators", "frontends", "model.py", "configured.py", "remembered_models.py")
 """The code of this package that makes graphs of files."""

@@ -89,6 +89,7 @@ PLANNING_STEPS = (
     "bounds",
     "outer_search",
     "planner",
+    "remembered_plans",
 )
 """The folders of `autopar/planning` in the order of the data; imports run up this tuple only."""
 

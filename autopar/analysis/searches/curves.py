@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from autopar.errors import NoPlanFits, UsageError
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
-from autopar.remembered_plans import Searches
+from autopar.planning.remembered_plans import Searches
 from autopar.schemes import scheme_of
 from autopar.units import bytes_text, rate_text
 

@@ -14,8 +14,8 @@ from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.recompute import RECOMPUTES
 from autopar.planning.model.request import OFFLOADS, ZEROS, Request
+from autopar.planning.remembered_plans import Searches
 from autopar.planning.space.candidates import divisors
-from autopar.remembered_plans import Searches
 from autopar.schemes import scheme_of, stages_of
 from autopar.schemes.known import layers_of
 from autopar.sharding.analysis import Analysis

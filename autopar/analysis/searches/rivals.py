@@ -12,7 +12,7 @@ from autopar.errors import NoPlanFits, UsageError
 from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import WITHOUT_LIMIT, Request
-from autopar.remembered_plans import Searches
+from autopar.planning.remembered_plans import Searches
 from autopar.schemes import scheme_named, scheme_of, stages_of
 from autopar.schemes.pinning import pinned
 from autopar.schemes.recipes import ALONE

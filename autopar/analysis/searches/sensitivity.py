@@ -27,7 +27,7 @@ from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
-from autopar.remembered_plans import Searches
+from autopar.planning.remembered_plans import Searches
 from autopar.schemes import scheme_of
 from autopar.sharding.analysis import Analysis
 

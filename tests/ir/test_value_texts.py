@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
+from autopar.ir.value_texts import value_text
 from autopar.planning.model.pins import Pins, replicated, together
 from autopar.planning.model.request import Request
 from autopar.schemes import SCHEMES, scheme_named
 from autopar.sharding.mesh import Mesh
-from autopar.value_text import value_text
 
 CLUSTER = load_cluster("dgx-h100").sized(8)
 

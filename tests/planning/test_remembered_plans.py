@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import pytest
 
-from autopar import remembered_plans
 from autopar.api import plan_loaded
 from autopar.cli import run
 from autopar.costmodel import load_cluster
@@ -20,11 +19,12 @@ from autopar.errors import NoPlanFits
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.model import LoadedModel
 from autopar.operators import register_rule
+from autopar.planning import remembered_plans
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.pins import Pins
 from autopar.planning.model.request import Request
+from autopar.planning.remembered_plans import Searches
 from autopar.remembered import FOLDER
-from autopar.remembered_plans import Searches
 from autopar.schemes import scheme_named
 from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import analyse

@@ -13,24 +13,25 @@ import json
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .errors import NoPlanFits, PlanError
-from .ir import Graph
-from .plan import Plan
-from .plan_checks import require_consistent
-from .planning.model.effort import EFFORT
-from .planning.model.folded_model import FoldedModel
-from .planning.model.progress import Progress
-from .planning.model.request import Request
-from .planning.planner import folded_of, search_plan
-from .remembered import folder_of_answers, key_of, recalled, remember, source_of
-from .sharding.rules import added_rules
-from .value_text import value_text
+from autopar.errors import NoPlanFits, PlanError
+from autopar.ir import Graph
+from autopar.ir.value_texts import value_text
+from autopar.plan import Plan
+from autopar.plan_checks import require_consistent
+from autopar.remembered import folder_of_answers, key_of, recalled, remember, source_of
+from autopar.sharding.rules import added_rules
+
+from .model.effort import EFFORT
+from .model.folded_model import FoldedModel
+from .model.progress import Progress
+from .model.request import Request
+from .planner import folded_of, search_plan
 
 _PACKAGES = ("autopar", "numpy")
 _ROOMS = (
     *("ir", "sharding", "order", "minplus", "costmodel", "search", "planning", "schemes"),
     *("options/targets.py", "options/plan_options.py", "integrations/convert"),
-    *("plan.py", "plan_parts.py", "remembered_plans.py"),
+    *("plan.py", "plan_parts.py"),
 )
 """The code of this package that decides what a plan is."""
 
@@ -41,19 +42,16 @@ class Searches:
     `recalled`: the number of plans that were remembered; `made`: of those that were searched.
     """
 
-    def __init__(self, graph: Graph, first: Request, *, folded: FoldedModel | None = None) -> None:
+    def __init__(self, graph: Graph, first: Request) -> None:
         self.graph = graph
         self.recalled = 0
         self.made = 0
         self._first = first
-        self._folded = folded
 
-    @property
+    @functools.cached_property
     def folded(self) -> FoldedModel:
         """The graph as the searches see it, made when it is first needed."""
-        if self._folded is None:
-            self._folded = folded_of(self.graph, self._first)
-        return self._folded
+        return folded_of(self.graph, self._first)
 
     @property
     def notes(self) -> tuple[str, ...]:
