@@ -2,13 +2,24 @@
 framework.
 """
 
-from .graph import DTYPE_BYTES, Graph, Operator, Ref, Role, Tensor, Value, needed_operators
+from .graph import (
+    DTYPE_BYTES,
+    Graph,
+    NarrowCopy,
+    Operator,
+    Ref,
+    Role,
+    Tensor,
+    Value,
+    needed_operators,
+)
 from .loss import with_loss
 from .texts import graph_of, text_of
 
 __all__ = [
     "DTYPE_BYTES",
     "Graph",
+    "NarrowCopy",
     "Operator",
     "Ref",
     "Role",

@@ -57,14 +57,37 @@ Value: TypeAlias = "Scalar | Ref | tuple[Value, ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowCopy:
+    """The form in which a parameter is gathered and read, if that is narrower than its dtype.
+
+    `recipe`: by name (`autopar.ir.recipes`). `bits` of an element. `blocks`: elements along each
+    dim that share a scale; `over`: those that share a scale over these scales, if there is one.
+    """
+
+    recipe: str
+    bits: int
+    blocks: tuple[int, ...]
+    over: tuple[int, ...] = ()
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """The blocks of each kind of scale."""
+        return (self.blocks, self.over) if self.over else (self.blocks,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A value of the graph: `shape` in elements, `dtype` one of `DTYPE_BYTES`."""
+    """A value of the graph: `shape` in elements, `dtype` one of `DTYPE_BYTES`.
+
+    `narrow`: the copy of a parameter that operators read in its place.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     role: Role = Role.ACTIVATION
     trainable: bool = False
+    narrow: NarrowCopy | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
@@ -82,7 +105,12 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Size in bytes."""
+        """Size in bytes as it is read: of its narrow copy, if it has one."""
+        return self.own_bytes if self.narrow is None else self.size * self.narrow.bits // 8
+
+    @property
+    def own_bytes(self) -> int:
+        """Size in bytes in its dtype, in which gradients are made."""
         return self.size * DTYPE_BYTES[self.dtype]
 
     @property

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import UsageError, unknown
 
-from .graph import DTYPE_BYTES, Graph, Operator, Role, Value
+from .graph import DTYPE_BYTES, Graph, NarrowCopy, Operator, Role, Tensor, Value
 
 PLAIN = "bf16"
 """The precision in which no product is narrow."""
@@ -54,6 +54,14 @@ class Recipe:
     def whole(self) -> bool:
         """Whether a tensor's largest element, wherever it lies, decides about all of it."""
         return self.over or not self.block
+
+    @property
+    def holds(self) -> bool:
+        """Whether a weight has one narrow copy for all products.
+
+        Where rows and columns are rounded apart it has two, which are no smaller than 16 bits.
+        """
+        return self.square or not self.block
 
     @property
     def traffic(self) -> float:
@@ -166,6 +174,7 @@ def with_precision(graph: Graph, name: str | None) -> Graph:
             "that score experts, and layers of experts"
         )
     alone = _read_once(graph, narrow)
+    copies = _copies(graph, narrow, recipe) if recipe.holds else {}
     operators = []
     for operator in graph.operators:
         if operator.name in narrow:
@@ -178,7 +187,32 @@ def with_precision(graph: Graph, name: str | None) -> Graph:
                 attributes["keeps_narrow"] = True
             operator = replace(operator, attributes=attributes)
         operators.append(operator)
-    return replace(graph, operators=tuple(operators))
+    return replace(graph, operators=tuple(operators), tensors={**graph.tensors, **copies})
+
+
+def _copies(graph: Graph, narrow: Iterable[str], recipe: Recipe) -> dict[str, Tensor]:
+    """The weights that one narrow product reads and nothing else does, with their narrow copies."""
+    chosen = set(narrow)
+    readers = graph.consumers()
+    copies = {}
+    for operator in graph.operators:
+        if operator.name not in chosen or operator.kind != LINEAR:
+            continue
+        weight = graph.tensors[operator.inputs[1]]
+        if len(readers[weight.name]) == 1 and weight.name not in graph.outputs:
+            copies[weight.name] = replace(weight, narrow=narrow_copy(weight, recipe))
+    return copies
+
+
+def narrow_copy(weight: Tensor, recipe: Recipe) -> NarrowCopy:
+    """The narrow copy of a matrix [n, k]."""
+    side = recipe.block
+    return NarrowCopy(
+        recipe=recipe.name,
+        bits=int(BITS[recipe.values]),
+        blocks=(side, side) if side else weight.shape,
+        over=weight.shape if recipe.over else (),
+    )
 
 
 def _narrow(graph: Graph) -> frozenset[str]:

@@ -148,7 +148,7 @@ class PlanOnMesh:
     def _shortest(self, name: str, source: Layout, target: Layout) -> tuple[Layout, ...]:
         tensor = self.analysis.graph.tensors[name]
         gradient = name in self.analysis.gradients
-        itemsize = tensor.bytes // max(tensor.size, 1)
+        itemsize = tensor.own_bytes // max(tensor.size, 1)
         end = target if gradient else without_gradient(target)
         return cheapest_chain(
             source,

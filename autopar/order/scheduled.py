@@ -24,6 +24,7 @@ from autopar.sharding.program import (
     operator_collectives,
     scaling,
     speaks,
+    summed_scales,
     talking,
 )
 from autopar.sharding.redistribution import changed_axes
@@ -141,7 +142,7 @@ class Scheduled:
         steps = self.program.steps
         mesh = self.program.assignment.mesh.shape
         inside = (
-            (*talking(step.decision), *filter(None, scaling(step, mesh)))
+            (*talking(step.decision), *filter(None, scaling(self.program.graph, step, mesh)))
             for step in steps
             if isinstance(step, Compute)
         )
@@ -161,6 +162,8 @@ class Scheduled:
             step = self.program.steps[index]
             if isinstance(step, Redistribute):
                 yield from itertools.starmap(changed_axes, itertools.pairwise(step.chain))
+                mesh = self.program.assignment.mesh.shape
+                yield from (s.axes for s in summed_scales(self.program.graph, step, mesh))
 
     def _of_several(self, groups: Iterable[Axes]) -> frozenset[Axes]:
         mesh = self.program.assignment.mesh.shape

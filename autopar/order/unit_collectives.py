@@ -13,12 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.sharding.mesh import degree_of
-from autopar.sharding.program import Bucket, Collective, Program, Redistribute, chain_collectives
+from autopar.sharding.program import (
+    Bucket,
+    Collective,
+    Program,
+    Redistribute,
+    chain_collectives,
+    moves_value,
+    only_casts,
+    summed_scales,
+)
 from autopar.sharding.redistribution import change
 from autopar.sharding.schedule import PLAIN, Types
 
 from .units import Mode, Unit
-from .value_flow import PlacedValue, moves_value, only_casts
+from .value_flow import PlacedValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +154,11 @@ def _talking(program: Program, group: Sequence[int]) -> tuple[int, int]:
     """The collectives of a group's gather and of its reduction, of several ranks each."""
     step = program.steps[group[0]]
     assert isinstance(step, Redistribute)
-    ahead = back = 0
+    mesh = program.assignment.mesh.shape
+    ahead = len(summed_scales(program.graph, step, mesh))
+    back = 0
     for number, (before, after) in enumerate(itertools.pairwise(step.chain)):
-        moved = change(before, after, program.assignment.mesh.shape)
+        moved = change(before, after, mesh)
         if moved.degree > 1:
             ahead += moved.transfers[0] is not None
             back += bool(moved.transfers[1] and step.gradient and number >= step.bucketed)
@@ -215,6 +226,14 @@ def _joined(
         for way in zip(*each, strict=True)
     )
     return _talk(ahead, mesh), _talk(back, mesh)
+
+
+def scale_messages(program: Program, group: Sequence[int]) -> list[Collective]:
+    """The all-reduces of largest elements with which a group's gather begins."""
+    step = program.steps[group[0]]
+    assert isinstance(step, Redistribute)
+    count = len(summed_scales(program.graph, step, program.assignment.mesh.shape))
+    return _joined(program, group, PLAIN.types)[0][:count]
 
 
 def _talk(collectives: Sequence[Collective], mesh: Sequence[int]) -> list[Collective]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 
-from autopar.sharding.layout import Kind, Layout
-from autopar.sharding.program import Compute, Program, Redistribute, Step
-from autopar.sharding.redistribution import changed_axes
+from autopar.sharding.layout import Layout
+from autopar.sharding.program import Compute, Program, Redistribute, Step, moves_value, only_casts
 from autopar.sharding.schedule import Types
 
 PlacedValue = tuple[str, Layout]
@@ -38,29 +36,6 @@ def boundaries(
     ]
     wanted = {place for places in entering for place in places} | set(leaving)
     return entering, [[place for place in own if place in wanted] for own in made]
-
-
-def only_casts(step: Redistribute) -> bool:
-    """Whether a redistribution is a cast of a stored shard, which stays where it is."""
-    return len(step.chain) == 1
-
-
-def moves_value(step: Redistribute) -> bool:
-    """Whether a redistribution changes the value.
-
-    It does if it casts, or if a step of its chain is neither R to B nor B to R.
-    """
-    pairs = itertools.pairwise(step.chain[step.bucketed :])
-    moved = (
-        (before[axis], after[axis])
-        for before, after in pairs
-        # A step changes all its axes alike, so the first one stands for them.
-        for axis in changed_axes(before, after)[:1]
-    )
-    return only_casts(step) or any(
-        Kind.SPLIT in (before.kind, after.kind) or after.kind is Kind.PARTIAL
-        for before, after in moved
-    )
 
 
 def with_casts(program: Program, types: Types) -> Program:

@@ -143,13 +143,7 @@ class _Split:
             )
         shape = list(tensor.shape)
         shape[placement.dim] //= self.m
-        return Tensor(
-            name=tensor.name,
-            shape=tuple(shape),
-            dtype=tensor.dtype,
-            role=tensor.role,
-            trainable=tensor.trainable,
-        )
+        return replace(tensor, shape=tuple(shape))
 
     def _offer(self, name: str, offer: Offer) -> Offer:
         option = self.time.options[name]

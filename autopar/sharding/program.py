@@ -16,11 +16,11 @@ import numpy as np
 
 from autopar.ir import Graph, Operator, Role
 
-from .communication import axes_of_operands, has_largest, operator_traffic
-from .layout import Layout
+from .communication import Scales, axes_of_operands, has_largest, operator_traffic, scales_of
+from .layout import Kind, Layout
 from .mesh import Axes, Mesh
 from .notation import Rule
-from .redistribution import change, local_bytes
+from .redistribution import change, changed_axes, local_bytes
 from .rules import Call
 from .schedule import PLAIN, Types
 from .strategies import Option, Strategies
@@ -61,10 +61,11 @@ def talking(decision: Decision) -> tuple[Axes, ...]:
     return tuple(map(tuple, axes_of.values()))
 
 
-def scaling(step: Compute, mesh: Sequence[int]) -> tuple[Axes, ...]:
+def scaling(graph: Graph, step: Compute, mesh: Sequence[int]) -> tuple[Axes, ...]:
     """The axes over which an operator needs the largest element of each of its operands."""
     inputs = step.decision.inputs
-    return axes_of_operands(step.operator, inputs, step.decision.outputs[0], mesh)
+    call = Call.of(graph, step.operator)
+    return axes_of_operands(call, inputs, step.decision.outputs[0], mesh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +201,56 @@ def operator_collectives(
     ]
 
 
+def only_casts(step: Redistribute) -> bool:
+    """Whether a redistribution is a cast of a stored shard, which stays where it is."""
+    return len(step.chain) == 1
+
+
+def moves_value(step: Redistribute) -> bool:
+    """Whether a redistribution changes the value.
+
+    It does if it casts, or if a step of its chain is neither R to B nor B to R.
+    """
+    pairs = itertools.pairwise(step.chain[step.bucketed :])
+    moved = (
+        (before[axis], after[axis])
+        for before, after in pairs
+        # A step changes all its axes alike, so the first one stands for them.
+        for axis in changed_axes(before, after)[:1]
+    )
+    return only_casts(step) or any(
+        Kind.SPLIT in (before.kind, after.kind) or after.kind is Kind.PARTIAL
+        for before, after in moved
+    )
+
+
+def scales_made(graph: Graph, step: Redistribute, mesh: Sequence[int]) -> tuple[Scales, ...]:
+    """The scales that a redistribution makes, if it brings a parameter to its narrow copy."""
+    if not moves_value(step):
+        return ()
+    return scales_of(graph.tensors[step.tensor], step.chain[0], step.chain[-1], mesh)
+
+
+def summed_scales(graph: Graph, step: Redistribute, mesh: Sequence[int]) -> list[Scales]:
+    """Those of them for which ranks talk."""
+    return [scales for scales in scales_made(graph, step, mesh) if scales.axes]
+
+
 def chain_collectives(
     graph: Graph, step: Redistribute, mesh: Sequence[int], types: Types = PLAIN.types
 ) -> tuple[list[Collective], list[Collective]]:
     """The collectives of one redistribution in forward order: (forward ones, backward ones)."""
     tensor = graph.tensors[step.tensor]
-    forward: list[Collective] = []
+    forward = [
+        Collective(
+            phase="forward",
+            kind="all_reduce",
+            axes=scales.axes,
+            nbytes=scales.nbytes,
+            tensor=step.tensor,
+        )
+        for scales in summed_scales(graph, step, mesh)
+    ]
     backward: list[Collective] = []
     for index, (before, after) in enumerate(itertools.pairwise(step.chain)):
         moved = change(before, after, mesh)

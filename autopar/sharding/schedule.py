@@ -37,8 +37,16 @@ class Types:
         return self.reduce if self.reduce is not None and _trained(tensor) else tensor.dtype
 
     def casts(self, tensor: Tensor) -> bool:
-        """Whether the type in which a parameter is used differs from its stored type."""
-        return self.stored(tensor) != tensor.dtype
+        """Whether a parameter is used in another type than it is stored in, or as a narrow copy."""
+        return self.stored(tensor) != tensor.dtype or tensor.narrow is not None
+
+    def cast_bytes(self, tensor: Tensor) -> int:
+        """Bytes that a cast of a whole parameter reads and writes.
+
+        A narrow copy whose scales reach over all of it is read for its largest element first.
+        """
+        whole = tensor.narrow is not None and tensor.shape in tensor.narrow.levels
+        return (1 + whole) * self.stored_bytes(tensor) + tensor.bytes
 
     def stored_bytes(self, tensor: Tensor) -> int:
         """Bytes of a whole parameter in its stored type."""
@@ -50,7 +58,7 @@ class Types:
 
     def wider(self, tensor: Tensor) -> float:
         """Bytes of the gradient for each byte of the value; a parameter may have no elements."""
-        return DTYPE_BYTES[self.reduced(tensor)] / DTYPE_BYTES[tensor.dtype]
+        return self.reduced_bytes(tensor) / tensor.bytes if tensor.bytes else 1.0
 
     @classmethod
     def of(cls, master: str | None, reduce: str | None, *, dtype: str | None) -> Types:
@@ -77,7 +85,7 @@ class Types:
         for tensor in graph.parameters:
             # float16 and bfloat16 are of one width, and neither holds all values of the other.
             wider = DTYPE_BYTES[self.stored(tensor)] > DTYPE_BYTES[tensor.dtype]
-            if self.casts(tensor) and not wider:
+            if self.stored(tensor) != tensor.dtype and not wider:
                 used = f"parameter {tensor.name!r} is used in {tensor.dtype}"
                 raise UsageError(
                     f"--master {self.master}: {used}, not all of whose values it can hold"

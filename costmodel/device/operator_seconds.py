@@ -217,7 +217,7 @@ class _Operator:
         if self.recipe is not None:
             # Blocks of columns are rounded apart from those of rows.
             copied = self.keeps_narrow and bool(self.recipe.block)
-            values = [*self.ins[:2], *self.ins[:copied]]
+            values = [self.ins[0], *self._cast_weights(), *self.ins[:copied]]
         return self._cast(values) + (
             self._stream(moved) if self.product is None else self._seconds(self.product, moved)
         )
@@ -252,10 +252,12 @@ class _Operator:
         seconds = [self._seconds(product, moved) for i, product, moved in ways if i in wanted]
         cast = [*self.outs]
         if self.recipe is not None:
-            # The program holds no narrow copies but those of values that nothing else keeps.
-            cast_anew = (self.right in wanted and not self.keeps_narrow, self.left in wanted)
-            cast += [size for size, once in zip(self.ins[:2], cast_anew, strict=True) if once]
+            # Values that something else keeps have no narrow copy.
+            cast += self.ins[:1] if self.right in wanted and not self.keeps_narrow else []
+            cast += self._cast_weights() if self.left in wanted else []
             cast += self.outs if self.recipe.block and len(seconds) > 1 else []
+            if self.left in wanted:
+                seconds.append(self._turned())
         return sum(seconds, self._cast(cast)) if seconds else self._seconds(right, whole)
 
     def weight(self) -> Floats:
@@ -283,6 +285,23 @@ class _Operator:
         """Bytes that a product moves more where it adds its result to a sum of wider elements."""
         own = DTYPE_BYTES[self.call.inputs[self.right].dtype]
         return self.ins[self.right] * ((2 * self.summed - own) / own if self.summed else 0.0)
+
+    def _cast_weights(self) -> list[Floats]:
+        """The weights where they are cast in every pass: where they do not come narrow."""
+        return self.ins[1:2] if self.call.inputs[1].narrow is None else []
+
+    def _turned(self) -> Floats:
+        """Seconds of transposing weights that come narrow.
+
+        Tensor units read operands of 8 bits or fewer along the dim that is summed over (NVIDIA,
+        cuBLAS, cublasLtMatmul: the first is transposed, the second is not), which is the other one
+        in the product for the values' gradient.
+        """
+        weight = self.call.inputs[1]
+        if weight.narrow is None:
+            return np.zeros(self.count)
+        moved = 2 * self.ins[1] * (weight.bytes / weight.own_bytes)
+        return memory_seconds(moved, self.device)
 
     def _cast(self, sizes: Sequence[Floats]) -> Floats:
         """Seconds of bringing operands to a narrower type."""

@@ -191,7 +191,7 @@ class _Walk(Steps):
             super().flow(place, same)
             return
         # Autograd makes the gradient in the value's type, and it lives until it is cast.
-        self.scratch.append((self.now, self.bytes_of(*place)))
+        self.scratch.append((self.now, self.made_gradient_bytes(*place)))
         self.add(place, self.new(self.gradient_bytes(*place)))
 
     def read_saved(self, index: int) -> None:

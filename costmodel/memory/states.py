@@ -128,7 +128,7 @@ def states_of(
     elementwise = exchanged = widest = 0.0
     streamed: list[float] = []
     for tensor in filter(lambda t: of(t.name), graph.parameters):
-        size = local_bytes(program.assignment.storage[tensor.name], tensor.bytes, mesh)
+        size = local_bytes(program.assignment.storage[tensor.name], tensor.own_bytes, mesh)
         trained = analysis.train and tensor.trainable
         # Where only the master is stored, it counts as such, below.
         stored += 0.0 if trained and precision.casts(tensor) else size

@@ -78,6 +78,12 @@ class Steps(LiveBytes):
         """The bytes of a gradient; a parameter's may travel in another type than the value's."""
         return self.bytes_of(name, layout) * self.types.wider(self.tensors[name])
 
+    def made_gradient_bytes(self, name: str, layout: Layout) -> float:
+        """The bytes of a gradient as an operator makes it, in the type of the value."""
+        tensor = self.tensors[name]
+        own = tensor.own_bytes / tensor.bytes if tensor.narrow is not None else 1.0
+        return self.bytes_of(name, layout) * own
+
     def is_cast(self, name: str) -> bool:
         """Whether the gradient of a parameter travels in another type."""
         return self.types.reduced(self.tensors[name]) != self.tensors[name].dtype
@@ -207,7 +213,7 @@ class Steps(LiveBytes):
 
         `same`: the memory of the output's gradient, where the input's is (a view of) it.
         """
-        self.add(place, self.new(self.bytes_of(*place)) if same is None else same)
+        self.add(place, self.new(self.made_gradient_bytes(*place)) if same is None else same)
 
     def read_saved(self, index: int) -> None:
         """Read the values that autograd has saved for a step."""

@@ -13,7 +13,7 @@ from functools import partial
 
 from autopar.ir import Role
 from autopar.order.scheduled import Mode, Scheduled
-from autopar.order.unit_collectives import Chain
+from autopar.order.unit_collectives import Chain, scale_messages
 from autopar.order.unit_travel import UnitTravel
 from autopar.order.units import Unit
 from autopar.sharding.mesh import degree_of
@@ -92,6 +92,9 @@ class UnitMemories(Steps):
         steps = self._members(chain.group)
         starts = [self._start(step) for step in steps]
         sizes = [self.bytes_of(step.tensor, step.chain[-1]) for step in steps]
+        # Scales are small: their messages take time, but hardly any memory.
+        for _ in scale_messages(self.program, chain.group):
+            yield
         rooms = partial(self._rooms, sizes) if unit.mode is Mode.PER_PASS else None
         made = yield from carried(self, starts, self._flat(chain.group, back=False), rooms)
         self.values.update(

@@ -20,9 +20,8 @@ from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
 from autopar.ir import Role, Tensor
 from autopar.order.scheduled import Mode, Scheduled
-from autopar.order.value_flow import moves_value
 from autopar.sharding.layout import Layout
-from autopar.sharding.program import Redistribute
+from autopar.sharding.program import Redistribute, moves_value
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import Types
 
@@ -37,7 +36,7 @@ def cast_seconds(
         return np.zeros(len(shards))
     return with_launch(
         0.0,
-        memory_seconds((types.stored_bytes(tensor) + tensor.bytes) / shards, cluster.device),
+        memory_seconds(types.cast_bytes(tensor) / shards, cluster.device),
         cluster.device,
     )
 
@@ -55,12 +54,7 @@ def unit_seconds(plan: Scheduled, cluster: Cluster) -> dict[int, float]:
             if isinstance(step := plan.program.steps[index], Redistribute) and moves_value(step)
         ]
         cast = [step for step in steps if types.casts(tensors[step.tensor])]
-        nbytes = [
-            local_bytes(
-                s.chain[0], types.stored_bytes(tensors[s.tensor]) + tensors[s.tensor].bytes, mesh
-            )
-            for s in cast
-        ]
+        nbytes = [local_bytes(s.chain[0], types.cast_bytes(tensors[s.tensor]), mesh) for s in cast]
         if nbytes:
             seconds[unit.number] = float(
                 with_launch(
@@ -107,7 +101,7 @@ def cast_of_gradients(
         if name in gradients and types.reduced(tensor) != tensor.dtype:
             used[name] = max(
                 used.get(name, 0.0),
-                local_bytes(layout, tensor.bytes + types.reduced_bytes(tensor), mesh),
+                local_bytes(layout, tensor.own_bytes + types.reduced_bytes(tensor), mesh),
             )
     return _streamed(used, cluster)
 

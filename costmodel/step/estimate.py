@@ -150,14 +150,13 @@ def _update(plan: Scheduled, prices: MeshPrices, optimizer: str, *, streams: boo
     total = 0.0
     streamed: list[tuple[float, float]] = []
     for tensor in program.graph.parameters:
-        stored = max(
-            local_bytes(program.assignment.storage[tensor.name], tensor.bytes, prices.mesh.shape), 1
-        )
+        layout = program.assignment.storage[tensor.name]
+        stored = max(local_bytes(layout, tensor.own_bytes, prices.mesh.shape), 1)
         method = optimizer_of(tensor, optimizer, program.assignment.matrices)
         # Equal parameters of all layers are priced once.
-        key = (tensor.bytes, stored, tensor.dtype, tensor.trainable, method)
+        key = (tensor.own_bytes, stored, tensor.dtype, tensor.trainable, method)
         if key not in known:
-            shards = np.array([max(tensor.bytes // stored, 1)])
+            shards = np.array([max(tensor.own_bytes // stored, 1)])
             own = update_seconds(tensor, shards, method, prices.cluster, types)
             size = state_bytes(tensor, shards, method, types)
             known[key] = float(own[0]), float(size[0])

@@ -309,7 +309,7 @@ def storage_bytes(
 ) -> Floats:
     """Bytes of a stored parameter with its gradient and optimizer state: array [layouts]."""
     if not train or not tensor.trainable:
-        return np.asarray(tensor.bytes / shards, dtype=np.float64)
+        return np.asarray(tensor.own_bytes / shards, dtype=np.float64)
     stored = types.stored_bytes(tensor)
     # A gradient is summed in the type in which it travels, and cast to that of storage at the end:
     # the wider of both is allocated.

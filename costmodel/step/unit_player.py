@@ -15,7 +15,7 @@ import numpy as np
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
 from autopar.costmodel.memory.flat_messages import FlatStep, flat_steps
 from autopar.order.scheduled import Scheduled
-from autopar.order.unit_collectives import Chain
+from autopar.order.unit_collectives import Chain, scale_messages
 from autopar.order.unit_travel import UnitTravel
 from autopar.order.units import Unit
 from autopar.sharding.mesh import degree_of
@@ -101,6 +101,8 @@ class UnitPlayer:
         first = self.program.steps[group[0]]
         assert isinstance(first, Redistribute)
         issuer = self.reductions if back else self.gathers
+        for c in () if back else scale_messages(self.program, group):
+            yield issuer.issue(c.kind, c.axes, c.nbytes, c.tensor)
         for step in self._flat(group, back=back) if first.gradient or not back else ():
             yield from self._sent(step, first.tensor, issuer)
 

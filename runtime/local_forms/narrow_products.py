@@ -25,8 +25,10 @@ from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import all_reduce
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.sharding.communication import axes_of_operands
+from autopar.sharding.rules import Call
 
 from .narrow_types import Blocks, Narrow, largest, narrowed, working_type
+from .narrow_weights import NarrowWeight
 
 Groups = Sequence[AxisGroup | None]
 """The ranks that hold shards of the values, of the weights and of the result."""
@@ -70,11 +72,11 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         kind = recipe.values
         of_values = _whole(x, recipe, groups[0])
-        ctx.of_weights = _whole(weight, recipe, groups[1])
+        held = isinstance(weight, NarrowWeight)
+        ctx.of_weights = None if held else _whole(weight, recipe, groups[1])
         values = narrowed(x, recipe, kind, along_columns(recipe), of_values)
-        blocks = of_weights(recipe, along_columns(recipe))
-        stored = narrowed(weight, recipe, kind, blocks, ctx.of_weights)
-        y = linear(values.wide(), stored.wide(), None if bias is None else bias.to(_work(x)))
+        read = _read(weight, recipe, along_columns(recipe), ctx.of_weights)
+        y = linear(values.wide(), read, None if bias is None else bias.to(_work(x)))
         # Scales of whole tensors are communicated once, and serve the backward pass, too.
         ctx.recipe = recipe
         ctx.groups = groups
@@ -102,9 +104,8 @@ class _Linear(torch.autograd.Function):
         of_x = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
             rows = narrowed(gradient, recipe, kind, along_columns(recipe), whole)
-            blocks = of_weights(recipe, along_rows(recipe))
-            stored = narrowed(weight, recipe, recipe.values, blocks, ctx.of_weights)
-            of_x = (rows.wide() @ stored.wide()).to(weight.dtype)
+            read = _read(weight, recipe, along_rows(recipe), ctx.of_weights)
+            of_x = (rows.wide() @ read).to(weight.dtype)
         if ctx.needs_input_grad[1]:
             columns = narrowed(gradient, recipe, kind, along_rows(recipe), whole)
             copied: Narrow = ctx.copied or narrowed(
@@ -114,6 +115,14 @@ class _Linear(torch.autograd.Function):
         if ctx.biased and ctx.needs_input_grad[2]:
             of_bias = _flat(gradient.to(_work(gradient))).sum(0).to(weight.dtype)
         return of_x, of_weight, of_bias, None, None, None
+
+
+def _read(weight: Tensor, recipe: Recipe, blocks: Blocks, whole: Tensor | None) -> Tensor:
+    """The weights as a product reads them: as they come if narrow, else rounded now."""
+    if isinstance(weight, NarrowWeight):
+        return weight.wide(_work(weight))
+    blocks = of_weights(recipe, blocks)
+    return narrowed(weight, recipe, recipe.values, blocks, whole).wide()
 
 
 def _work(value: Tensor) -> torch.dtype:
@@ -145,7 +154,8 @@ def shard_linear(call: LocalCall) -> Mapping[str, Any] | None:
     if recipe is None:
         return None
     decision = call.decision
-    taken = axes_of_operands(call.operator, decision.inputs, decision.outputs[0], call.mesh)
+    whole = Call(operator=call.operator, inputs=call.inputs, outputs=call.outputs)
+    taken = axes_of_operands(whole, decision.inputs, decision.outputs[0], call.mesh)
     # Micro-batches follow one another on an axis without ranks, and have scales of their own.
     present = (tuple(a for a in axes if call.groups[a].name) for axes in taken or ((), (), ()))
     return {"groups": tuple(call.over(axes) if axes else None for axes in present)}

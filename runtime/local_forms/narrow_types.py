@@ -39,14 +39,7 @@ class Narrow:
     def wide(self) -> Tensor:
         """The numbers that the elements stand for, in the type of the scales."""
         rows, columns = self.shape[-2:]
-        if self.type == FLOAT4:
-            # The element in front is in the low half of its byte.
-            codes = torch.stack((self.elements & 15, self.elements >> 4), -1).flatten(-2)
-            codes = codes[..., :columns].long()
-            numbers = torch.tensor(_NUMBERS, dtype=self.scales.dtype, device=codes.device)
-            values = numbers[codes % _SIGN] * (1 - 2 * (codes // _SIGN))
-        else:
-            values = self.elements.to(self.scales.dtype)
+        values = decoded(self.elements, self.type, columns, self.scales.dtype)
         return values * _spread(self.scales, self.blocks, rows, columns)
 
 
@@ -72,19 +65,40 @@ def narrowed(
     scale, where blocks have none of their own.
     """
     wide = value.detach().to(working_type(value))
-    most = _NUMBERS[-1] if kind == FLOAT4 else torch.finfo(getattr(torch, kind)).max
+    most = largest_of_type(kind)
     if whole is not None and not recipe.block:
         scales = _without_zeros(whole.to(wide.dtype) / most)
     else:
-        scales = _scales(_maxima(wide, blocks) / most, recipe, most, whole)
+        scales = scales_for(_maxima(wide, blocks) / most, recipe, most, whole)
     rows, columns = value.shape[-2:]
-    # The largest element may be rounded beyond the type's largest number.
-    ratio = (wide / _spread(scales, blocks, rows, columns)).clamp(-most, most)
-    elements = _as_codes(ratio) if kind == FLOAT4 else ratio.float().to(getattr(torch, kind))
+    elements = coded(wide / _spread(scales, blocks, rows, columns), kind)
     return Narrow(elements=elements, scales=scales, blocks=blocks, type=kind, shape=value.shape)
 
 
-def _scales(wanted: Tensor, recipe: Recipe, most: float, whole: Tensor | None) -> Tensor:
+def largest_of_type(kind: str) -> float:
+    """The largest number of a narrow type."""
+    return _NUMBERS[-1] if kind == FLOAT4 else torch.finfo(getattr(torch, kind)).max
+
+
+def coded(ratio: Tensor, kind: str) -> Tensor:
+    """The elements of a narrow type that are nearest to these numbers."""
+    # The largest one may be rounded beyond the type's largest number.
+    most = largest_of_type(kind)
+    ratio = ratio.clamp(-most, most)
+    return _as_codes(ratio) if kind == FLOAT4 else ratio.float().to(getattr(torch, kind))
+
+
+def decoded(elements: Tensor, kind: str, columns: int, dtype: torch.dtype) -> Tensor:
+    """The numbers of elements, which may be given as bytes, in rows of so many columns."""
+    if kind != FLOAT4:
+        return elements.view(getattr(torch, kind)).to(dtype)
+    # The element in front is in the low half of its byte.
+    codes = torch.stack((elements & 15, elements >> 4), -1).flatten(-2)[..., :columns].long()
+    numbers = torch.tensor(_NUMBERS, dtype=dtype, device=codes.device)
+    return numbers[codes % _SIGN] * (1 - 2 * (codes // _SIGN))
+
+
+def scales_for(wanted: Tensor, recipe: Recipe, most: float, whole: Tensor | None) -> Tensor:
     """The scales in the type in which a recipe stores them, as wide numbers."""
     if recipe.scale == "float8_e8m0fnu":
         # Rounded up to a power of two, so that no element is beyond the largest number.

@@ -34,6 +34,7 @@ from .gradient_factors import gradient_factors
 from .gradients import Gradients
 from .joint_redistributions import JointRedistribution
 from .low_rank import LowRank, finished
+from .narrow_members import NarrowMembers
 
 Stored = Callable[[str], Tensor]
 """This rank's stored shard of a parameter."""
@@ -56,7 +57,10 @@ class ParameterUnits:
         self.device = device
         self.units: tuple[Unit, ...] = plan.units
         self.members = [
-            [JointRedistribution(plan, group, self._over) for group in unit.groups]
+            [
+                JointRedistribution(plan, group, self._over, groups.coordinate, device)
+                for group in unit.groups
+            ]
             for unit in plan.units
         ]
         self.of_group = {
@@ -67,6 +71,7 @@ class ParameterUnits:
         types = plan.schedule.types
         parameters = plan.program.graph.parameters
         self.dtypes: dict[str, torch.dtype] = {t.name: getattr(torch, t.dtype) for t in parameters}
+        self.narrow = {tensor.name for tensor in parameters if tensor.narrow is not None}
         self.masters: dict[str, torch.dtype] = {
             t.name: getattr(torch, types.stored(t)) for t in parameters
         }
@@ -127,14 +132,18 @@ class ParameterUnits:
     def _gathering(self, number: int, chain: Chain) -> Generator[Tensor, Tensor, None]:
         group = self.of_group[chain.group]
         starts = self._starts(group.starts)
+        narrow = NarrowMembers(group.casts, starts)
+        if group.casts:
+            starts = yield from narrow.cast(group.summed)
         if self.units[number].mode is not Mode.PER_PASS:
             results = yield from carry(starts, group.ahead)
-            self.values.update(zip(group.ends, results, strict=True))
+            self.values.update(zip(group.ends, narrow.read(results), strict=True))
             return
         with ExitStack() as stack:
 
             def rooms() -> list[Tensor]:
-                pairs = zip(group.ends, group.shapes, strict=True)
+                shapes = [cast.elements_shape for cast in group.casts] or group.shapes
+                pairs = zip(group.ends, shapes, strict=True)
                 targets = [self._room(place, shape) for place, shape in pairs]
                 # Autograd may have saved these very tensors: for it nothing has changed.
                 stack.enter_context(
@@ -143,7 +152,7 @@ class ParameterUnits:
                 return targets
 
             results = yield from carry(starts, group.ahead, rooms)
-        self.values.update(zip(group.ends, results, strict=True))
+        self.values.update(zip(group.ends, narrow.read(results), strict=True))
 
     def _starts(self, places: Sequence[PlacedValue]) -> list[Tensor]:
         """The values from which a gather starts, in the type of the computation."""
@@ -170,7 +179,8 @@ class ParameterUnits:
             # A call for inference may be the first: autograd takes none of the tensors that are
             # made in its mode.
             with torch.inference_mode(False):
-                tensor = torch.empty(shape, dtype=self.dtypes[place[0]], device=self.device)
+                dtype = torch.uint8 if place[0] in self.narrow else self.dtypes[place[0]]
+                tensor = torch.empty(shape, dtype=dtype, device=self.device)
             self.rooms[place] = tensor
         else:
             tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())

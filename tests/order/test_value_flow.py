@@ -11,12 +11,12 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.order.actions import Word
 from autopar.order.scheduled import scheduled
 from autopar.order.units import Mode, sources_of
-from autopar.order.value_flow import only_casts, with_casts
+from autopar.order.value_flow import with_casts
 from autopar.sharding.analysis import analyse
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, S
 from autopar.sharding.mesh import Mesh
-from autopar.sharding.program import Program, Redistribute
+from autopar.sharding.program import Program, Redistribute, only_casts
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule, Types
 

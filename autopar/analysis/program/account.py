@@ -19,7 +19,6 @@ from autopar.order.execution import execution
 from autopar.order.owners import Owners, program_owners
 from autopar.order.passes import phases
 from autopar.order.scheduled import Scheduled
-from autopar.order.value_flow import only_casts
 from autopar.plan import Plan
 from autopar.schemes.meanings import Meanings, read_meanings
 from autopar.sharding.analysis import Analysis
@@ -31,6 +30,7 @@ from autopar.sharding.program import (
     Decision,
     Redistribute,
     chain_collectives,
+    only_casts,
     operator_collectives,
 )
 from autopar.sharding.redistribution import changed_axes

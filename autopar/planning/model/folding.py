@@ -152,10 +152,11 @@ def _is_own(graph: Graph, name: str, other: str) -> bool:
     """Whether both tensors are stored, differ, and are alike in kind, shape and type."""
     mine = graph.tensors[name]
     theirs = graph.tensors[other]
-    alike = (mine.role, mine.shape, mine.dtype, mine.trainable) == (
+    alike = (mine.role, mine.shape, mine.dtype, mine.narrow, mine.trainable) == (
         theirs.role,
         theirs.shape,
         theirs.dtype,
+        theirs.narrow,
         theirs.trainable,
     )
     return name != other and mine.role is not Role.ACTIVATION and alike

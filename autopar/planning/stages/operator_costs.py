@@ -275,7 +275,7 @@ class _Adder:
         self.handled_parameters.add(tensor.name)
         trained = tensor.name in self.program.assignment.gradients
         reduced = self.types.reduced(tensor)
-        key = (stored, used, tensor.shape, tensor.dtype, reduced, trained, further)
+        key = (stored, used, tensor.shape, tensor.bytes, reduced, trained, further)
         if key not in self._handlings:
             way = way_of(stored, used, self.mesh)
             work = handling(tensor, way, self.prices, self.types, trained=trained)
@@ -297,8 +297,8 @@ class _Adder:
         # A parameter without a reader is stored all the same: it counts to the first operator.
         index = self.costed.first.get(tensor.name, 0)
         layout = self.program.assignment.storage[tensor.name]
-        size = local_bytes(layout, tensor.bytes, self.mesh)
-        shards = np.array([max(tensor.bytes // max(size, 1), 1)])
+        size = local_bytes(layout, tensor.own_bytes, self.mesh)
+        shards = np.array([max(tensor.own_bytes // max(size, 1), 1)])
         stored = storage_bytes(tensor, shards, optimizer, train=train, types=self.types)
         costs.stored[index] += float(stored[0])
         if tensor.name not in self.handled_parameters:

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute, live_bytes
 from autopar.costmodel.memory.saved_values import facts_of
 from autopar.ir import Role
-from autopar.order.value_flow import only_casts
 from autopar.sharding.layout import Kind
-from autopar.sharding.program import Redistribute, inputs_read
+from autopar.sharding.program import Redistribute, inputs_read, only_casts
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules import without_parameters
 

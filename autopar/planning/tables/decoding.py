@@ -125,7 +125,7 @@ class _Decoder:
         )
         # A chain is a shortest path, so equal redistributions share it, those of later solutions
         # too.
-        key = (source, target, tensor.shape, tensor.dtype, tensor.role, gradient, kinds, stored)
+        key = (source, target, tensor.shape, tensor.bytes, tensor.role, gradient, kinds, stored)
         if key not in self.known:
             self.known[key] = self._chain(
                 tensor, source, target, kinds, gradient=gradient, stored=stored

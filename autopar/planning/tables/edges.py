@@ -146,6 +146,7 @@ class TableEdges:
                 space,
                 tensor.shape,
                 tensor.dtype,
+                tensor.narrow,
                 tensor.trainable,
                 trained,
             )

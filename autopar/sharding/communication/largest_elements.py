@@ -2,7 +2,7 @@
 
 A product whose recipe has such scales (`Recipe.whole`) needs the maximum over the ranks that hold
 shards: of its values and of its weights before the forward product, and of the gradient of its
-result before the two backward ones.
+result before the two backward ones. Weights that come as narrow copies bring their scales.
 """
 
 from __future__ import annotations
@@ -33,19 +33,25 @@ def has_largest(operator: Operator) -> bool:
 
 
 def axes_of_operands(
-    operator: Operator, inputs: Sequence[Layout], output: Layout, mesh: Sequence[int]
+    call: Call, inputs: Sequence[Layout], output: Layout, mesh: Sequence[int]
 ) -> tuple[Axes, ...]:
     """The axes that split the values, the weights and the result; none without such scales."""
-    if not has_largest(operator):
+    if not has_largest(call.operator):
         return ()
+    scaled = (True, not _is_held(call), True)
     return tuple(
         tuple(
             axis
             for axis, (place, size) in enumerate(zip(layout, mesh, strict=True))
-            if size > 1 and place.kind is Kind.SPLIT
+            if size > 1 and place.kind is Kind.SPLIT and asked
         )
-        for layout in (*inputs[:2], output)
+        for layout, asked in zip((*inputs[:2], output), scaled, strict=True)
     )
+
+
+def _is_held(call: Call) -> bool:
+    """Whether the weights come as a narrow copy."""
+    return call.inputs[1].narrow is not None
 
 
 def largest_traffic(
@@ -58,7 +64,7 @@ def largest_traffic(
     placements = [(*option.inputs[:2], option.outputs[0]) for option in strategies.options]
     trained = call.outputs[0].name in gradients
     for operand, phase in enumerate(OPERANDS):
-        if phase == "backward" and not trained:
+        if (phase == "backward" and not trained) or (operand == 1 and _is_held(call)):
             continue
         split = np.array([places[operand].kind is Kind.SPLIT for places in placements])
         taken = split[strategies.choices] & sizes

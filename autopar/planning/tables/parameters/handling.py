@@ -189,7 +189,7 @@ def handling(
         )
     # A gradient of the type in which it travels needs no copy.
     casts = types.reduced(tensor) != tensor.dtype
-    both = (tensor.bytes + types.reduced_bytes(tensor)) / way.shards * grown
+    both = (tensor.own_bytes + types.reduced_bytes(tensor)) / way.shards * grown
     return Handling(
         gather=gather,
         reduce=reduce,
