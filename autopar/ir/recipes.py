@@ -174,7 +174,10 @@ def with_precision(graph: Graph, name: str | None) -> Graph:
             "that score experts, and layers of experts"
         )
     alone = _read_once(graph, narrow)
-    copies = _copies(graph, narrow, recipe) if recipe.holds else {}
+    copies = {}
+    if recipe.holds:
+        graph = _reading_as_stored(graph, narrow)
+        copies = _copies(graph, narrow, recipe)
     operators = []
     for operator in graph.operators:
         if operator.name in narrow:
@@ -196,23 +199,67 @@ def _copies(graph: Graph, narrow: Iterable[str], recipe: Recipe) -> dict[str, Te
     readers = graph.consumers()
     copies = {}
     for operator in graph.operators:
-        if operator.name not in chosen or operator.kind != LINEAR:
-            continue
-        weight = graph.tensors[operator.inputs[1]]
-        if len(readers[weight.name]) == 1 and weight.name not in graph.outputs:
-            copies[weight.name] = replace(weight, narrow=narrow_copy(weight, recipe))
+        weights = (graph.tensors[name] for name in operator.inputs if operator.name in chosen)
+        for weight in filter(_is_matrix, weights):
+            if len(readers[weight.name]) == 1 and weight.name not in graph.outputs:
+                copies[weight.name] = replace(weight, narrow=narrow_copy(weight, recipe))
     return copies
 
 
+def _is_matrix(tensor: Tensor) -> bool:
+    """Whether a tensor is a stored matrix of a product, or those of a layer's experts."""
+    return tensor.role is Role.PARAMETER and len(tensor.shape) > 1
+
+
 def narrow_copy(weight: Tensor, recipe: Recipe) -> NarrowCopy:
-    """The narrow copy of a matrix [n, k]."""
+    """The narrow copy of a matrix, or of those of all experts."""
+    *leading, rows, columns = weight.shape
+    whole = (*(1 for _ in leading), rows, columns)
     side = recipe.block
     return NarrowCopy(
         recipe=recipe.name,
         bits=int(BITS[recipe.values]),
-        blocks=(side, side) if side else weight.shape,
-        over=weight.shape if recipe.over else (),
+        blocks=(*whole[:-2], side, side) if side else whole,
+        over=whole if recipe.over else (),
     )
+
+
+def _reading_as_stored(graph: Graph, narrow: Iterable[str]) -> Graph:
+    """The graph whose layers of experts read weights as they are stored, transposed or not.
+
+    So nothing stands between a parameter and the products that read its narrow copy. The attribute
+    `turned` has the numbers of the operands that such a layer reads transposed.
+    """
+    chosen = set(narrow)
+    readers = graph.consumers()
+    makers = {name: op for op in graph.operators for name in op.outputs}
+    dropped: set[str] = set()
+    layers: dict[str, Operator] = {}
+    for layer in graph.operators:
+        if layer.kind != EXPERTS or layer.name not in chosen:
+            continue
+        inputs = list(layer.inputs)
+        turned = []
+        # Operands stand behind the rows and their experts.
+        for position, name in enumerate(layer.inputs):
+            view = makers.get(name)
+            if view is not None and len(readers[name]) == 1 and _turns_matrices(graph, view):
+                inputs[position] = view.inputs[0]
+                dropped.add(view.name)
+                turned.append(position - 2)
+        attributes: dict[str, Value] = {**layer.attributes, "turned": tuple(turned)}
+        layers[layer.name] = replace(layer, inputs=tuple(inputs), attributes=attributes)
+    operators = (op for op in graph.operators if op.name not in dropped)
+    return replace(graph, operators=tuple(layers.get(op.name, op) for op in operators))
+
+
+def _turns_matrices(graph: Graph, operator: Operator) -> bool:
+    """Whether an operator transposes the stored matrices of all experts."""
+    if operator.kind != "aten.transpose.int" or len(operator.inputs) != 1:
+        return False
+    weight = graph.tensors[operator.inputs[0]]
+    dims = {operator.attributes.get(name) for name in ("dim0", "dim1")}
+    return _is_matrix(weight) and len(weight.shape) == 3 and dims in ({1, 2}, {-1, -2})
 
 
 def _narrow(graph: Graph) -> frozenset[str]:

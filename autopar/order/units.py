@@ -29,7 +29,7 @@ from autopar.ir import DTYPE_BYTES, Role, Tensor
 from autopar.sharding.gradient_formats import rank_of
 from autopar.sharding.layout import local_shape
 from autopar.sharding.mesh import Axes
-from autopar.sharding.program import Bucket, Program, Redistribute, only_casts, summed_scales
+from autopar.sharding.program import Bucket, Program, Redistribute, only_casts, scales_made
 from autopar.sharding.redistribution import change, changed_axes, local_bytes
 from autopar.sharding.schedule import Reductions, Schedule, Types
 
@@ -226,7 +226,7 @@ def _groups(
             tensor.dtype,
             types.reduced(tensor),
             tensor.narrow.recipe if tensor.narrow else "",
-            tuple(scales.axes for scales in summed_scales(program.graph, step, mesh)),
+            tuple(scales.axes for scales in scales_made(program.graph, step, mesh)),
             tuple(steps),
             step.gradient,
             step.differentiable,

@@ -145,6 +145,26 @@ class Layer:
     def _moved(self, inner: Inner) -> Floats:
         return sum((self._bytes(name) for name in inner.given), np.zeros(len(self.rows)))
 
+    def _weights(self, inner: Inner) -> str:
+        return next(name for name in inner.given if name.startswith("%w"))
+
+    def _held(self, inner: Inner) -> bool:
+        """Whether a product's weights come as a narrow copy."""
+        return self.call.inputs[2 + int(self._weights(inner)[2:])].narrow is not None
+
+    def _rows_moved(self, inner: Inner) -> Floats:
+        return self._moved(inner) - self._bytes(self._weights(inner))
+
+    def _weights_cast(self, inner: Inner) -> Floats:
+        """Seconds of casting a product's weights, where that is done in every pass."""
+        if self._held(inner):
+            return np.zeros(len(self.rows))
+        return self._cast(self._bytes(self._weights(inner)))
+
+    def _turned(self, inner: Inner) -> Floats:
+        """Seconds of transposing weights that come narrow (see `operator_seconds`)."""
+        return memory_seconds(2 * self._bytes(self._weights(inner)), self.device)
+
     def _sorting(self) -> Floats:
         """Return the seconds of sorting rows by expert, and their results back by token."""
         last = result_of(self.call)
@@ -170,7 +190,7 @@ class Layer:
 
     def _ahead(self, inner: Inner) -> Floats:
         if inner.kind in PRODUCTS:
-            return self._grouped(inner, *self._sides(inner)) + self._cast(self._moved(inner))
+            return self._grouped(inner, *self._sides(inner)) + self._cast(self._rows_moved(inner)) + self._weights_cast(inner)
         if inner.kind != BIAS and RULES[inner.kind].view:
             return np.zeros(len(self.rows))
         return self._time(0.0, self._moved(inner) + self._made(inner))
@@ -183,8 +203,8 @@ class Layer:
             # keeps none.
             return self._time(0.0, made + (2 * moved if not self._views(inner) else moved))
         n, k = self._sides(inner)
-        weights = self._bytes(next(name for name in inner.given if name.startswith("%w")))
-        rows = self._grouped(inner, k, n) + self._cast(made + weights)
+        rows = self._grouped(inner, k, n) + self._cast(made)
+        rows = rows + (self._turned(inner) if self._held(inner) else self._weights_cast(inner))
         return rows + (self._weight(inner) if self._trains(inner, stored=False) else 0.0)
 
     def _views(self, inner: Inner) -> bool:

@@ -23,6 +23,7 @@ from autopar.sharding.rules.experts import PRODUCTS
 
 from .narrow_products import along_columns, along_rows, of_weights
 from .narrow_types import Blocks, Narrow, narrowed, working_type
+from .narrow_weights import NarrowWeight
 
 ROW: Blocks = (1, 0)
 MATRIX: Blocks = (0, 0)
@@ -35,8 +36,11 @@ def _rows(value: Tensor, recipe: Recipe, kind: str) -> Tensor:
     return narrowed(value, recipe, kind, blocks, whole).wide()
 
 
-def _matrices(weight: Tensor, recipe: Recipe, blocks: Blocks) -> Tensor:
-    """The matrices [experts, k, n] as they are read after rounding."""
+def _matrices(weight: Tensor, recipe: Recipe, blocks: Blocks, *, turned: bool) -> Tensor:
+    """The matrices [experts, k, n] as they are read after rounding; `turned`: [experts, n, k]."""
+    if isinstance(weight, NarrowWeight):
+        wide = weight.wide(working_type(weight))
+        return wide.transpose(1, 2) if turned else wide
     blocks = of_weights(recipe, blocks) if recipe.block else MATRIX
     whole = weight.detach().abs().amax((-2, -1), keepdim=True) if recipe.over else None
     made: Narrow = narrowed(weight, recipe, recipe.values, blocks, whole)
@@ -58,11 +62,15 @@ class _Grouped(torch.autograd.Function):
     """The products of rows with the matrices of their experts; see the module."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, ends: Tensor, recipe: Recipe) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, ends: Tensor, recipe: Recipe, turned: bool
+    ) -> Tensor:
         ctx.recipe = recipe
+        ctx.turned = turned
         ctx.save_for_backward(rows, weight, ends)
         values = _rows(rows, recipe, recipe.values)
-        return _grouped(values, _matrices(weight, recipe, along_rows(recipe)), ends).to(rows.dtype)
+        matrices = _matrices(weight, recipe, along_rows(recipe), turned=turned)
+        return _grouped(values, matrices, ends).to(rows.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -72,34 +80,38 @@ class _Grouped(torch.autograd.Function):
         of_rows = of_weight = None
         if ctx.needs_input_grad[0]:
             values = _rows(gradient, recipe, recipe.gradients)
-            matrices = _matrices(weight, recipe, along_columns(recipe))
+            matrices = _matrices(weight, recipe, along_columns(recipe), turned=ctx.turned)
             of_rows = _grouped(values, matrices.transpose(1, 2), ends).to(rows.dtype)
         if ctx.needs_input_grad[1]:
             work = working_type(gradient)
-            sums = torch.zeros_like(weight, dtype=work)
+            sums = rows.new_zeros(weight.shape, dtype=work)
+            matrices = sums.transpose(1, 2) if ctx.turned else sums
             start = 0
             for expert, end in enumerate(ends.tolist()):
-                sums[expert] = rows[start:end].to(work).T @ gradient[start:end].to(work)
+                matrices[expert] = rows[start:end].to(work).T @ gradient[start:end].to(work)
                 start = end
             of_weight = sums.to(weight.dtype)
-        return of_rows, of_weight, None, None
+        return of_rows, of_weight, None, None, None
 
 
-def narrow_grouped(recipe: str, names: tuple[str, str]) -> Callable[..., Tensor]:
-    """A grouped product by a recipe, its rows and weights under these argument names."""
+def narrow_grouped(recipe: str, names: tuple[str, str], *, turned: bool) -> Callable[..., Tensor]:
+    """A grouped product by a recipe, its rows and weights under these argument names.
+
+    `turned`: it reads the weights transposed.
+    """
 
     def call(**arguments: Any) -> Tensor:
         rows, weight = (arguments[name] for name in names)
         out: Tensor = _Grouped.apply(  # type: ignore[no-untyped-call]
-            rows, weight, arguments["offs"], RECIPES[recipe]
+            rows, weight, arguments["offs"], RECIPES[recipe], turned
         )
         return out
 
     return call
 
 
-def _named(kind: str, recipe: str) -> str:
-    return f"{kind}@{recipe}"
+def _named(kind: str, recipe: str, *, turned: bool) -> str:
+    return f"{kind}@{recipe}" + "@turned" * turned
 
 
 def by_recipe(attributes: Mapping[str, Value]) -> dict[str, Value]:
@@ -108,15 +120,24 @@ def by_recipe(attributes: Mapping[str, Value]) -> dict[str, Value]:
     if not isinstance(recipe, str):
         return dict(attributes)
     network: Any = attributes["network"]
-    narrow = tuple(
-        (_named(kind, recipe) if kind in PRODUCTS else kind, *rest) for kind, *rest in network
-    )
-    return {
-        **{name: value for name, value in attributes.items() if name != "recipe"},
-        "network": narrow,
-    }
+    turned: Any = attributes.get("turned", ())
+    operands = {f"%w{number}" for number in turned}
+
+    def local(kind: str, arguments: Any) -> str:
+        if kind not in PRODUCTS:
+            return kind
+        weight = dict(arguments)[PRODUCTS[kind][1]]
+        return _named(kind, recipe, turned=weight in operands)
+
+    narrow = tuple((local(kind, given), given, results) for kind, given, results in network)
+    rest = {n: value for n, value in attributes.items() if n not in ("recipe", "turned")}
+    return {**rest, "network": narrow}
 
 
 for _kind, _names in PRODUCTS.items():
     for _recipe in RECIPES:
-        register(_named(_kind, _recipe), function=narrow_grouped(_recipe, _names))
+        for _turned in (False, True):
+            register(
+                _named(_kind, _recipe, turned=_turned),
+                function=narrow_grouped(_recipe, _names, turned=_turned),
+            )

@@ -95,6 +95,12 @@ def is_weighed(call: Call) -> bool:
     return call.position("scores") is not None
 
 
+def is_turned(call: Call, operand: int) -> bool:
+    """Whether a layer reads the matrices of an operand transposed."""
+    turned: Any = call.get("turned", default=())
+    return operand in turned
+
+
 def result_of(call: Call) -> Result:
     """The result of a row."""
     return network_of(call)[-1].results[-1]
@@ -148,7 +154,9 @@ def _experts(call: Call) -> str:
             )
             # The bias of the results is added to partial sums over f, so it may come once only.
             addend = "+" * (inner.kind == BIAS and made == "!o")
-            operands[int(name[2:])] = f"{addend}e {taken}{made}"
+            turned = is_turned(call, int(name[2:]))
+            matrix = f"{made} {taken}".strip() if turned else f"{taken}{made}"
+            operands[int(name[2:])] = f"{addend}e {matrix}"
         for result in inner.results:
             dims[f"%{count}"] = result.dims
             count += 1
