@@ -190,7 +190,11 @@ class Layer:
 
     def _ahead(self, inner: Inner) -> Floats:
         if inner.kind in PRODUCTS:
-            return self._grouped(inner, *self._sides(inner)) + self._cast(self._rows_moved(inner)) + self._weights_cast(inner)
+            return (
+                self._grouped(inner, *self._sides(inner))
+                + self._cast(self._rows_moved(inner))
+                + self._weights_cast(inner)
+            )
         if inner.kind != BIAS and RULES[inner.kind].view:
             return np.zeros(len(self.rows))
         return self._time(0.0, self._moved(inner) + self._made(inner))

@@ -35,9 +35,7 @@ def cast_seconds(
     if not types.casts(tensor):
         return np.zeros(len(shards))
     return with_launch(
-        0.0,
-        memory_seconds(types.cast_bytes(tensor) / shards, cluster.device),
-        cluster.device,
+        0.0, memory_seconds(types.cast_bytes(tensor) / shards, cluster.device), cluster.device
     )
 
 

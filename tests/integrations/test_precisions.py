@@ -19,10 +19,10 @@ from tests.planning.model.narrow_models import blocks, example
 
 
 @functools.cache
-def planned(name: str) -> Plan:
+def planned(name: str, scheme: str = "data") -> Plan:
     """A plan that splits the batch alone."""
     return autopar.plan(
-        blocks(), example(), devices=2, cluster="dgx-b200", scheme="data", precision=name
+        blocks(), example(), devices=2, cluster="dgx-b200", scheme=scheme, precision=name
     )
 
 
@@ -40,7 +40,13 @@ def test_megatron_there_and_back(name: str) -> None:
     ("arguments", "name", "told"),
     [
         ("--fp8-format hybrid", "fp8", "--fp8-recipe delayed"),
-        ("--fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather", "fp8", "param-gather"),
+        ("--fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather", "fp8", ""),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather", "mxfp8", "in 16 bits"),
+        (
+            "--fp8-format e4m3 --fp8-recipe blockwise --use-distributed-optimizer",
+            "fp8-block",
+            "no --fp8-param-gather",
+        ),
         ("--fp8-format e4m3 --fp8-recipe mxfp8", "mxfp8", ""),
         ("--fp4-format e2m1 --fp4-recipe nvfp4", "nvfp4", ""),
         ("--bf16", None, ""),
@@ -50,6 +56,28 @@ def test_arguments_of_megatron(arguments: str, name: str | None, told: str) -> N
     configuration = read_megatron(f"--micro-batch-size 1 {arguments}")
     assert configuration.precision == name
     assert any(told in sentence for sentence in configuration.lost) == bool(told)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_narrow_copies_are_gathered_there_too(name: str) -> None:
+    """Megatron is told where a plan gathers copies of 8 bits; elsewhere it keeps them anyway."""
+    gathered = convert(planned(name, "zero3"), "megatron").text
+    assert ("--fp8-param-gather" in gathered) == (name in ("fp8", "fp8-block"))
+    assert "param-gather" not in convert(planned(name), "megatron").text
+
+
+def test_torchtitan_gathers_narrow_copies_if_told() -> None:
+    data = tomllib.loads(convert_to_toml("fp8").text)
+    section = data["quantize"]["linear"]["float8"]
+    assert section == {
+        "enable_fsdp_float8_all_gather": True,
+        "precompute_float8_dynamic_scale_for_fsdp": True,
+    }
+    assert not any("narrow copies" in sentence for sentence in read_torchtitan(data).lost)
+    section["enable_fsdp_float8_all_gather"] = False
+    configuration = read_torchtitan(data)
+    assert configuration.precision == "fp8"
+    assert any("plans gather narrow copies" in sentence for sentence in configuration.lost)
 
 
 def test_an_unknown_recipe_of_megatron() -> None:

@@ -114,6 +114,9 @@ def _flags(setup: Setup) -> Iterable[str]:
         yield "--use-distributed-optimizer"
         yield "--overlap-grad-reduce"
         yield "--overlap-param-gather"
+    words = words_of(setup.plan)
+    if setup.zero and words is not None and words.gather:
+        yield f"--{words.gather}"
     if setup.plan.schedule.overlap_experts:
         yield "--overlap-moe-expert-parallel-comm"
     if setup.recompute == "selective":

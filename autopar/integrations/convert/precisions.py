@@ -1,7 +1,11 @@
 """Recipes of precision in the words of other projects.
 
-Sources: Megatron-LM, megatron/training/arguments.py (--fp8-format, --fp8-recipe, --fp4-format);
-Megatron-Bridge, training/mixed_precision.py; torchtitan 0.2, components/quantization.
+Plans hold one narrow copy of a weight for a step and gather it so. Megatron-LM's layers keep such
+a copy over the micro-batches of a step in any case; it gathers it if told to.
+
+Sources: Megatron-LM, megatron/training/arguments.py (--fp8-format, --fp8-recipe, --fp4-format,
+--fp8-param-gather); Megatron-Bridge, training/mixed_precision.py; torchtitan 0.2,
+components/quantization.
 """
 
 from __future__ import annotations
@@ -16,31 +20,48 @@ from autopar.plan import Plan
 class Words:
     """A recipe elsewhere.
 
-    `megatron`: its arguments with their values. `bridge`: Megatron-Bridge's `mixed_precision`.
-    `titan`: torchtitan's converter, a section of its TOML ("": none), with the options there.
+    `megatron`: its arguments with their values, and `gather`, that with which it gathers narrow
+    copies ("": it does not). `bridge`: Megatron-Bridge's `mixed_precision`. `titan`: torchtitan's
+    converter, a section of its TOML ("": none), with the `recipes` that mean this one there, and
+    the options that are written, of which those that are true let FSDP gather narrow copies.
     """
 
     megatron: Mapping[str, str]
     bridge: str
+    gather: str = ""
     titan: str = ""
-    options: tuple[tuple[str, str], ...] = ()
+    recipes: tuple[str, ...] = ()
+    options: tuple[tuple[str, str | bool], ...] = ()
+
+    @property
+    def gathers(self) -> tuple[str, ...]:
+        """The options of torchtitan with which narrow copies are gathered."""
+        return tuple(name for name, value in self.options if value is True)
 
 
 WORDS: Mapping[str, Words] = {
     "fp8": Words(
         megatron={"fp8-format": "hybrid", "fp8-recipe": "tensorwise"},
         bridge="bf16_with_fp8_current_scaling_mixed",
+        gather="fp8-param-gather",
         titan="quantize.linear.float8",
-        options=(("recipe_name", "tensorwise"),),
+        # Its recipe without a name is the one of these options, and takes no name beside them.
+        recipes=("tensorwise",),
+        options=(
+            ("enable_fsdp_float8_all_gather", True),
+            ("precompute_float8_dynamic_scale_for_fsdp", True),
+        ),
     ),
     "fp8-block": Words(
         megatron={"fp8-format": "e4m3", "fp8-recipe": "blockwise"},
         bridge="bf16_with_fp8_subchannel_scaling_mixed",
+        gather="fp8-param-gather",
     ),
     "mxfp8": Words(
         megatron={"fp8-format": "e4m3", "fp8-recipe": "mxfp8"},
         bridge="bf16_with_mxfp8_mixed",
         titan="quantize.linear.mx",
+        recipes=("mxfp8_cublas",),
         options=(("recipe_name", "mxfp8_cublas"),),
     ),
     "nvfp4": Words(

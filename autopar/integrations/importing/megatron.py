@@ -11,6 +11,7 @@ from typing import Any
 from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.costmodel.known.recompute_modules import MODULES
 from autopar.errors import UsageError, unknown
+from autopar.integrations.convert.precisions import WORDS
 from autopar.order.schedules import SCHEDULES
 from autopar.planning.model.recompute import MODULES as PLANNED
 
@@ -172,8 +173,14 @@ def _of_recipes(options: Mapping[str, str]) -> list[str]:
     recipe = options.get("fp8-recipe", "delayed")
     if "fp8-format" in options and recipe == "delayed":
         lost.append("--fp8-recipe delayed: plans take the scale of a tensor from itself, now")
-    if "fp8-param-gather" in options:
-        lost.append("--fp8-param-gather: plans gather parameters in the type of the values")
+    words = WORDS.get(precision_of(options) or "")
+    if words is None:
+        return lost
+    narrow = "fp8-param-gather" in options
+    if narrow and not words.gather:
+        lost.append("--fp8-param-gather: plans gather parameters of this recipe in 16 bits")
+    if words.gather and not narrow and "use-distributed-optimizer" in options:
+        lost.append(f"no --{words.gather}: plans gather narrow copies of weights")
     return lost
 
 

@@ -132,20 +132,26 @@ def _precision(data: Mapping[str, Any], model: Mapping[str, Any], lost: list[str
     precision = None
     for converter in map(str, converters):
         name = CONVERTERS.get(converter)
-        recipe = _recipe(data, WORDS[name].titan if name else converter)
-        if name is None or recipe not in (None, *(value for _, value in WORDS[name].options)):
+        section = _section(data, WORDS[name].titan if name else converter)
+        recipe = _text(section.get("recipe_name"))
+        if name is None or recipe not in (None, *WORDS[name].recipes):
             lost += left_out({f"converter {converter}" + (f" ({recipe})" if recipe else "")})
-        else:
-            precision = name
+            continue
+        precision = name
+        if any(section.get(option) is not True for option in WORDS[name].gathers):
+            lost.append(
+                f"converter {converter} without {' and '.join(WORDS[name].gathers)}: plans gather "
+                "narrow copies of weights, with scales of one message"
+            )
     return precision
 
 
-def _recipe(data: Mapping[str, Any], converter: str) -> str | None:
-    """The recipe that the section of a converter names."""
+def _section(data: Mapping[str, Any], converter: str) -> Mapping[str, Any]:
+    """The section of a converter."""
     table: Any = data
     for part in converter.split("."):
         table = table.get(part, {}) if isinstance(table, Mapping) else {}
-    return _text(table.get("recipe_name")) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else {}
 
 
 def _shards(parallel: Mapping[str, Any]) -> int | None:
