@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from .errors import PlanError
-from .ir import Graph
+from .ir import Graph, Tensor
 from .order.execution import Execution, execution
 from .order.plan_on_mesh import Decided, PlanOnMesh, cold_decision, named_decision
 from .order.stages import Pipelined, staged_execution
@@ -34,7 +34,7 @@ from .plan_parts import (
     mesh_of,
 )
 from .sharding.analysis import Analysis
-from .sharding.candidates import is_storable
+from .sharding.candidates import cuts_no_byte, is_storable
 from .sharding.layout import Kind, Layout, R, format_layout, is_valid, parse_layout
 from .sharding.mesh import Mesh
 from .sharding.program import Assignment, Decision, Program
@@ -185,7 +185,7 @@ class Plan(Part):
                     f"the plan stores {name!r} as [{format_layout(layout)}], which does not fit "
                     "its shape"
                 )
-            self._require_storable(name, layout, mesh)
+            self._require_storable(analysis.graph.tensors[name], layout, mesh)
         chains = decided.chains
         if analysis.ends or not self._is_of(analysis.graph):
             # Other modes of the model have gradients, or uses of values, that the plan has not.
@@ -203,13 +203,18 @@ class Plan(Part):
             matrices=decided.matrices,
         )
 
-    def _require_storable(self, name: str, layout: Layout, mesh: Mesh) -> None:
+    def _require_storable(self, tensor: Tensor, layout: Layout, mesh: Mesh) -> None:
         if any(p != R and p.kind is not Kind.SPLIT for p in layout) or not is_storable(
             layout, mesh.shape
         ):
             raise PlanError(
-                f"the plan stores {name!r} as [{format_layout(layout)}]; what is stored is whole "
-                "or split on each axis"
+                f"the plan stores {tensor.name!r} as [{format_layout(layout)}]; what is stored is "
+                "whole or split on each axis"
+            )
+        if not cuts_no_byte(tensor, layout, mesh.shape):
+            raise PlanError(
+                f"the plan stores {tensor.name!r} as [{format_layout(layout)}], which cuts bytes "
+                f"of its copy with {tensor.narrow.bits if tensor.narrow else 8} bits"
             )
 
     def _decided(self, analysis: Analysis) -> Decided:
@@ -320,7 +325,7 @@ class Plan(Part):
         staged = staged_execution(analysis, self._decided(analysis), cut)
         for chunk in staged.chunks:
             for name, layout in chunk.stored.items():
-                self._require_storable(name, layout, chunk.mesh)
+                self._require_storable(analysis.graph.tensors[name], layout, chunk.mesh)
         return staged
 
 

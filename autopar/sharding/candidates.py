@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from autopar.ir import Tensor
 
 from .communication import COMMUNICATIONS
-from .layout import B, Kind, Layout, P, Placement, R, S
+from .layout import B, Kind, Layout, P, Placement, R, S, local_shape
 from .notation import ONCE, Dims, Rule
 from .rules import RULES, Call
 from .rules.narrow_products import rounds
@@ -299,3 +299,13 @@ def is_storable(layout: Layout, mesh: Sequence[int]) -> bool:
         if placement.kind is Kind.SPLIT and size > 1
     ]
     return all(p.parts == 1 or sum(q.dim == p.dim for q in splits) == 1 for p in splits)
+
+
+def cuts_no_byte(tensor: Tensor, layout: Layout, mesh: Sequence[int]) -> bool:
+    """Whether shards of a parameter's narrow copy consist of whole bytes.
+
+    Elements of fewer than 8 bits share one with their neighbours in the last dim.
+    """
+    if tensor.narrow is None:
+        return True
+    return local_shape(layout, tensor.shape, mesh)[-1] * tensor.narrow.bits % 8 == 0

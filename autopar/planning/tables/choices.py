@@ -16,7 +16,7 @@ from autopar.costmodel.step.mesh_prices import optimizer_of, storage_bytes, upda
 from autopar.ir import Operator, Tensor
 from autopar.planning.model.restrictions import Limits
 from autopar.sharding.analysis import Offer
-from autopar.sharding.candidates import is_storable, strategies_of
+from autopar.sharding.candidates import cuts_no_byte, is_storable, strategies_of
 from autopar.sharding.layout import Kind, Placement, R
 from autopar.sharding.rules import RULES
 from autopar.sharding.strategies import Strategies
@@ -104,6 +104,9 @@ class Choosing:
         )
         valid = space.valid(tensor.shape) & _all_among(space, whole_or_split)
         rows = self._storable(space, np.nonzero(valid)[0])
+        if tensor.narrow is not None:
+            fits = [cuts_no_byte(tensor, space.layout(int(code)), basis.mesh) for code in rows]
+            rows = rows[fits]
         # The optimizer works on the stored shard alone.
         shards = space.divisors()[rows]
         seconds = self._stored_seconds(tensor, shards) if train else np.zeros(len(rows))
