@@ -25,7 +25,10 @@ from tests.planning.model.narrow_models import blocks, example
 PIPELINE = {"scheme": "pipeline-1f1b", "stages": 2, "micro_batches": 4}
 WAYS = {
     "data": {"scheme": "data"},
+    "zero1": {"scheme": "zero3", "zero": 1, "micro_batches": 2},
+    "zero2": {"scheme": "zero3", "zero": 2, "micro_batches": 2},
     "zero3": {"scheme": "zero3"},
+    "zero3-recompute": {"scheme": "zero3", "zero": 3, "micro_batches": 2, "recompute": "full"},
     "megatron": {"scheme": "megatron"},
     "pipeline": PIPELINE,
     "micro-batches": {"scheme": "data", "micro_batches": 2},
@@ -70,7 +73,16 @@ def test_ranks_equal_one_device(name: str, way: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-block"])
 @pytest.mark.parametrize(
-    ("way", "ranks"), [("micro-batches", 2), ("recompute", 2), ("zero-bubble", 2), ("megatron", 4)]
+    ("way", "ranks"),
+    [
+        ("micro-batches", 2),
+        ("recompute", 2),
+        ("zero-bubble", 2),
+        ("megatron", 4),
+        ("zero1", 2),
+        ("zero2", 2),
+        ("zero3-recompute", 2),
+    ],
 )
 @pytest.mark.slow
 def test_orders_of_a_step(name: str, way: str, ranks: int) -> None:
@@ -78,6 +90,22 @@ def test_orders_of_a_step(name: str, way: str, ranks: int) -> None:
     plan, report = _ran(name, way, ranks)
     assert report.ok and "as priced" in report.collectives, report
     assert plan.devices == ranks
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-block", "nvfp4"])
+@pytest.mark.slow
+def test_gathers_take_narrow_bytes(name: str) -> None:
+    """Of the four matrices; norms, biases and the head's weight keep their type."""
+    plan, report = _ran(name, "zero3-recompute", 2)
+    assert report.ok and "as priced" in report.collectives, report
+    graph = _model(name, "float64").graph
+    narrow = [tensor for tensor in graph.parameters if tensor.narrow is not None]
+    assert len(narrow) == 4
+    nbytes = sum(tensor.bytes for tensor in narrow)
+    assert nbytes == {"nvfp4": 0.5}.get(name, 1) * sum(tensor.size for tensor in narrow)
+    gathered = [c for c in plan.collectives if c.kind == "all_gather" and c.nbytes <= nbytes]
+    # Forward and backward, of two micro-batches.
+    assert sum(c.nbytes for c in gathered if c.tensor in {t.name for t in narrow}) == 4 * nbytes
 
 
 @pytest.mark.parametrize("name", ["fp8", "nvfp4"])
