@@ -174,7 +174,7 @@ def with_precision(graph: Graph, name: str | None) -> Graph:
             "that score experts, and layers of experts"
         )
     alone = _read_once(graph, narrow)
-    copies = {}
+    copies: dict[str, Tensor] = {}
     if recipe.holds:
         graph = _reading_as_stored(graph, narrow)
         copies = _copies(graph, narrow, recipe)
@@ -233,7 +233,7 @@ def _reading_as_stored(graph: Graph, narrow: Iterable[str]) -> Graph:
     chosen = set(narrow)
     readers = graph.consumers()
     makers = {name: op for op in graph.operators for name in op.outputs}
-    dropped: set[str] = set()
+    dropped: dict[str, Operator] = {}
     layers: dict[str, Operator] = {}
     for layer in graph.operators:
         if layer.kind != EXPERTS or layer.name not in chosen:
@@ -245,12 +245,18 @@ def _reading_as_stored(graph: Graph, narrow: Iterable[str]) -> Graph:
             view = makers.get(name)
             if view is not None and len(readers[name]) == 1 and _turns_matrices(graph, view):
                 inputs[position] = view.inputs[0]
-                dropped.add(view.name)
+                dropped[view.name] = view
                 turned.append(position - 2)
         attributes: dict[str, Value] = {**layer.attributes, "turned": tuple(turned)}
         layers[layer.name] = replace(layer, inputs=tuple(inputs), attributes=attributes)
-    operators = (op for op in graph.operators if op.name not in dropped)
-    return replace(graph, operators=tuple(layers.get(op.name, op) for op in operators))
+    gone = {name for view in dropped.values() for name in view.outputs}
+    return replace(
+        graph,
+        operators=tuple(
+            layers.get(op.name, op) for op in graph.operators if op.name not in dropped
+        ),
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in gone},
+    )
 
 
 def _turns_matrices(graph: Graph, operator: Operator) -> bool:

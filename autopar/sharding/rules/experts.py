@@ -98,7 +98,7 @@ def is_weighed(call: Call) -> bool:
 def is_turned(call: Call, operand: int) -> bool:
     """Whether a layer reads the matrices of an operand transposed."""
     turned: Any = call.get("turned", default=())
-    return operand in turned
+    return bool(operand in turned)
 
 
 def result_of(call: Call) -> Result:
