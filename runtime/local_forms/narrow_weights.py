@@ -56,7 +56,7 @@ class NarrowWeight(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Sequence[type],
@@ -176,4 +176,5 @@ def _places(
         cuts = cuts_of(of, mesh, coordinate)
         return shard_of(blocks, [cut._replace(dim=0) for cut in cuts if cut.dim == dim])
 
-    return torch.searchsorted(own(scales.layout).unique(), own(layout).contiguous())
+    held = own(scales.layout).unique()  # type: ignore[no-untyped-call]
+    return torch.searchsorted(held, own(layout).contiguous())
