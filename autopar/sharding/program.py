@@ -232,7 +232,7 @@ def scales_made(graph: Graph, step: Redistribute, mesh: Sequence[int]) -> tuple[
 
 
 def summed_scales(graph: Graph, step: Redistribute, mesh: Sequence[int]) -> list[Scales]:
-    """Those of them for which ranks talk."""
+    """The scales among them for which ranks talk."""
     return [scales for scales in scales_made(graph, step, mesh) if scales.axes]
 
 

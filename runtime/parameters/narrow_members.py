@@ -49,7 +49,7 @@ class NarrowMembers:
         ]
 
     def read(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What has come as operators read it."""
+        """The values that have come, as operators read them."""
         if not self.casts:
             return values
         return [

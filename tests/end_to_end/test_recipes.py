@@ -95,7 +95,7 @@ def test_orders_of_a_step(name: str, way: str, ranks: int) -> None:
 @pytest.mark.parametrize("name", ["fp8", "fp8-block", "nvfp4"])
 @pytest.mark.slow
 def test_gathers_take_narrow_bytes(name: str) -> None:
-    """Of the four matrices; norms, biases and the head's weight keep their type."""
+    """The four matrices are gathered so; norms, biases and the head's weight keep their type."""
     plan, report = _ran(name, "zero3-recompute", 2)
     assert report.ok and "as priced" in report.collectives, report
     graph = _model(name, "float64").graph
@@ -118,9 +118,13 @@ def test_narrower_types(name: str, dtype: str) -> None:
     assert f"tolerance {'6e-02' if name == 'nvfp4' else '3e-02'}" in report.check
 
 
-def _with_experts(folder: Path, name: str, option: str) -> tuple[Plan, RunReport]:
+def _mixtral(folder: Path, name: str) -> LoadedModel:
     model = load("mixtral", folder, train=True, dtype="float64")
-    model = replace(model, graph=with_precision(model.graph, name), precision=name)
+    return replace(model, graph=with_precision(model.graph, name), precision=name)
+
+
+def _with_experts(folder: Path, name: str, option: str) -> tuple[Plan, RunReport]:
+    model = _mixtral(folder, name)
     layers = [op.name for op in model.graph.operators if op.kind == "autopar.experts"]
     wanted = request((2,), train=True)
     assert wanted.mesh is not None and layers
@@ -137,4 +141,17 @@ def _with_experts(folder: Path, name: str, option: str) -> tuple[Plan, RunReport
 def test_experts(name: str, option: str, tmp_path: Path) -> None:
     """A row is rounded alike wherever its expert lies."""
     _, report = _with_experts(tmp_path, name, option)
+    assert report.ok and "as priced" in report.collectives, report
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-block", "nvfp4"])
+@pytest.mark.slow
+def test_experts_are_gathered_narrow(name: str, tmp_path: Path) -> None:
+    """As they are stored; a matrix has its scales from all ranks that hold parts of it."""
+    model = _mixtral(tmp_path, name)
+    held = {t.name for t in model.graph.parameters if t.narrow is not None and len(t.shape) == 3}
+    assert held
+    plan = plan_loaded(model, devices=2, cluster="dgx-b200", scheme="zero3", zero=3).plan
+    assert held & {c.tensor for c in plan.collectives if c.kind == "all_gather"}
+    report = run_plan(model, plan, steps=2, check=True)
     assert report.ok and "as priced" in report.collectives, report
