@@ -124,6 +124,7 @@ def by_recipe(attributes: Mapping[str, Value]) -> dict[str, Value]:
     operands = {f"%w{number}" for number in turned}
 
     def local(kind: str, arguments: Any) -> str:
+        # Activations between products keep their type.
         if kind not in PRODUCTS:
             return kind
         weight = dict(arguments)[PRODUCTS[kind][1]]

@@ -48,6 +48,7 @@ class NarrowWeight(Tensor):
         like: tuple[tuple[int, ...], torch.dtype],
     ) -> NarrowWeight:
         shape, dtype = like
+        # Autograd compares a gradient's shape and type with these; there is no memory behind them.
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=elements.device)
         made.elements = elements
         made.scales = scales
@@ -63,6 +64,7 @@ class NarrowWeight(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        # A segment takes its parameters as leaves of a graph of its own.
         if func is torch.ops.aten.detach.default:
             own = args[0]
             like = tuple(own.shape), own.dtype
@@ -125,6 +127,7 @@ class WeightCast:
     def largest(self, shard: Tensor, kind: int) -> Tensor:
         """The largest magnitudes of this rank's parts of its blocks, in single precision."""
         value = shard.detach().abs().float()
+        # Dim by dim, as blocks are boxes. A block of which this rank has no part stays zero.
         for dim, places in enumerate(self.stored[kind]):
             shape = list(value.shape)
             shape[dim] = self.scales[kind].shape[dim]
@@ -135,12 +138,14 @@ class WeightCast:
     def scales_from(self, largest: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """The scales of this rank's blocks, from the largest magnitudes of whole ones."""
         most = largest_of_type(self.recipe.values)
+        # A second kind reaches over the blocks of the first.
         whole = largest[1] if len(largest) > 1 else None
         return scales_for(largest[0].to(dtype) / most, self.recipe, most, whole)
 
     def elements(self, shard: Tensor, scales: Tensor) -> Tensor:
         """The elements of this rank's shard, as bytes."""
         wide = shard.detach().to(scales.dtype)
+        # Types of fewer bits than 8, and those that no backend carries, travel as bytes.
         return coded(wide / _spread(scales, self.stored[0]), self.recipe.values).view(torch.uint8)
 
     def weight(self, elements: Tensor, scales: Tensor, dtype: torch.dtype) -> NarrowWeight:

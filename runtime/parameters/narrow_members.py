@@ -30,6 +30,7 @@ class NarrowMembers:
         `summed`: by the kind of scale, the ranks that share blocks.
         """
         kinds: list[list[Tensor]] = []
+        # All ranks of a group come here, even those whose shards hold no part of a block.
         for kind, group in enumerate(summed):
             pairs = zip(self.casts, self._shards, strict=True)
             largest = [cast.largest(shard, kind) for cast, shard in pairs]
@@ -41,6 +42,7 @@ class NarrowMembers:
             cast.scales_from(largest, scale_type(dtype))
             for cast, dtype, *largest in zip(self.casts, self.dtypes, *kinds, strict=True)
         ]
+        # The shards in the type of the computation may go while their elements travel.
         shards = self._shards
         self._shards = []
         return [
