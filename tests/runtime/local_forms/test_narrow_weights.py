@@ -15,6 +15,7 @@ from autopar.ir.recipes import RECIPES, narrow_copy
 from autopar.runtime.local_forms.narrow_types import largest, narrowed
 from autopar.runtime.local_forms.narrow_weights import NarrowWeight, WeightCast
 from autopar.runtime.ranks.cuts import cuts_of, shard_of
+from autopar.sharding.candidates import cuts_no_byte
 from autopar.sharding.communication import scales_of
 from autopar.sharding.layout import Layout, parse_layout
 
@@ -137,6 +138,15 @@ def test_bytes() -> None:
         "nvfp4": (4, (1, 16, 16), (1, 64, 32)),
     }
     assert described("nvfp4").bytes * 8 == described("fp8").own_bytes == 4 * 256 * 384
+
+
+def test_no_shard_cuts_a_byte() -> None:
+    """Two elements of 4 bits lie in one."""
+    for name, fits in (("nvfp4", False), ("fp8", True)):
+        tensor = described(name, (64, 48))
+        assert cuts_no_byte(tensor, parse_layout("S1"), (8,))
+        assert cuts_no_byte(tensor, parse_layout("S1"), (16,)) is fits
+        assert cuts_no_byte(tensor, parse_layout("S0"), (64,))
 
 
 def test_only_products_read_a_narrow_weight() -> None:
