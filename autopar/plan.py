@@ -13,6 +13,7 @@ from .errors import PlanError
 from .ir import Graph, Tensor
 from .order.execution import Execution, execution
 from .order.plan_on_mesh import Decided, PlanOnMesh, cold_decision, named_decision
+from .order.schedules import SCHEDULES, schedule_named
 from .order.stages import Pipelined, staged_execution
 from .outputs import write_whole
 from .plan_file import read_plan_file
@@ -306,14 +307,21 @@ class Plan(Part):
         """The local program that executes the plan."""
         return build_program(analysis.graph, self.assignment(analysis))
 
+    def _require_that_stages_merge_passes(self) -> None:
+        """Raise a `PlanError` unless the pipeline merges passes where the plan says so."""
+        said = self.schedule.overlap_experts
+        if said != schedule_named(self.schedule.pipeline).merges:
+            merging = [row.name for row in SCHEDULES.values() if row.merges]
+            raise PlanError(
+                f"the plan's schedule has overlap_experts={str(said).lower()} and the pipeline "
+                f"{self.schedule.pipeline!r}: stages merge passes under {' or '.join(merging)} alone"
+            )
+
     def execution(self, analysis: Analysis) -> Execution:
         """The execution of a step of the plan; `PlanError` if part of it cannot be executed."""
         if not self.stages:
             return execution(self.assignment(analysis), analysis, self.schedule.in_stage)
-        if self.schedule.overlap_experts:
-            raise PlanError(
-                "the plan merges passes to overlap exchanges of experts, which stages do not do yet"
-            )
+        self._require_that_stages_merge_passes()
         meshes = tuple(mesh_of(stage.mesh) for stage in self.stages)
         cut = Pipelined(
             firsts=tuple(stage.first for stage in self.stages),

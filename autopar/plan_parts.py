@@ -196,8 +196,8 @@ class SchedulePlan(Part):
     `unit_bytes`: the approximate size of the units in which parameters are gathered and their
     gradients reduced; `prefetch`: the segments between two rounds of a gather, and
     between its last round and the first reader. `reductions`: how gradients are reduced.
-    `overlap_experts`: each backward pass is merged with the forward pass of the next micro-batch,
-    so that exchanges of rows of experts in one run under the other; not with stages.
+    `overlap_experts`: each backward pass is merged with the forward pass of another micro-batch, so
+    that exchanges of rows of experts in one run under the other; with stages if `pipeline` does so.
     """
 
     micro_batches: int = Field(default=1, ge=1, le=MICRO_BATCHES)
@@ -241,10 +241,11 @@ class StagePlan(Part):
 
     It holds the operators from `first` to the next one's `first`, in the model's order, on devices
     of its own. `cluster`: the pool of its devices in a cluster of several device types (empty: one
-    type). `forward`, `backward`: predicted seconds of one micro-batch. `memory`: predicted peak
-    bytes of one device. `moved`: seconds of a step's collectives, of all micro-batches (part of
-    forward and backward); `once`: seconds of the parameters' collectives once a step. `handed`:
-    bytes of a micro-batch that one device sends to the next stage, in `send` seconds.
+    type). `forward`, `backward`: predicted seconds of one micro-batch; both passes take `hidden`
+    less where they are merged. `memory`: predicted peak bytes of one device. `moved`: seconds of a
+    step's collectives, of all micro-batches (part of forward and backward); `once`: seconds of the
+    parameters' collectives once a step. `handed`: bytes of a micro-batch that one device sends to
+    the next stage, in `send` seconds.
     """
 
     first: str
@@ -253,6 +254,7 @@ class StagePlan(Part):
     forward: float
     backward: float
     memory: float
+    hidden: float = 0.0
     moved: float = 0.0
     once: float = 0.0
     handed: float = 0.0

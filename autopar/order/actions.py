@@ -21,6 +21,7 @@ chain of collectives of a unit issues its next one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,3 +75,16 @@ class Action:
         later = f"+{self.round}" if self.round else ""
         other = "" if self.peer is None else f">{self.peer}"
         return f"{self.chunk}{self.word}{number}{inside}{later}{other}"
+
+
+Pair = tuple[Action, Action]
+"""A forward pass and the backward pass of another micro-batch that it is merged with."""
+
+
+def one_by_one(items: Iterable[Action | Pair]) -> Iterator[Action]:
+    """The actions of an order, those of a pair one after the other."""
+    for item in items:
+        if isinstance(item, Action):
+            yield item
+        else:
+            yield from item

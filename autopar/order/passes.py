@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .actions import Action, Word
+from .actions import Action, Pair, Word, one_by_one
 from .units import Mode, Unit
 
 STRIDE = 2
@@ -80,7 +80,7 @@ class _Visit:
     computes: bool = False
 
 
-Passes = Iterable[Action | tuple[Action, Action]]
+Passes = Iterable[Action | Pair]
 """Passes, sends and receives; the passes of a pair are merged."""
 
 
@@ -137,13 +137,10 @@ def expand(chunks: Mapping[int, Chunk], passes: Passes, *, prefetch: int) -> tup
     return (*actions, *(() if begun else reductions.get(place, ())))
 
 
-def _merged(
-    passes: Action | tuple[Action, Action], needs: Mapping[int, Sequence[Need]]
-) -> Iterator[_Visit]:
+def _merged(passes: Action | Pair, needs: Mapping[int, Sequence[Need]]) -> Iterator[_Visit]:
     """The visits of a pass, or those of two passes in turn, from exchange to exchange."""
-    pair = (passes,) if isinstance(passes, Action) else passes
     pieces: list[list[list[_Visit]]] = []
-    for action in pair:
+    for action in one_by_one([passes]):
         own = needs.get(action.chunk, ())
         pieces.append([[]])
         for visit in _visits(action, own):

@@ -3,7 +3,8 @@
 A message is sent right behind the pass that makes it. It is received before the pass that needs it,
 and behind all messages that the same stage sent before. So both ends list the messages between them
 in one order, as channels without tags require. This delays nothing: earlier messages have been sent
-by the time a later one arrives.
+by the time a later one arrives. What a pair of merged passes needs comes before both, and what they
+make is sent behind both.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .actions import Action, Word
+from .actions import Action, Pair, Word, one_by_one
 from .playing import (
     BACKWARD,
     SENDS,
@@ -34,7 +35,7 @@ def pipeline_order(
     *,
     edges: Edges,
     train: bool = True,
-) -> list[list[Action]]:
+) -> list[list[Action | Pair]]:
     """The actions of every stage in a step; without `train` forward passes only.
 
     `edges`: pairs of chunks; the first hands values to the second and gets their gradients back.
@@ -51,11 +52,12 @@ def pipeline_order(
         raise OrderError(
             f"no values pass from chunk {wrong[0][0]} to chunk {wrong[0][1]} of {chunks}"
         )
-    passes = [row.order(stage, stages, micro_batches, interleave) for stage in range(stages)]
-    return with_messages(
-        passes if train else [[a for a in order if a.word is Word.FORWARD] for order in passes],
-        edges,
-    )
+    passes: Orders = [
+        row.order(stage, stages, micro_batches, interleave) for stage in range(stages)
+    ]
+    if not train:
+        passes = [[a for a in one_by_one(order) if a.word is Word.FORWARD] for order in passes]
+    return with_messages(passes, edges)
 
 
 def neighbours(chunks: int) -> list[tuple[int, int]]:
@@ -63,21 +65,22 @@ def neighbours(chunks: int) -> list[tuple[int, int]]:
     return [(chunk, chunk + 1) for chunk in range(chunks - 1)]
 
 
-def with_messages(passes: Orders, edges: Edges) -> list[list[Action]]:
+def with_messages(passes: Orders, edges: Edges) -> list[list[Action | Pair]]:
     """The passes of every stage with sends and receives."""
     hands = Hands.of(passes, edges)
     # All sends first: a receive can only be placed when the order of its sender is known.
     links: dict[tuple[int, int], _Link] = {}
     for stage, order in enumerate(passes):
-        for send in (send for action in order for send in _sends(action, hands)):
+        for send in (send for action in one_by_one(order) for send in _sends(action, hands)):
             links.setdefault((stage, stage_of_peer(send, hands.stages)), _Link()).add(send)
     orders = []
     for stage, order in enumerate(passes):
-        actions: list[Action] = []
-        for action in order:
-            for receive in _receives(action, hands):
+        actions: list[Action | Pair] = []
+        for item in order:
+            for receive in (one for action in one_by_one([item]) for one in _receives(action, hands)):
                 actions += links[stage_of_peer(receive, hands.stages), stage].upto(receive)
-            actions += [action, *_sends(action, hands)]
+            actions.append(item)
+            actions += (send for action in one_by_one([item]) for send in _sends(action, hands))
         orders.append(actions)
     return orders
 
@@ -149,15 +152,16 @@ def as_csv(orders: Orders) -> str:
     """Orders as torch's pipelining reads them (`compute_comms`): a line for each stage.
 
     Torch hands values on to the next chunk and gradients to the one before; other messages have no
-    text there.
+    text there. Merged passes stand there one after the other.
     """
+    listed = [list(one_by_one(order)) for order in orders]
     far = [
-        a for order in orders for a in order if a.peer is not None and abs(a.peer - a.chunk) != 1
+        a for order in listed for a in order if a.peer is not None and abs(a.peer - a.chunk) != 1
     ]
     if far:
         raise OrderError(
             f"torch's pipelining hands values on to the next chunk only, not as {far[0]}"
         )
     return "".join(
-        ",".join(str(replace(action, peer=None)) for action in order) + "\n" for order in orders
+        ",".join(str(replace(action, peer=None)) for action in order) + "\n" for order in listed
     )

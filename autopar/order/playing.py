@@ -13,9 +13,9 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .actions import Action, Word
+from .actions import Action, Pair, Word, one_by_one
 
-Orders = Sequence[Sequence[Action]]
+Orders = Sequence[Sequence[Action | Pair]]
 Edges = Collection[tuple[int, int]]
 """Pairs of chunks (earlier, later); the earlier hands values to the later."""
 Message = tuple[Word, int, int, int | None]
@@ -66,18 +66,20 @@ def check_order(orders: Orders, edges: Edges) -> None:
     _check_messages(orders)
     hands = Hands.of(orders, edges)
     done = set[Action]()
-    for stage, action in play(orders):
-        for needed in _needs(action, hands):
-            if done.isdisjoint(needed):
-                raise OrderError(
-                    f"stage {stage} runs {action} before {' or '.join(map(str, needed))}"
-                )
+    for stage, item in play(orders):
+        # Passes that are merged run at once, so that neither may need the other.
+        for action in one_by_one([item]):
+            for needed in _needs(action, hands):
+                if done.isdisjoint(needed):
+                    raise OrderError(
+                        f"stage {stage} runs {action} before {' or '.join(map(str, needed))}"
+                    )
         # What an action needs is told by chunk and micro-batch, not by segment.
-        done.add(replace(action, segment=None))
+        done.update(replace(action, segment=None) for action in one_by_one([item]))
 
 
-def play(orders: Orders) -> Iterator[tuple[int, Action]]:
-    """Every action with its stage, none before the message that it waits for.
+def play(orders: Orders) -> Iterator[tuple[int, Action | Pair]]:
+    """Every action or pair with its stage, none before the message that it waits for.
 
     Raises `OrderError` if all stages wait.
     """
@@ -90,7 +92,9 @@ def play(orders: Orders) -> Iterator[tuple[int, Action]]:
         for stage, order in enumerate(orders):
             while reached[stage] < len(order):
                 action = order[reached[stage]]
-                if action.word in RECEIVES:
+                if not isinstance(action, Action):
+                    pass
+                elif action.word in RECEIVES:
                     coming = under_way.get((stage_of_peer(action, stages), stage))
                     if not coming or coming[0] != message_of(action):
                         break
@@ -117,7 +121,7 @@ def stages_of_chunks(orders: Orders) -> dict[int, int]:
     """The stage of every chunk that some action is of."""
     stages: dict[int, int] = {}
     for stage, order in enumerate(orders):
-        for action in order:
+        for action in one_by_one(order):
             if stages.setdefault(action.chunk, stage) != stage:
                 raise OrderError(
                     f"chunk {action.chunk} is on stage {stages[action.chunk]} and on stage {stage}"
@@ -152,7 +156,7 @@ def _check_messages(orders: Orders) -> None:
     sent: dict[tuple[int, int], list[Message]] = {}
     received: dict[tuple[int, int], list[Message]] = {}
     for stage, order in enumerate(orders):
-        for action in order:
+        for action in one_by_one(order):
             if action.word in SENDS:
                 sent.setdefault((stage, stage_of_peer(action, stages)), []).append(
                     message_of(action)

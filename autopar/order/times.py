@@ -19,14 +19,16 @@ class Times:
 
     `forward`: the forward pass. `backward`: the whole backward pass; `weight`: the part of it that
     makes gradients of weights. `send`: a message from each stage to the next one and back; the last
-    stage sends to the first, for the next chunk. `overlap`: whether a stage goes on computing while
-    it sends; otherwise it waits until its message has arrived.
+    stage sends to the first, for the next chunk. `pair`: a forward pass merged with the backward
+    pass of another micro-batch. `overlap`: whether a stage goes on computing while it sends;
+    otherwise it waits until its message has arrived.
     """
 
     forward: Floats
     backward: Floats
     weight: Floats
     send: Floats
+    pair: Floats
     overlap: bool = True
 
     @classmethod
@@ -37,31 +39,37 @@ class Times:
         weight: Sequence[float] | Floats | float = 0.0,
         send: Sequence[float] | Floats | float = 0.0,
         *,
+        hidden: Sequence[float] | Floats | float = 0.0,
         overlap: bool = True,
     ) -> Times:
-        """Check the figures; one number for `weight` or `send` serves all stages."""
+        """Check the figures; one number for `weight`, `send` or `hidden` serves all stages.
+
+        `hidden`: seconds that a pair takes less than both of its passes.
+        """
         stages = len(forward)
         figures = [
             np.broadcast_to(np.asarray(x, dtype=np.float64), (stages,))
-            for x in (forward, backward, weight, send)
+            for x in (forward, backward, weight, send, hidden)
             # A figure of another size is left out, and missed in the check below.
             if np.size(x) in (1, stages)
         ]
         if (
             not stages
-            or len(figures) < 4
+            or len(figures) < 5
             or min(float(x.min()) for x in figures) < 0
             or (figures[2] > figures[1]).any()
+            or (figures[4] > figures[0] + figures[1]).any()
         ):
             raise UsageError(
                 "a pipeline needs times of at least 0 for each stage, with a weight part no longer "
-                "than the backward pass"
+                "than the backward pass, and no more hidden than both passes"
             )
         return cls(
             forward=figures[0],
             backward=figures[1],
             weight=figures[2],
             send=figures[3],
+            pair=figures[0] + figures[1] - figures[4],
             overlap=overlap,
         )
 
@@ -75,10 +83,13 @@ class Times:
         # Every chunk sends forward but the model's last, and backward but the model's first.
         often = np.full(len(self.send), interleave)
         often[-1] -= 1
+        ahead = self.send * often
+        # Stage s hands gradients back over the link on which stage s - 1 sends values.
+        back = np.roll(self.send, 1) * often[::-1]
         return Times(
-            forward=self.forward + self.send * often,
-            # Stage s hands gradients back over the link on which stage s - 1 sends values.
-            backward=self.backward + np.roll(self.send, 1) * often[::-1],
+            forward=self.forward + ahead,
+            backward=self.backward + back,
             weight=self.weight,
             send=np.zeros(len(self.send)),
+            pair=self.pair + ahead + back,
         )

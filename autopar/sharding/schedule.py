@@ -143,7 +143,7 @@ class Schedule:
     in which parameters are gathered and their gradients reduced. `prefetch`: the segments between
     two rounds of a gather, and between its last round and the first reader. `types`: the types of
     stored parameters and of gradients. `reductions`: how gradients are reduced. `overlap_experts`:
-    each backward pass is merged with the forward pass of the next micro-batch, so that exchanges of
+    each backward pass is merged with the forward pass of another micro-batch, so that exchanges of
     rows of experts in one run under the other.
     """
 

@@ -7,6 +7,7 @@ memory  = parameters + gradients + optimizer state + saved activations + the lar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,6 +107,18 @@ def timeline(
     By default it has the runtime's overlaps.
     """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
+    # Where a rank has no core of its own, nothing runs under its computation.
+    seen = not hides(prices.cluster)
+    habits = overlap or Overlap(
+        gradients=not seen, prefetch=not seen, slowdown=SLOWDOWN[prices.cluster.backend]
+    )
+    update = _update(plan, prices, optimizer) if analysis.train else 0.0
+    seconds = seconds_of_steps(analysis, prices)
+    return step_timeline(plan, prices, seconds, update=update, overlap=habits)
+
+
+def seconds_of_steps(analysis: Analysis, prices: MeshPrices) -> Callable[[Compute], Seconds]:
+    """Return the function that gives the seconds of an operator of a program."""
     known: dict[object, Seconds] = {}
 
     def seconds(step: Compute) -> Seconds:
@@ -120,13 +133,7 @@ def timeline(
             known[key] = step_seconds(step, analysis, prices)
         return known[key]
 
-    # Where a rank has no core of its own, nothing runs under its computation.
-    seen = not hides(prices.cluster)
-    habits = overlap or Overlap(
-        gradients=not seen, prefetch=not seen, slowdown=SLOWDOWN[prices.cluster.backend]
-    )
-    update = _update(plan, prices, optimizer) if analysis.train else 0.0
-    return step_timeline(plan, prices, seconds, update=update, overlap=habits)
+    return seconds
 
 
 def _streamed(plan: Scheduled, prices: MeshPrices, optimizer: str) -> float:

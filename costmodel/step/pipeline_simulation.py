@@ -2,16 +2,18 @@
 
 An action starts when its stage has finished the one before. A receive ends when its message has
 arrived: the message's seconds after its send. Meanwhile the sending stage goes on computing, or
-waits (`Times.overlap`).
+waits (`Times.overlap`). The passes of a pair take turns; they are told one after the other, with
+their shares of its seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.order.actions import Action, Word
+from autopar.order.actions import Action, Pair, Word
 from autopar.order.playing import RECEIVES, SENDS, Message, Orders, message_of, play
-from autopar.order.times import Times
+from autopar.order.times import Floats, Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,10 @@ def simulate(orders: Orders, times: Times, interleave: int = 1) -> PipelineRun:
     arrives: dict[Message, float] = {}
     for stage, action in play(orders):
         start = end = free[stage]
+        if not isinstance(action, Action):
+            timed[stage] += _merged(action, start, times.pair[stage] / interleave, work, stage)
+            free[stage] = timed[stage][-1].end
+            continue
         if action.word in SENDS:
             end = arrives[message_of(action)] = start + _travel(action, times)
             # Without overlap the stage itself waits until its message has arrived.
@@ -65,6 +71,19 @@ def simulate(orders: Orders, times: Times, interleave: int = 1) -> PipelineRun:
     seconds = max(done[-1].end for done in passes)
     idle = tuple(seconds - sum(t.end - t.start for t in done) for done in passes)
     return PipelineRun(stages=tuple(map(tuple, timed)), seconds=seconds, idle=idle)
+
+
+def _merged(
+    pair: Pair, start: float, seconds: float, work: Mapping[Word, Floats], stage: int
+) -> list[Timed]:
+    """The passes of a pair that takes so many seconds."""
+    ahead, back = pair
+    alone = [float(work[action.word][stage]) for action in pair]
+    middle = start + seconds * (alone[0] / sum(alone) if any(alone) else 0.0)
+    return [
+        Timed(action=ahead, start=start, end=middle),
+        Timed(action=back, start=middle, end=start + seconds),
+    ]
 
 
 def _travel(action: Action, times: Times) -> float:

@@ -55,7 +55,7 @@ class Call:
         }
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._coming: dict[Action, list[Arriving]] = {}
-        self._pass: _Pass | None = None
+        self._passes: frozenset[_Pass] = frozenset()
 
     def run(self, actions: Iterable[Action], *, keep: bool = False, summed: bool = True) -> None:
         """Execute actions in order.
@@ -64,11 +64,12 @@ class Call:
         wait as shares.
         """
         ahead = tuple(actions)
+        ends = {_pass_of(a): number for number, a in enumerate(ahead) if a.word in COMPUTING}
         try:
             for number, action in enumerate(ahead):
                 record(action)
-                if action.word in COMPUTING:
-                    self._expect(action, itertools.islice(ahead, number + 1, None))
+                if action.word in COMPUTING and _pass_of(action) not in self._passes:
+                    self._expect(itertools.islice(ahead, number, None), number, ends)
                 with at(action), named(action):
                     self._do(action, keep=keep, summed=summed)
             self._settle()
@@ -143,18 +144,26 @@ class Call:
         assert action.peer is not None
         return self.edges[min(action.chunk, action.peer), max(action.chunk, action.peer)]
 
-    def _expect(self, visit: Action, actions: Iterable[Action]) -> None:
-        """Begin to receive up to the next pass, so that messages come while this one computes."""
-        present_pass = _pass_of(visit)
-        # Its first visit has begun what comes: behind the last one a message would be late.
-        if self._pass == present_pass:
-            return
-        self._pass = present_pass
-        for action in actions:
-            if action.word in COMPUTING and _pass_of(action) != present_pass:
-                return
-            if action.word in RECEIVES:
+    def _expect(
+        self, actions: Iterable[Action], number: int, ends: Mapping[_Pass, int]
+    ) -> None:
+        """Begin to receive up to the next pass, so that messages come while this one computes.
+
+        `actions`: from the first visit of a pass on, which is action `number`. `ends`: the last
+        visits of all passes. Passes that take turns are one: behind their last visit a message
+        would be late.
+        """
+        present = set[_Pass]()
+        last = number
+        for place, action in enumerate(actions, number):
+            if action.word in COMPUTING:
+                if place > last:
+                    break
+                present.add(_pass_of(action))
+                last = max(last, ends[_pass_of(action)])
+            elif action.word in RECEIVES:
                 self._coming[action] = self._begin_receive(action)
+        self._passes = frozenset(present)
 
     def _begin_receive(self, action: Action) -> list[Arriving]:
         return self._edge(action).begin_receive(forward=action.word is Word.RECEIVE_FORWARD)

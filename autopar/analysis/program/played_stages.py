@@ -64,10 +64,11 @@ class PlayedStages:
             float(figures.handed[self.starts[number + 1]]) if number + 1 < chunks else 0.0
             for number in range(self.stages)
         ]
-        forward, backward, weight = map(
-            self.by_stage, (figures.forward, figures.backward, figures.weight)
+        forward, backward, weight, hidden = map(
+            self.by_stage, (figures.forward, figures.backward, figures.weight, figures.hidden)
         )
-        return Times.of(forward, backward, weight, message_seconds(places, handed))
+        sends = message_seconds(places, handed)
+        return Times.of(forward, backward, weight, sends, hidden=hidden)
 
     @cached_property
     def run(self) -> PipelineRun:
@@ -163,7 +164,14 @@ def stages_figures(
     program = execution(plan.assignment(analysis), analysis, inside).micro.program
     part = split_batch(analysis, inside.micro_batches) if inside.micro_batches > 1 else analysis
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=inside.unit_bytes)
-    return operator_costs(program, part, prices, optimizer=plan.model.optimizer, schedule=inside)
+    return operator_costs(
+        program,
+        part,
+        prices,
+        optimizer=plan.model.optimizer,
+        schedule=inside,
+        merges=inside.overlap_experts,
+    )
 
 
 def _starts(plan: Plan, analysis: Analysis) -> list[int]:

@@ -26,14 +26,14 @@ def _words(stage: int, stages: int, micro_batches: int, interleave: int) -> str:
     return turns(_warm(stage, stages, micro_batches, interleave), micro_batches * interleave)
 
 
-def _visits(stages: int, micro_batches: int, interleave: int) -> Visits:
+def visits(stages: int, micro_batches: int, interleave: int) -> Visits:
     """Groups of p micro-batches pass through chunk 0, then chunk 1, ..."""
     groups = range(0, micro_batches, stages)
     return [
-        (chunk, first + member)
+        (chunk, member)
         for first in groups
         for chunk in range(interleave)
-        for member in range(stages)
+        for member in range(first, min(first + stages, micro_batches))
     ]
 
 
@@ -139,7 +139,7 @@ SCHEDULE = PipelineSchedule(
     source="Narayanan et al., arXiv:2104.04473",
     year=2021,
     words=_words,
-    visits=_visits,
+    visits=visits,
     seconds=_seconds,
     bubble=lambda stages, weight, interleave: (stages - 1.0) / interleave,
     preferred=2,

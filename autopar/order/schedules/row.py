@@ -1,9 +1,9 @@
 """A pipeline schedule as one row of data: the order of a stage's passes, and what follows.
 
-The order of a stage is a word of the letters F, B, I, W (`autopar.order.actions`) and a list of
-visits, which are (chunk of the stage, micro-batch) pairs: the k-th forward pass makes the k-th
+The order of a stage is a word of the letters F, B, I, W (`autopar.order.actions`) and M, and a list
+of visits, which are (chunk of the stage, micro-batch) pairs: the k-th forward pass makes the k-th
 visit. Backward passes visit the chunks from the last to the first, and weight gradients follow the
-backward passes.
+backward passes. M is the next forward pass merged with the next backward pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.order.actions import Action, Word
+from autopar.order.actions import Action, Pair, Word
 from autopar.order.times import Times
 
 Visits = list[tuple[int, int]]
@@ -76,7 +76,7 @@ class PipelineSchedule:
 
     name, description, source, year   for people; schedules are listed by year and name
     words(stage, p, m, v)   the passes of a stage in order; I is a backward pass without weight
-                            gradients, W those gradients, B both together
+                            gradients, W those gradients, B both together, M an F and a B merged
     visits(p, m, v)         (chunk of the stage, micro-batch) of each forward pass, in order
     seconds(times, m, v)    a step of p > 1 stages in closed form
     bubble(p, w, v)         idle time of a stage in a step of equal stages without sends, in passes
@@ -111,6 +111,11 @@ class PipelineSchedule:
         """Whether weight gradients are passes of their own."""
         return "W" in self.words(0, 1, 1, 1)
 
+    @property
+    def merges(self) -> bool:
+        """Whether passes of two micro-batches are merged."""
+        return "M" in self.words(0, 1, 2, 1)
+
     def refusal(self, stages: int, micro_batches: int, interleave: int) -> str:
         """The reason against such a pipeline; empty if there is none."""
         if min(stages, micro_batches, interleave) < 1:
@@ -126,16 +131,20 @@ class PipelineSchedule:
 
     def order(
         self, stage: int, stages: int, micro_batches: int, interleave: int = 1
-    ) -> list[Action]:
+    ) -> list[Action | Pair]:
         """The passes of a stage."""
         visits = self.visits(stages, micro_batches, interleave)
         back = [(interleave - 1 - chunk, k) for chunk, k in visits]
         coming = {"F": iter(visits), "B": iter(back), "I": iter(back), "W": iter(back)}
-        passes = []
-        for letter in self.words(stage, stages, micro_batches, interleave):
+
+        def following(letter: str) -> Action:
             chunk, k = next(coming[letter])
-            passes.append(Action(word=Word(letter), chunk=chunk * stages + stage, micro_batch=k))
-        return passes
+            return Action(word=Word(letter), chunk=chunk * stages + stage, micro_batch=k)
+
+        return [
+            (following("F"), following("B")) if letter == "M" else following(letter)
+            for letter in self.words(stage, stages, micro_batches, interleave)
+        ]
 
     def alive(self, stage: int, stages: int, micro_batches: int, interleave: int) -> int:
         """The most chunk passes that hold activations at once.
@@ -143,8 +152,8 @@ class PipelineSchedule:
         A pass holds them from its forward pass to W, or to B where W is no pass of its own.
         """
         # As an array of bytes, as there may be thousands of micro-batches with two letters or more.
-        words = np.frombuffer(
-            self.words(stage, stages, micro_batches, interleave).encode("ascii"), dtype=np.uint8
-        )
+        # While passes are merged, all that both hold is there.
+        text = self.words(stage, stages, micro_batches, interleave).replace("M", "FB")
+        words = np.frombuffer(text.encode("ascii"), dtype=np.uint8)
         frees = ord("W" if self.splits else "B")
         return int(np.cumsum((words == ord("F")).astype(np.int64) - (words == frees)).max())

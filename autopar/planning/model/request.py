@@ -55,7 +55,8 @@ class Request:
     state of all parameters in the host's memory. `hosted`: the parameters with their state there,
     if these are fixed. `space`: the part of the space that is searched (None: all of it).
     `schedule`, `interleave`: the schedule, and its chunks a stage. `overlap_experts`: whether
-    passes of two micro-batches are merged, so that exchanges of experts run under them.
+    passes of two micro-batches are merged, so that exchanges of experts run under them (None: where
+    that is faster and fits).
     """
 
     cluster: Cluster
@@ -113,16 +114,22 @@ class Request:
             raise UsageError(f"--offload optimizer: {self._why_not_offloaded()}")
 
     def _require_passes_to_merge(self) -> None:
-        if not self.overlap_experts:
-            return
-        if not self.train:
+        if self.overlap_experts and not self.train:
             raise UsageError("--overlap-experts on: an inference has no backward passes")
-        for what, value in (("stages", self.stages), ("micro-batches", self.micro_batches)):
-            if value is None or (value == 1) != (what == "stages"):
-                raise UsageError(
-                    "--overlap-experts on merges passes of two micro-batches of one stage: say "
-                    "--stages 1 and how many --micro-batches, two or more"
-                )
+        if self.overlap_experts and (self.stages is None or self.micro_batches in (None, 1)):
+            raise UsageError(
+                "--overlap-experts on merges passes of two micro-batches: say how many --stages "
+                "and --micro-batches there are, two or more of the latter"
+            )
+        if self.overlap_experts and self.stages == 1:
+            return
+        if self.schedule in SCHEDULES and not self.schedules:
+            merging = [name for name, row in SCHEDULES.items() if row.merges]
+            raise UsageError(
+                f"--schedule {self.schedule} with --overlap-experts "
+                f"{'on' if self.overlap_experts else 'off'}: stages merge passes under "
+                f"{' or '.join(merging)} alone"
+            )
 
     def _why_not_offloaded(self) -> str:
         if not self.train or optimizer_named(self.optimizer).states == 0:
@@ -135,7 +142,10 @@ class Request:
     def schedules(self) -> tuple[str, ...]:
         """The pipeline schedules to try."""
         named = tuple(SCHEDULES) if self.space is None else self.space.schedules
-        return named if self.schedule is None else (self.schedule,)
+        if self.schedule is not None:
+            named = (self.schedule,)
+        merges = self.overlap_experts
+        return tuple(name for name in named if merges in (None, SCHEDULES[name].merges))
 
     @property
     def has_host(self) -> bool:

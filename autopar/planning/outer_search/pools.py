@@ -17,7 +17,7 @@ from autopar.planning.programs.merged_passes import exchanges_rows, merged_forms
 from autopar.planning.programs.priced_program import PricedProgram
 from autopar.planning.programs.rank import first_of
 from autopar.planning.space.candidates import micro_batches_to_try
-from autopar.planning.stages.staged_program import StagedProgram, interleaved
+from autopar.planning.stages.staged_program import StagedProgram, with_more_in_flight
 from autopar.sharding.mesh import Mesh
 
 from .best_first import BestFirst
@@ -130,7 +130,7 @@ def _over_all(
         return []
     best = first_of([*programs, *more])
     if isinstance(best, StagedProgram):
-        more.append(interleaved(best, search.request, always=search.solver.always))
+        more.append(with_more_in_flight(best, search.request, always=search.solver.always))
     # Axes of a space differ in what they do.
     elif search.request.mesh is None and search.request.space is None:
         more += _with_joined_axes(searches, best)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.order.schedules import schedule_named
 from autopar.plan_parts import Predicted
 from autopar.planning.stages import StagedProgram
 from autopar.planning.stages.stage import Stage, once_of
@@ -59,7 +60,8 @@ def _of_stages(best: StagedProgram) -> Predicted:
     once = _sum(slowest, "once")
     cluster = best.parts[0].group.cluster
     exposed = once - once_of(slowest, best.schedule.unit_bytes, cluster).hidden
-    busy = forward + backward + update + exposed
+    merged = _pairs(best, groups.index(slowest)) * _sum(slowest, "hidden") / pipeline.interleave
+    busy = forward + backward - merged + update + exposed
     # The times of passes include their communication, which a plan lists apart.
     computed = 1 - moved / (forward + backward) if moved else 1.0
     memory = _sum(fullest, "memory")
@@ -70,7 +72,7 @@ def _of_stages(best: StagedProgram) -> Predicted:
         backward=computed * backward,
         update=update,
         communication=moved + once,
-        overlapped=once - exposed,
+        overlapped=once - exposed + merged,
         bubble=max(pipeline.step - busy, 0.0),
         memory=memory,
         memory_parts={"stored": stored, "activations": memory - stored},
@@ -78,6 +80,14 @@ def _of_stages(best: StagedProgram) -> Predicted:
         host_memory=max(of_operators(chunks, "host") for chunks in groups),
         streamed=of_operators(slowest, "streamed"),
     )
+
+
+def _pairs(best: StagedProgram, stage: int) -> int:
+    """The merged passes of a stage in a step, each of one chunk."""
+    pipeline = best.pipeline
+    row = schedule_named(pipeline.schedule)
+    count = best.schedule.micro_batches
+    return row.words(stage, best.stages, count, pipeline.interleave).count("M")
 
 
 def _sum(chunks: Sequence[Stage], name: str) -> float:

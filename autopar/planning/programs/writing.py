@@ -10,6 +10,7 @@ from autopar.costmodel.step.estimate import collective_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import Graph
 from autopar.order.scheduled import scheduled
+from autopar.order.schedules import schedule_named
 from autopar.plan import Plan, as_text
 from autopar.plan_parts import (
     AxisSpec,
@@ -240,10 +241,17 @@ def _schedule(best: PricedProgram | StagedProgram) -> SchedulePlan:
             "accumulated": s.accumulated,
         }
         | {"unit_bytes": s.unit_bytes, "prefetch": s.prefetch, "reductions": asdict(s.reductions)}
-        | {"overlap_experts": s.overlap_experts}
+        | {"overlap_experts": _merges(best)}
         | pipeline
         | types
     )
+
+
+def _merges(best: PricedProgram | StagedProgram) -> bool:
+    """Whether passes of two micro-batches are merged."""
+    if isinstance(best, StagedProgram):
+        return schedule_named(best.pipeline.schedule).merges
+    return best.schedule.overlap_experts
 
 
 def _stages(best: StagedProgram, whole: Analysis) -> Iterator[StagePlan]:
@@ -268,6 +276,7 @@ def _stages(best: StagedProgram, whole: Analysis) -> Iterator[StagePlan]:
             forward=stage.forward,
             backward=stage.backward,
             memory=stage.memory,
+            hidden=stage.hidden,
             moved=count * stage.moved,
             once=stage.once,
             handed=size,

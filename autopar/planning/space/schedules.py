@@ -45,13 +45,22 @@ def thrifty(pipeline: str | None, stages: int, micro_batches: int) -> str:
 def schedules_of(
     folded: FoldedModel, request: Request, stages: int, micro_batches: int
 ) -> tuple[tuple[str, int], ...]:
-    """The possible (schedule, interleave) pairs of a request for so many stages."""
+    """The possible (schedule, interleave) pairs of a request for so many stages.
+
+    Tables do not know what merged passes hide. Without that they are no faster than others, so they
+    are left out where others are possible.
+    """
     return tuple(
         schedules_for(
             stages,
             micro_batches,
             pieces=len(folded.cuts),
-            names=request.schedules,
+            names=without_merged(request.schedules),
             interleave=request.interleave,
         )
     )
+
+
+def without_merged(names: Collection[str]) -> Collection[str]:
+    """The schedules that do not merge passes, or all if there are no others."""
+    return [name for name in names if not SCHEDULES[name].merges] or names

@@ -119,11 +119,11 @@ class Cutter:
         return best
 
     def could_be_faster(self, schedules: Iterable[tuple[str, int]], pipeline: Pipeline) -> bool:
-        """Return whether an interleaved schedule that did not fit may be 1 % faster."""
-        return pipeline.interleave == 1 and any(
-            self.ideal(name, chunks) < 0.99 * pipeline.step
+        """Return whether a schedule that keeps more in flight, and did not fit, may be 1 % faster."""
+        own = max(self._flying(pipeline.schedule, pipeline.interleave))
+        return any(
+            max(self._flying(name, chunks)) > own and self.ideal(name, chunks) < 0.99 * pipeline.step
             for name, chunks in schedules
-            if chunks > 1
         )
 
     def cut(self, schedule: str, interleave: int) -> Pipeline | None:
@@ -153,9 +153,9 @@ class Cutter:
             [float(np.min([getattr(kind, name) for kind in kinds], axis=0).sum()) / stages] * stages
             for name in ("forward", "backward", "weight")
         )
-        seconds = step_seconds(
-            schedule, Times.of(forward, backward, weight), self.count, interleave
-        )
+        hidden = float(np.max([kind.hidden for kind in kinds], axis=0).sum()) / stages
+        times = Times.of(forward, backward, weight, hidden=min(hidden, forward[0] + backward[0]))
+        seconds = step_seconds(schedule, times, self.count, interleave)
         busy = self.count * (forward[0] + backward[0])
         return shared_seconds(self.places[0].cluster, seconds, [busy])
 
@@ -200,12 +200,12 @@ class Cutter:
             for number, (i, j) in enumerate(itertools.pairwise(cuts))
         ]
         held = [chunks[stage::stages] for stage in range(stages)]
-        forward, backward, weight = (
+        forward, backward, weight, hidden = (
             [math.fsum(getattr(chunk, name) for chunk in own) for own in held]
-            for name in ("forward", "backward", "weight")
+            for name in ("forward", "backward", "weight", "hidden")
         )
         send = message_seconds(self.places, self._handed(chunks))
-        times = Times.of(forward, backward, weight, send)
+        times = Times.of(forward, backward, weight, send, hidden=hidden)
         seconds = step_seconds(schedule, times, self.count, interleave)
         cluster = self.places[0].cluster
         once = [once_of(own, self.unit_bytes, cluster) for own in held]

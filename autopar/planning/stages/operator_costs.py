@@ -17,6 +17,7 @@ from autopar.costmodel.step.casts import cast_seconds
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.host_offload import state_bytes, streamed_update
 from autopar.costmodel.step.matrix_updates import Share, share_of
+from autopar.costmodel.step.merged_pair import hidden_by_layer
 from autopar.costmodel.step.mesh_prices import (
     MeshPrices,
     optimizer_of,
@@ -54,6 +55,7 @@ class OperatorCosts:
 
     - `forward`, `backward`: of both passes.
     - `weight`: the part of `backward` for gradients of weights.
+    - `hidden`: by which both passes are shorter where they are merged.
     - `moved`: the part of both passes for collectives.
 
     Seconds of a step:
@@ -77,6 +79,7 @@ class OperatorCosts:
     forward: Floats
     backward: Floats
     weight: Floats
+    hidden: Floats
     moved: Floats
     once: Floats
     gather: Floats
@@ -102,9 +105,18 @@ class OperatorCosts:
 
 
 def operator_costs(
-    program: Program, analysis: Analysis, prices: MeshPrices, *, optimizer: str, schedule: Schedule
+    program: Program,
+    analysis: Analysis,
+    prices: MeshPrices,
+    *,
+    optimizer: str,
+    schedule: Schedule,
+    merges: bool = False,
 ) -> OperatorCosts:
-    """Return the costs of the operators of a program of one micro-batch under a schedule."""
+    """Return the costs of the operators of a program of one micro-batch under a schedule.
+
+    `merges`: whether passes may be merged; otherwise nothing is `hidden`.
+    """
     costed = CostedProgram.of(program, analysis, prices, optimizer, schedule)
     saved, excess = saved_and_excess(costed)
     count = len(program.graph.operators)
@@ -112,6 +124,7 @@ def operator_costs(
         forward=np.zeros(count),
         backward=np.zeros(count),
         weight=np.zeros(count),
+        hidden=np.zeros(count),
         moved=np.zeros(count),
         once=np.zeros(count),
         gather=np.zeros(count),
@@ -128,6 +141,9 @@ def operator_costs(
         handed=handed_bytes(costed),
     )
     _Adder(costed, costs).add_all()
+    if merges:
+        for name, seconds in hidden_by_layer(program, analysis, prices, schedule).items():
+            costs.hidden[costed.places[name]] = seconds
     add_copies(costed, costs.stored)
     return costs
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
+from autopar.order.schedules import SCHEDULES
 from autopar.planning.model import Request
-from autopar.planning.space.schedules import schedules_for
+from autopar.planning.space.schedules import schedules_for, without_merged
 from autopar.planning.tables import Tables, decode
 from autopar.search import Solution
 from autopar.sharding.mesh import Mesh
@@ -88,6 +89,7 @@ class Terms:
             tables.prices,
             optimizer=tables.optimizer,
             schedule=self.schedule,
+            merges=any(SCHEDULES[name].merges for name in self.request.schedules),
         )
         return Part(
             group=group,
@@ -118,6 +120,10 @@ class Terms:
             places += part.group.places()
             limits += [self.room(part.group)] * stages
             hosts += [self.request.host_on(part.group.cluster)] * stages
+        names = self.request.schedules
+        # Merging passes keeps more in flight, and is for what hides under them.
+        if not any(part.figures.hidden.any() for part in parts):
+            names = without_merged(names)
         count = self.schedule.micro_batches
         cuts = self.request.space.cuts if self.request.space is not None else None
         costs = PieceCosts(figures, count, cuts)
@@ -126,7 +132,7 @@ class Terms:
             len(places),
             count,
             pieces=len(cutter.pieces) - 1,
-            names=self.request.schedules,
+            names=names,
             interleave=self.request.interleave,
         )
         return cutter, list(schedules)

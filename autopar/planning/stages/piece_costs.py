@@ -21,7 +21,10 @@ from .stage import Stage
 from .stage_memory import Ints, StageMemory
 
 Floats = NDArray[np.float64]
-SUMMED = ("forward", "backward", "weight", "once", "gather", "travel", "update", "moved")
+SUMMED = (
+    *("forward", "backward", "weight", "hidden"),
+    *("once", "gather", "travel", "update", "moved"),
+)
 """The figures of a stage that are sums over its operators."""
 
 

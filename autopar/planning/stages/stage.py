@@ -25,6 +25,7 @@ class Stage:
     forward: float
     backward: float
     weight: float
+    hidden: float
     once: float
     gather: float
     travel: float

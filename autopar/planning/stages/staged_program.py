@@ -27,8 +27,8 @@ TRIES = 5
 """How often the groups are solved until a cut fits, and the limit of their tables is near."""
 ROOMY = 4.0
 """A pipeline that fits so many times into the memory is as fast without a limit."""
-INTERLEAVED_ROUNDS = 2
-"""How often the groups are solved again so that an interleaved schedule fits."""
+FASTER_ROUNDS = 2
+"""How often the groups are solved again so that a schedule with more in flight fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -160,10 +160,12 @@ def _without_waste(best: StagedProgram, terms: Terms) -> StagedProgram:
     return replace(best, parts=parts, pipeline=pipeline, schedule=schedule)
 
 
-def interleaved(staged: StagedProgram, request: Request, *, always: float) -> StagedProgram:
-    """Return a pipeline under a faster interleaved schedule, if thriftier strategies admit one.
+def with_more_in_flight(
+    staged: StagedProgram, request: Request, *, always: float
+) -> StagedProgram:
+    """Return a pipeline under a faster schedule, if thriftier strategies admit one.
 
-    Interleaved schedules keep more micro-batches in flight.
+    Interleaved schedules, and those that merge passes, keep more micro-batches in flight.
     """
     terms = Terms(request=request, schedule=staged.schedule, always=always)
     best = staged
@@ -175,10 +177,10 @@ def interleaved(staged: StagedProgram, request: Request, *, always: float) -> St
     ]
     allowed = [math.inf] * len(parts)
     cutter, schedules = terms.cutter(parts)
-    for _ in range(INTERLEAVED_ROUNDS):
+    for _ in range(FASTER_ROUNDS):
         if not cutter.could_be_faster(schedules, best.pipeline):
             break
-        # An interleaved schedule keeps more in flight, so its strategies have to keep less.
+        # With more in flight, strategies have to keep less.
         allowed = tighter(groups, used(parts, allowed), 0.0)
         try:
             solutions = _solutions(offered, allowed, request)

@@ -165,8 +165,9 @@ def _of_stages(plan: Plan) -> Timeline:
         # A multiple of the stages, which the interleaved order needs.
         count = min(count, max(stages, MOST_PASSES // chunks // stages * stages))
     parts = [plan.stages[number::stages] for number in range(stages)]
-    forward, backward = (
-        [sum(getattr(s, name) for s in held) for held in parts] for name in ("forward", "backward")
+    forward, backward, hidden = (
+        [sum(getattr(s, name) for s in held) for held in parts]
+        for name in ("forward", "backward", "hidden")
     )
     sends = [held[0].send for held in parts]
     train = plan.model.mode == "train"
@@ -178,7 +179,7 @@ def _of_stages(plan: Plan) -> Timeline:
     # product, which has one product for each of its two gradients.
     run = simulate(
         orders,
-        Times.of(forward, backward, [seconds / 2 for seconds in backward], sends),
+        Times.of(forward, backward, [seconds / 2 for seconds in backward], sends, hidden=hidden),
         schedule.interleave,
     )
     events = pipeline_events(run)

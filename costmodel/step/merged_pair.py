@@ -1,0 +1,81 @@
+"""The seconds that two passes take less where they are merged, each under the other's exchanges.
+
+A forward pass and the backward pass of another micro-batch are played on the streams of a device,
+one after the other and merged. The difference is dealt out to the layers of experts that are apart,
+by the seconds of their exchanges, so that a stage that holds some of them hides their shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from autopar.order.actions import Action, Word
+from autopar.order.beside import travels
+from autopar.order.passes import Passes, expand
+from autopar.order.scheduled import Scheduled, scheduled
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.program import Compute, Program, operator_collectives
+from autopar.sharding.schedule import Schedule
+
+from .estimate import collective_seconds, seconds_of_steps
+from .issuer import Issuer
+from .mesh_prices import MeshPrices
+from .pass_player import PassPlayer, Seconds
+from .reasons import Reason
+from .shared_cores import hides
+from .streams import Clock
+from .timeline import SLOWDOWN
+
+AHEAD = Action(word=Word.FORWARD, micro_batch=1)
+BACK = Action(word=Word.BACKWARD, micro_batch=0)
+
+
+def hidden_by_layer(
+    program: Program, analysis: Analysis, prices: MeshPrices, schedule: Schedule
+) -> Mapping[str, float]:
+    """Seconds that merging saves of a micro-batch's passes, by the name of the layer of experts.
+
+    Where a rank has no core of its own nothing hides.
+    """
+    mesh = prices.mesh.shape
+    if not hides(prices.cluster) or not any(travels(step, mesh) for step in program.steps):
+        return {}
+    alone, merged = (
+        scheduled(program, replace(schedule, micro_batches=2, overlap_experts=merges))
+        for merges in (False, True)
+    )
+    exchanged = {
+        step.operator.name: math.fsum(
+            collective_seconds(c, prices)
+            for c in operator_collectives(
+                program.graph, step, mesh, program.assignment.gradients
+            )
+        )
+        for segment in merged.segments
+        for index in segment.working
+        if isinstance(step := program.steps[index], Compute)
+    }
+    seconds = seconds_of_steps(analysis, prices)
+    before = _played(alone, prices, seconds, [AHEAD, BACK])
+    saved = before - _played(merged, prices, seconds, [(AHEAD, BACK)])
+    total = math.fsum(exchanged.values())
+    # What is slowed down by the exchanges may be more than what they hide.
+    return {name: max(saved, 0.0) * own / total for name, own in exchanged.items() if total}
+
+
+def _played(
+    plan: Scheduled, prices: MeshPrices, seconds: Callable[[Compute], Seconds], passes: Passes
+) -> float:
+    """Seconds of passes, without what is done to parameters."""
+    groups = plan.value_groups()
+    uses = {prices.mesh.name(axes): prices.uses(axes) for axes in sorted(groups)}
+    clock = Clock(SLOWDOWN[prices.cluster.backend], uses)
+    player = PassPlayer(plan, Issuer(prices, clock, Reason.VALUES), seconds)
+    for action in expand({0: plan}, passes, prefetch=plan.schedule.prefetch):
+        if action.segment is None:
+            continue
+        play = player.ahead if action.word is Word.FORWARD else player.back
+        play(plan.segments[action.segment], action.micro_batch or 0)
+    return clock.now
