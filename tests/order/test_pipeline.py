@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import UsageError
-from autopar.order.actions import Action, Word
+from autopar.order.actions import Action, Pair, Word, one_by_one
 from autopar.order.pipeline import as_csv, neighbours, pipeline_order
 from autopar.order.playing import OrderError, check_order, play
 from autopar.order.schedules import SCHEDULES
@@ -54,16 +54,17 @@ def test_every_order_runs_to_its_end(data: st.DataObject, pipeline: Pipeline, tr
     sent = sorted(
         (a.word, a.chunk, a.peer, a.micro_batch)
         for order in orders
-        for a in order
+        for a in one_by_one(order)
         if a.word in SENDS
     )
     ahead = [(Word.SEND_FORWARD, a, b, k) for a, b in across for k in range(m)]
     back = [(Word.SEND_BACKWARD, b, a, k) for a, b in across for k in range(m)]
     assert sent == sorted(ahead + back if train else ahead)
     for stage, order in enumerate(orders):
-        passes = [a for a in order if a.peer is None]
+        passes = [a for a in order if not isinstance(a, Action) or a.peer is None]
         planned = SCHEDULES[name].order(stage, p, m, v)
-        assert passes == (planned if train else [a for a in planned if a.word is Word.FORWARD])
+        ahead = [a for a in one_by_one(planned) if a.word is Word.FORWARD]
+        assert passes == (planned if train else ahead)
 
 
 @given(data=st.data(), pipeline=pipelines())
@@ -75,7 +76,16 @@ def test_messages_follow_the_pass_that_makes_them_and_are_received_when_one_is_n
     edges = data.draw(webs(p * v))
     for order in pipeline_order(name, p, m, v, edges=edges):
         for before, after in pairwise(order):
-            if after.word in SENDS:
+            # A pair sends behind both passes, and receives before both.
+            if not isinstance(before, Action) or not isinstance(after, Action):
+                message = before if isinstance(before, Action) else after
+                pair = after if message is before else before
+                own = [(a.chunk, a.micro_batch) for a in one_by_one([pair])]
+                if isinstance(message, Action) and message.peer is not None:
+                    assert (message.chunk, message.micro_batch) in own
+                continue
+            behind_pair = before.word is Word.SEND_FORWARD and after.word is Word.SEND_BACKWARD
+            if after.word in SENDS and not behind_pair:
                 assert (before.chunk, before.micro_batch) == (after.chunk, after.micro_batch)
                 assert before.word in (
                     after.word,
@@ -83,7 +93,7 @@ def test_messages_follow_the_pass_that_makes_them_and_are_received_when_one_is_n
                 )
             if before.word in RECEIVES and after.word not in RECEIVES:
                 assert (before.chunk, before.micro_batch) == (after.chunk, after.micro_batch)
-        assert not order or order[-1].word not in RECEIVES
+        assert not order or all(a.word not in RECEIVES for a in one_by_one(order[-1:]))
 
 
 def test_a_value_that_skips_a_stage_is_received_in_the_order_of_its_sender() -> None:
@@ -123,13 +133,13 @@ def test_torch_reads_and_plays_the_order(name: str, p: int, m: int, v: int) -> N
         for stage, line in enumerate(lines)
     }
     for stage, order in enumerate(orders):
-        expected = [(a.chunk, a.word.value, a.micro_batch) for a in order]
+        expected = [(a.chunk, a.word.value, a.micro_batch) for a in one_by_one(order)]
         assert [
             (a.stage_index, a.computation_type.value, a.microbatch_index) for a in read[stage]
         ] == expected
     played = schedules._simulate_comms_compute(read, lambda chunk: chunk % p, p * v)
     assert sum(action is not None for done in played.values() for action in done) == sum(
-        map(len, orders)
+        len(list(one_by_one(order))) for order in orders
     )
 
 
@@ -146,6 +156,12 @@ def _read(text: str) -> Action:
     return Action(
         word=word, chunk=int(chunk), micro_batch=int(number), peer=int(peer) if peer else None
     )
+
+
+def _item(text: str) -> Action | Pair:
+    """An action, or a pair with a plus between its passes."""
+    first, plus, second = text.partition("+")
+    return (_read(first), _read(second)) if plus else _read(text)
 
 
 WRONG = {
@@ -181,6 +197,8 @@ WRONG = {
         ["0F0 0SEND_F0>1 0RECV_B0>1 0B0", "1RECV_F0>0 1F0 1SEND_B0>0 1B0"],
         "1SEND_B0>0 before 1B0 or 1I0",
     ),
+    "a pass merged with its own backward pass": (["0F0+0B0"], "stage 0 runs 0B0 before 0F0"),
+    "merged with the pass that it needs": (["0F0+1F0"], "stage 0 runs 1F0 before 0F0"),
     "two homes": (["0F0", "0F1"], "chunk 0 is on stage 0 and on stage 1"),
     "nobody": (["0F0 0SEND_F0>7"], "0SEND_F0>7 leads to chunk 7, which no stage holds"),
     "no peer": (["0F0 0SEND_F0"], "0SEND_F0 does not say with which chunk"),
@@ -190,8 +208,9 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_an_order_that_cannot_be_run_is_an_error(case: str) -> None:
     lines, words = WRONG[case]
+    orders = [[_item(text) for text in line.split()] for line in lines]
     with pytest.raises(OrderError, match=words):
-        check_order([[_read(text) for text in line.split()] for line in lines], neighbours(3))
+        check_order(orders, neighbours(3))
 
 
 def test_what_cannot_be_ordered_is_an_error() -> None:

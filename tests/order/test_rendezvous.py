@@ -7,13 +7,13 @@ one queue for both directions most of them stand still.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
-from autopar.order.actions import Action, Word
+from autopar.order.actions import Word, one_by_one
 from autopar.order.pipeline import neighbours, pipeline_order
-from autopar.order.playing import SENDS
+from autopar.order.playing import SENDS, Orders
 from autopar.order.schedules import SCHEDULES
 
 Queue = Callable[[int, int], Hashable]
@@ -32,8 +32,9 @@ def a_pair(source: int, target: int) -> Hashable:
     return min(source, target), max(source, target)
 
 
-def left_over(orders: Sequence[Sequence[Action]], queue: Queue) -> int:
+def left_over(given: Orders, queue: Queue) -> int:
     """The number of actions that never begin; stages go on behind sends, not behind receives."""
+    orders = [list(one_by_one(order)) for order in given]
     stages = len(orders)
     places = [0] * stages
     queues: dict[tuple[Hashable, int], deque[Waiting]] = {}
@@ -104,4 +105,4 @@ def test_with_one_queue_for_both_directions_most_stand_still(name: str) -> None:
     interleave = 2 if SCHEDULES[name].chunks else 1
     orders = pipeline_order(name, 4, 8, interleave, edges=neighbours(4 * interleave))
     assert bool(left_over(orders, a_pair)) == (name != "gpipe")
-    assert Word.SEND_BACKWARD in {action.word for order in orders for action in order}
+    assert Word.SEND_BACKWARD in {a.word for order in orders for a in one_by_one(order)}
