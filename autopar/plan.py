@@ -311,10 +311,10 @@ class Plan(Part):
         """Raise a `PlanError` unless the pipeline merges passes where the plan says so."""
         said = self.schedule.overlap_experts
         if said != schedule_named(self.schedule.pipeline).merges:
-            merging = [row.name for row in SCHEDULES.values() if row.merges]
+            names = " or ".join(row.name for row in SCHEDULES.values() if row.merges)
             raise PlanError(
                 f"the plan's schedule has overlap_experts={str(said).lower()} and the pipeline "
-                f"{self.schedule.pipeline!r}: stages merge passes under {' or '.join(merging)} alone"
+                f"{self.schedule.pipeline!r}: stages merge passes under {names} alone"
             )
 
     def execution(self, analysis: Analysis) -> Execution:

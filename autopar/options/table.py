@@ -281,11 +281,11 @@ PINS = (
     Option(
         name="overlap_experts",
         choices=("on", "off"),
-        help="each backward pass merged with the forward pass of the next micro-batch, so that the "
-        "all-to-alls of experts run under them: on (with --stages 1 and --micro-batches), off "
+        help="each backward pass merged with the forward pass of another micro-batch, so that the "
+        "all-to-alls of experts run under them: on (with --stages and --micro-batches), off "
         "(default: on where it is faster and fits)",
-        told='"on" merges each backward pass with the forward pass of the next micro-batch, so '
-        "that the all-to-alls of experts run under them (with `stages=1` and `micro_batches`); "
+        told='"on" merges each backward pass with the forward pass of another micro-batch, so '
+        "that the all-to-alls of experts run under them (with `stages` and `micro_batches`); "
         '"off" does not; by default on where it is faster and fits',
     ),
     Option(

@@ -77,7 +77,9 @@ def with_messages(passes: Orders, edges: Edges) -> list[list[Action | Pair]]:
     for stage, order in enumerate(passes):
         actions: list[Action | Pair] = []
         for item in order:
-            for receive in (one for action in one_by_one([item]) for one in _receives(action, hands)):
+            for receive in (
+                one for action in one_by_one([item]) for one in _receives(action, hands)
+            ):
                 actions += links[stage_of_peer(receive, hands.stages), stage].upto(receive)
             actions.append(item)
             actions += (send for action in one_by_one([item]) for send in _sends(action, hands))

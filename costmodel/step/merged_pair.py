@@ -49,26 +49,24 @@ def hidden_by_layer(
     exchanged = {
         step.operator.name: math.fsum(
             collective_seconds(c, prices)
-            for c in operator_collectives(
-                program.graph, step, mesh, program.assignment.gradients
-            )
+            for c in operator_collectives(program.graph, step, mesh, program.assignment.gradients)
         )
         for segment in merged.segments
         for index in segment.working
         if isinstance(step := program.steps[index], Compute)
     }
     seconds = seconds_of_steps(analysis, prices)
-    before = _played(alone, prices, seconds, [AHEAD, BACK])
-    saved = before - _played(merged, prices, seconds, [(AHEAD, BACK)])
+    before = passes_seconds(alone, prices, seconds, [AHEAD, BACK])
+    saved = before - passes_seconds(merged, prices, seconds, [(AHEAD, BACK)])
     total = math.fsum(exchanged.values())
     # What is slowed down by the exchanges may be more than what they hide.
     return {name: max(saved, 0.0) * own / total for name, own in exchanged.items() if total}
 
 
-def _played(
+def passes_seconds(
     plan: Scheduled, prices: MeshPrices, seconds: Callable[[Compute], Seconds], passes: Passes
 ) -> float:
-    """Seconds of passes, without what is done to parameters."""
+    """Seconds of passes played one after the other, without what is done to parameters."""
     groups = plan.value_groups()
     uses = {prices.mesh.name(axes): prices.uses(axes) for axes in sorted(groups)}
     clock = Clock(SLOWDOWN[prices.cluster.backend], uses)

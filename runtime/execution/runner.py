@@ -144,9 +144,7 @@ class Call:
         assert action.peer is not None
         return self.edges[min(action.chunk, action.peer), max(action.chunk, action.peer)]
 
-    def _expect(
-        self, actions: Iterable[Action], number: int, ends: Mapping[_Pass, int]
-    ) -> None:
+    def _expect(self, actions: Iterable[Action], number: int, ends: Mapping[_Pass, int]) -> None:
         """Begin to receive up to the next pass, so that messages come while this one computes.
 
         `actions`: from the first visit of a pass on, which is action `number`. `ends`: the last

@@ -39,14 +39,26 @@ FEASIBLE = 1e30
 """Prices above it mark pairs of choices that exclude each other."""
 
 
-def request(sizes: Sequence[int], *, train: bool, optimizer: str = "adamw") -> Request:
-    """Planning for a mesh of these sizes on one cluster of GPUs."""
-    cluster = load_cluster("dgx-h100").sized(math.prod(sizes))
+def request(
+    sizes: Sequence[int],
+    *,
+    train: bool,
+    optimizer: str = "adamw",
+    stages: int | None = None,
+    **options: Any,
+) -> Request:
+    """Planning for a mesh of these sizes, or stages of it, on one cluster of GPUs."""
+    cluster = load_cluster("dgx-h100").sized((stages or 1) * math.prod(sizes))
     levels = bind_axes(cluster, tuple(sizes))
     assert levels is not None
     mesh = name_axes(cluster, tuple(sizes), levels)
     return Request(
-        cluster=cluster, train=train, optimizer=optimizer if train else "none", mesh=mesh
+        cluster=cluster,
+        train=train,
+        optimizer=optimizer if train else "none",
+        mesh=mesh,
+        stages=stages,
+        **options,
     )
 
 

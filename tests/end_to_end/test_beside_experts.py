@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,9 +59,19 @@ def folder_of_configurations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def _plan(model: LoadedModel, sizes: Sequence[int], option: str) -> Plan:
+STAGED = [
+    ("qwen2_moe", (2,), "e+t", {"stages": 2, "micro_batches": 4, "interleave": 2}),
+    ("qwen2_moe", (2,), "e+t", {"stages": 2, "micro_batches": 4, "zero": 3}),
+    ("qwen2_moe", (2, 2), "e+t f", {"stages": 2, "micro_batches": 2}),
+    ("deepseek_v3", (2, 2), "e+t:once e+t:once", {"stages": 2, "micro_batches": 2}),
+    ("qwen2_moe", (2,), "e+t", {"stages": 4, "micro_batches": 8}),
+]
+"""Kinds of models in stages that merge passes: the mesh of a stage, its layers' options there."""
+
+
+def _plan(model: LoadedModel, sizes: Sequence[int], option: str, **options: Any) -> Plan:
     """The plan in which all layers of experts take these options."""
-    wanted = request(sizes, train=True, optimizer="sgd")
+    wanted = request(sizes, train=True, optimizer="sgd", **options)
     assert wanted.mesh is not None
     names = [axis.name for axis in wanted.mesh.axes]
     pins = Pins(operators={"*experts/experts": dict(zip(names, option.split(), strict=True))})
@@ -69,13 +80,12 @@ def _plan(model: LoadedModel, sizes: Sequence[int], option: str) -> Plan:
 
 def _layers(model: LoadedModel, plan: Plan) -> tuple[int, int, int]:
     """The layers of experts beside which others run, those apart from others, and all layers."""
-    micro = plan.execution(analyse(model.graph, train=True)).micro
-    works = [
-        works_before(micro.program, segment.steps, segment.working) for segment in micro.segments
-    ]
+    chunks = plan.execution(analyse(model.graph, train=True)).chunks
+    segments = [(chunk.micro.program, s) for chunk in chunks for s in chunk.micro.segments]
+    works = [works_before(program, s.steps, s.working) for program, s in segments]
     return (
         sum(len(layers) for work in works for layers in work.values()),
-        sum(len(segment.working) for segment in micro.segments),
+        sum(len(segment.working) for _, segment in segments),
         sum(op.kind == "autopar.experts" for op in model.graph.operators),
     )
 
@@ -94,6 +104,42 @@ def _checked(folder: Path, kind: str, sizes: Sequence[int], option: str, number:
 @pytest.mark.parametrize("number", [0, 3])
 def test_one_device_is_equalled(folder: Path, number: int) -> None:
     _checked(folder, "qwen2_moe", (2,), "e+t", number)
+
+
+def _checked_in_stages(
+    folder: Path, kind: str, sizes: Sequence[int], option: str, options: Mapping[str, int]
+) -> None:
+    model = _model(folder, kind)
+    plan = _plan(model, sizes, option, overlap_experts=True, **{"interleave": 1} | options)
+    assert plan.schedule.pipeline == "merged_1f1b"
+    beside, apart, layers = _layers(model, plan)
+    # A layer that is the first of its stage has no segment from which it could leave.
+    assert beside == 0 and layers - plan.schedule.interleave <= apart > 0
+    report = run_plan(model, plan, check=True)
+    assert report.ok, report.check
+
+
+def test_stages_that_merge_passes_equal_one_device(folder: Path) -> None:
+    options = {"stages": 2, "micro_batches": 4}
+    _checked_in_stages(folder, "qwen2_moe", (2,), "e+t", options)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize(("kind", "sizes", "option", "options"), STAGED)
+def test_stages_of_all_shapes_merge_passes(
+    folder: Path, kind: str, sizes: Sequence[int], option: str, options: Mapping[str, int]
+) -> None:
+    _checked_in_stages(folder, kind, sizes, option, options)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.usefixtures("strict_ranks")
+@pytest.mark.parametrize("interleave", [1, 2])
+def test_stages_merge_passes_on_the_strict_backend(folder: Path, interleave: int) -> None:
+    options = {"stages": 2, "micro_batches": 4, "interleave": interleave}
+    _checked_in_stages(folder, "qwen2_moe", (2,), "e+t", options)
 
 
 @pytest.mark.slow

@@ -61,6 +61,6 @@ def schedules_of(
     )
 
 
-def without_merged(names: Collection[str]) -> Collection[str]:
+def without_merged(names: Collection[str]) -> tuple[str, ...]:
     """The schedules that do not merge passes, or all if there are no others."""
-    return [name for name in names if not SCHEDULES[name].merges] or names
+    return tuple(name for name in names if not SCHEDULES[name].merges) or tuple(names)

@@ -119,11 +119,11 @@ class Cutter:
         return best
 
     def could_be_faster(self, schedules: Iterable[tuple[str, int]], pipeline: Pipeline) -> bool:
-        """Return whether a schedule that keeps more in flight, and did not fit, may be 1 % faster."""
+        """Return whether a schedule that keeps more in flight may be 1 % faster: it did not fit."""
         own = max(self._flying(pipeline.schedule, pipeline.interleave))
         return any(
-            max(self._flying(name, chunks)) > own and self.ideal(name, chunks) < 0.99 * pipeline.step
-            for name, chunks in schedules
+            max(self._flying(*pair)) > own and self.ideal(*pair) < 0.99 * pipeline.step
+            for pair in schedules
         )
 
     def cut(self, schedule: str, interleave: int) -> Pipeline | None:

@@ -160,9 +160,7 @@ def _without_waste(best: StagedProgram, terms: Terms) -> StagedProgram:
     return replace(best, parts=parts, pipeline=pipeline, schedule=schedule)
 
 
-def with_more_in_flight(
-    staged: StagedProgram, request: Request, *, always: float
-) -> StagedProgram:
+def with_more_in_flight(staged: StagedProgram, request: Request, *, always: float) -> StagedProgram:
     """Return a pipeline under a faster schedule, if thriftier strategies admit one.
 
     Interleaved schedules, and those that merge passes, keep more micro-batches in flight.

@@ -45,15 +45,15 @@ def _graph() -> Graph:
     ).graph
 
 
-def _request() -> Request:
-    wanted = request(NODES, train=True)
+def _request(stages: int) -> Request:
+    wanted = request(NODES, train=True, stages=stages)
     assert wanted.mesh is not None
     axes = {axis.name: "e+t" for axis in wanted.mesh.axes}
-    return replace(wanted, stages=1, limits=Pins(operators={"*experts/experts": axes}))
+    return replace(wanted, limits=Pins(operators={"*experts/experts": axes}))
 
 
-def _plan(**options: bool | int) -> Plan:
-    return search_plan(_graph(), replace(_request(), **options))
+def _plan(stages: int = 1, **options: bool | int | str) -> Plan:
+    return search_plan(_graph(), replace(_request(stages), **options))
 
 
 def test_they_are_taken_where_they_are_faster() -> None:
@@ -66,6 +66,52 @@ def test_they_are_taken_where_they_are_faster() -> None:
     assert on.predicted.step == pytest.approx(free.predicted.step, rel=0.01)
 
 
-def test_they_need_passes_to_merge() -> None:
-    with pytest.raises(UsageError, match="--micro-batches"):
-        _plan(overlap_experts=True)
+def test_stages_merge_them_where_that_is_faster() -> None:
+    free, off, on = (
+        _plan(stages=2, micro_batches=8, interleave=1, overlap_experts=merged)
+        for merged in (None, False, True)
+    )
+    assert free.schedule.pipeline == on.schedule.pipeline == "merged_1f1b"
+    assert free.schedule.overlap_experts and on.schedule.overlap_experts
+    assert off.schedule.pipeline != "merged_1f1b" and not off.schedule.overlap_experts
+    assert free.predicted.step == pytest.approx(on.predicted.step, rel=0.01)
+    assert free.predicted.step < 0.97 * off.predicted.step
+    # Its parts are those of the step, with what hides in the pairs.
+    parts = free.predicted
+    assert parts.step == pytest.approx(
+        parts.forward
+        + parts.backward
+        + parts.update
+        + parts.communication
+        - parts.overlapped
+        + parts.bubble
+    )
+    assert all(0 < s.hidden < s.forward + s.backward for s in free.stages)
+    # Twice as much in flight, and one micro-batch.
+    assert free.predicted.memory > off.predicted.memory
+
+
+def test_what_does_not_fit_merges_nothing() -> None:
+    """Within the memory of the merged plan less a tenth, another is found."""
+    free = _plan(stages=2, micro_batches=8, interleave=1)
+    tight = _plan(stages=2, micro_batches=8, interleave=1, memory=0.6 * free.predicted.memory)
+    assert tight.predicted.memory <= 0.6 * free.predicted.memory
+    assert tight.predicted.step > free.predicted.step
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "--micro-batches"),
+        ({"micro_batches": 1}, "--micro-batches"),
+        ({"stages": 2, "micro_batches": 4, "schedule": "1f1b"}, "under merged_1f1b alone"),
+    ],
+)
+def test_they_need_passes_to_merge(options: dict[str, bool | int | str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        _plan(**{"overlap_experts": True} | options)
+
+
+def test_a_schedule_that_merges_is_not_without_merged_passes() -> None:
+    with pytest.raises(UsageError, match="merged_1f1b with --overlap-experts off"):
+        _plan(stages=2, schedule="merged_1f1b", overlap_experts=False)

@@ -36,7 +36,10 @@ from tests.runtime.stated_times import SLOW, Model, Times, all_played, measured,
 pytestmark = pytest.mark.usefixtures("strict_ranks")
 
 LAYERS = 5
-STAGES = [("gpipe", 2, 1), ("1f1b", 2, 1), ("1f1b", 4, 1), ("gpipe", 4, 1), ("interleaved", 2, 2)]
+STAGES = [
+    *(("gpipe", 2, 1), ("1f1b", 2, 1), ("1f1b", 4, 1), ("gpipe", 4, 1), ("interleaved", 2, 2)),
+    *(("merged_1f1b", 2, 1), ("merged_1f1b", 2, 2)),
+]
 """Pipelines: schedule, stages, chunks of each."""
 WIDTH = 8
 UNIT = 4 * (WIDTH * WIDTH + WIDTH)
