@@ -56,24 +56,32 @@ def hidden_by_layer(
         if isinstance(step := program.steps[index], Compute)
     }
     seconds = seconds_of_steps(analysis, prices)
-    before = passes_seconds(alone, prices, seconds, [AHEAD, BACK])
-    saved = before - passes_seconds(merged, prices, seconds, [(AHEAD, BACK)])
+    slowdown = SLOWDOWN[prices.cluster.backend]
+    before = passes_seconds(alone, prices, seconds, [AHEAD, BACK], slowdown)
+    saved = before - passes_seconds(merged, prices, seconds, [(AHEAD, BACK)], slowdown)
     total = math.fsum(exchanged.values())
     # What is slowed down by the exchanges may be more than what they hide.
     return {name: max(saved, 0.0) * own / total for name, own in exchanged.items() if total}
 
 
 def passes_seconds(
-    plan: Scheduled, prices: MeshPrices, seconds: Callable[[Compute], Seconds], passes: Passes
+    plan: Scheduled,
+    prices: MeshPrices,
+    seconds: Callable[[Compute], Seconds],
+    passes: Passes,
+    slowdown: float,
 ) -> float:
-    """Seconds of passes played one after the other, without what is done to parameters."""
+    """Seconds of passes played one after the other, without what is done to parameters.
+
+    `slowdown`: factor on the seconds of computation while anything is sent.
+    """
     groups = plan.value_groups()
     uses = {prices.mesh.name(axes): prices.uses(axes) for axes in sorted(groups)}
-    clock = Clock(SLOWDOWN[prices.cluster.backend], uses)
+    clock = Clock(slowdown, uses)
     player = PassPlayer(plan, Issuer(prices, clock, Reason.VALUES), seconds)
     for action in expand({0: plan}, passes, prefetch=plan.schedule.prefetch):
-        if action.segment is None:
-            continue
-        play = player.ahead if action.word is Word.FORWARD else player.back
-        play(plan.segments[action.segment], action.micro_batch or 0)
+        # Those of units have no segment.
+        if action.segment is not None:
+            play = player.ahead if action.word is Word.FORWARD else player.back
+            play(plan.segments[action.segment], action.micro_batch or 0)
     return clock.now

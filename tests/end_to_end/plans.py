@@ -49,7 +49,7 @@ def request(
 ) -> Request:
     """Planning for a mesh of these sizes, or stages of it, on one cluster of GPUs."""
     cluster = load_cluster("dgx-h100").sized((stages or 1) * math.prod(sizes))
-    levels = bind_axes(cluster, tuple(sizes))
+    levels = bind_axes(cluster.sized(math.prod(sizes)), tuple(sizes))
     assert levels is not None
     mesh = name_axes(cluster, tuple(sizes), levels)
     return Request(

@@ -26,9 +26,6 @@ from .thriftiest import thriftiest
 from .unequal_groups import UnequalGroups
 from .whole_programs import Program
 
-MERGED_COUNTS = 2
-"""Numbers of micro-batches in which a program of one is tried with merged passes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -145,21 +142,24 @@ def _over_all(
 def _in_more_micro_batches(searches: Sequence[BestFirst], best: PricedProgram) -> list[Program]:
     """The best program's mesh and mode in two micro-batches or more, whose passes can be merged.
 
-    Without merging they are slower, so that the search hardly has them.
+    Without merging they are slower, so that the search hardly has them. With merging a larger
+    number hides more and launches more: larger ones are tried as long as that makes them faster.
     """
     folded = searches[0].folded
     request = searches[0].request
     if best.schedule.micro_batches > 1 or request.micro_batches or not exchanges_rows(best):
         return []
-    counts = [count for count in micro_batches_to_try(folded, 1) if count > 1]
     several: list[Program] = []
-    for count in counts[:MERGED_COUNTS]:
+    for count in (count for count in micro_batches_to_try(folded, 1) if count > 1):
         pinned = _in_its_mode(searches, best, best.assignment.mesh, count)
         search = BestFirst(folded, replace(pinned, overlap_experts=True))
         # A pin that holds for the whole batch may not hold for parts of it.
         with contextlib.suppress(NoPlanFits, UsageError):
             search.find()
-            several += search.incumbents.programs
+        programs = search.incumbents.programs
+        if several and programs and first_of(programs).seconds >= first_of(several).seconds:
+            break
+        several += programs
     return several
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.order.schedules import step_seconds
+from autopar.order.schedules import schedule_named, step_seconds
 from autopar.order.times import Times
 from autopar.planning.bounds import proof
 from autopar.planning.bounds.least_passes import ALL, NOTHING, UPDATES, least_passes
@@ -63,8 +63,10 @@ SCHEDULES = [
         ("zero_bubble", 1),
         ("interleaved", 2),
         ("interleaved", 8),
+        ("merged_1f1b", 1),
+        ("merged_1f1b", 8),
     )
-    if chunks == 1 or count % stages == 0
+    if not schedule_named(name).refusal(stages, count, chunks)
 ]
 
 

@@ -29,6 +29,7 @@ def figures(rng: np.random.Generator, count: int) -> OperatorCosts:
         if f.name != "handed"
     }
     drawn["weight"] = drawn["backward"] / 2
+    drawn["hidden"] = drawn["forward"] / 2
     # What is handed on falls and rises again, so that every second place is a cut.
     handed = np.where(np.arange(count + 1) % 2 == 1, 1.0, 2.0)
     return OperatorCosts(**drawn, handed=handed)

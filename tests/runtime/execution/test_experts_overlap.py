@@ -123,12 +123,14 @@ def _simulated(plan: Execution) -> float:
                 Prices(cluster=load_cluster("dgx-a100"), mesh=chunk.mesh, times=STAGED),
                 STAGED.seconds,
                 passes,
+                slowdown=1.0,
             )
             for chunk in plan.chunks
         ]
         for passes in ([AHEAD], [BACK], [(AHEAD, BACK)])
     )
-    hidden = [f + b - both for f, b, both in zip(forward, backward, pair, strict=True)]
+    saved = (f + b - both for f, b, both in zip(forward, backward, pair, strict=True))
+    hidden = [max(seconds, 0.0) for seconds in saved]
     times = StageTimes.of(forward, backward, 0.0, STAGED.kinds["send"], hidden=hidden)
     count = plan.schedule.micro_batches
     edges = neighbours(plan.stages)
