@@ -31,7 +31,7 @@ last gradients of weights at the end.
 Where devices need not be weighted differently, equal stages are the fastest cut if there are more
 micro-batches than stages. With fewer, unequal stages may save a share of the passes. `UNEVEN` holds
 that share; it was found by linear programs over such paths for up to 16 stages, which a slow test
-solves again.
+solves again. It is not that of merged passes, whose bound is the mean for one chunk, too.
 """
 
 from __future__ import annotations
@@ -94,8 +94,10 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: flo
     if pipe.share < 1.0:
         # On shared cores waiting may cost nothing, so stages count for no more than their passes.
         return pipe.micro_batches - 0.5 * abs(tilt)
-    splits = schedule_named(schedule).splits
-    if chunks > 1 or tilt:
+    row = schedule_named(schedule)
+    splits = row.splits
+    # Merged passes keep more in flight, so that unequal stages save more.
+    if chunks > 1 or tilt or row.merges:
         drained = FORWARD if splits else 1.0
         weights = _more_weights(pipe.stages, chunks, sight.once, tilt)
         return _mixed(pipe.micro_batches, chunks, weights, drained) - sight.under

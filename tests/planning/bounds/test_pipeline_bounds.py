@@ -99,7 +99,8 @@ def test_no_unequal_stages_take_fewer_passes(
         least_passes(pipe, name, chunks, sight) for sight in (NOTHING, UPDATES, ALL)
     )
     equal = seconds(name, np.ones(stages), count, chunks)
-    assert 0.9 * equal <= alone <= equal * (1 + 1e-9)
+    near = 0.8 if schedule_named(name).merges else 0.9
+    assert near * equal <= alone <= equal * (1 + 1e-9)
     for first in (np.ones(stages), rng.dirichlet(np.ones(stages))):
         for x in falling(first, name, count, chunks, rng):
             taken = seconds(name, x, count, chunks)

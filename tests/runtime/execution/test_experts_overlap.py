@@ -147,6 +147,7 @@ def test_exchanges_hide_under_another_micro_batch_of_a_stage(model: LoadedModel)
         )
         steps.append((measured([plan], subject, STAGED)[0], _simulated(plan)))
     (waited, played), (hidden, wanted) = steps
-    assert (hidden, waited) == pytest.approx((wanted, played), rel=0.05)
-    assert waited - hidden == pytest.approx(played - wanted, rel=0.1)
+    # The player's backward passes of masks and tables count for either stage.
+    assert (hidden, waited) == pytest.approx((wanted, played), rel=0.1)
+    assert waited - hidden == pytest.approx(played - wanted, rel=NEAR)
     assert hidden < 0.97 * waited
