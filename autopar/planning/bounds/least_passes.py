@@ -162,9 +162,10 @@ def _suffice(passes: float, count: int, chunks: int, more: Sequence[float], drai
         own = count - warming
         wanted = max((passes + more[device]) / stages - drained * below / chunks, 0.0)
         share = min(wanted / own, remaining) if own > 0 else 0.0
+        # Of what is left, so that no rounding of the share is lacking.
+        lacking += max(wanted - remaining * own, 0.0)
         remaining = remaining - share
         below = below + share
         # The chunks before its turns are of the slowest device so far: any of them may use these.
         spare = spare + share * warming
-        lacking += max(wanted - share * own, 0.0)
     return lacking <= spare
