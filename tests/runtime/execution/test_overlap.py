@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("strict_ranks")
 LAYERS = 5
 STAGES = [
     *(("gpipe", 2, 1), ("1f1b", 2, 1), ("1f1b", 4, 1), ("gpipe", 4, 1), ("interleaved", 2, 2)),
-    *(("merged_1f1b", 2, 1), ("merged_1f1b", 2, 2)),
+    ("merged_1f1b", 2, 1),
 ]
 """Pipelines: schedule, stages, chunks of each."""
 WIDTH = 8
