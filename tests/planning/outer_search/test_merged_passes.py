@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autopar.errors import UsageError
+from autopar.errors import PlanError, UsageError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.planning.model.pins import Pins
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
+from autopar.sharding.analysis import Analysis, analyse
 from tests.end_to_end.plans import request
 
 transformers = pytest.importorskip("transformers")
@@ -43,6 +44,11 @@ def _graph() -> Graph:
     return load_model(
         model, ModelOptions(train=True, dtype="bfloat16"), {"input_ids": tokens, "use_cache": False}
     ).graph
+
+
+@functools.cache
+def _analysis() -> Analysis:
+    return analyse(_graph(), train=True)
 
 
 def _request(stages: int) -> Request:
@@ -87,8 +93,12 @@ def test_stages_merge_them_where_that_is_faster() -> None:
         + parts.bubble
     )
     assert all(0 < s.hidden < s.forward + s.backward for s in free.stages)
-    # Twice as much in flight, and one micro-batch.
     assert free.predicted.memory > off.predicted.memory
+    # What a plan says of its passes and the order of its stages have to agree.
+    for plan, other in ((free, "1f1b"), (off, "merged_1f1b")):
+        schedule = plan.schedule.model_copy(update={"pipeline": other})
+        with pytest.raises(PlanError, match="under merged_1f1b alone"):
+            plan.model_copy(update={"schedule": schedule}).execution(_analysis())
 
 
 def test_what_does_not_fit_merges_nothing() -> None:
