@@ -21,6 +21,8 @@ _NUMBERS = re.compile("[<|]([iu][1248]|f[248]|c(8|16)|b1)")
 
 def text_of(graph: Graph) -> str:
     """A graph as a text; `ValueError` if it holds more than texts can."""
+    if narrow := [tensor.name for tensor in graph.tensors.values() if tensor.narrow]:
+        raise ValueError(f"the narrow copy of {narrow[0]!r} has no text")
     tensors = [[t.name, t.shape, t.dtype, t.role, t.trainable] for t in graph.tensors.values()]
     operators = [
         [o.name, o.kind, o.inputs, o.outputs, {n: _told(v) for n, v in o.attributes.items()}]

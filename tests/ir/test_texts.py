@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.ir import Graph, Ref, Role, graph_of, text_of, with_loss
+from autopar.ir import Graph, NarrowCopy, Ref, Role, graph_of, text_of, with_loss
 from tests.ir.test_graph import chain, operator, tensor
 
 
@@ -57,6 +57,14 @@ def test_constants_come_back(dtype: str) -> None:
     assert {name: (a.dtype, a.tolist()) for name, a in back.items()} == {
         name: (a.dtype, a.tolist()) for name, a in constants.items()
     }
+
+
+def test_narrow_copies_are_in_no_text() -> None:
+    graph = chain()
+    name, tensor = next(iter(graph.tensors.items()))
+    narrow = replace(tensor, narrow=NarrowCopy(recipe="fp8", bits=8, blocks=tensor.shape))
+    with pytest.raises(ValueError, match="narrow copy of .* has no text"):
+        text_of(replace(graph, tensors={**graph.tensors, name: narrow}))
 
 
 def test_constants_of_objects_are_in_no_text() -> None:
