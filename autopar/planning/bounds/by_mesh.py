@@ -23,6 +23,7 @@ from autopar.search import nearly, solve
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.mesh import Mesh
 
+from .forced_recompute import ForcedRecompute
 from .least_passes import NOTHING, least_passes
 
 Sums = dict[tuple[int, int, Mesh, int, float], float]
@@ -50,13 +51,13 @@ def _nothing() -> tuple[Sums, Parts, OfParameters]:
 class Bounds:
     """Seconds that no plan of a candidate undercuts.
 
-    `free`: a candidate's lower bound on its tables' sum in its cheapest mode, ignoring memory, as
-    far as it is known.
+    Solutions of tables ignore memory; the recompute that it forces is added.
     """
 
     def __init__(self, folded: FoldedModel, request: Request) -> None:
         self.folded = folded
         self.request = request
+        self.recompute = ForcedRecompute(folded, request)
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
         # None of these depends on memory: a search of the subject within another limit finds them
         # again.
@@ -81,7 +82,19 @@ class Bounds:
                 / (fewer + self.pipe(stages, fewer).bubble(self.thrifty(stages, fewer)))
             )
         waits = self.least_bubble(stages, count) / count
-        return (base + waits * EFFORT.slack * self._alone.seconds / candidate.mesh.devices) / stages
+        arithmetic = EFFORT.slack * self._alone.seconds / candidate.mesh.devices
+        if solved is None:
+            base += self.forced(candidate)
+        return (base + waits * arithmetic) / stages
+
+    def forced(self, candidate: Candidate, schedule: tuple[str, int] | None = None) -> float:
+        """Return the seconds of recompute that memory forces on a candidate (under a schedule).
+
+        They are of one pass of each micro-batch through all stages, one after the other.
+        """
+        every = self.schedules(candidate.stages, candidate.micro_batches)
+        schedules = every if schedule is None else (schedule,)
+        return self.recompute.forced(candidate, schedules) / candidate.mesh.devices
 
     def least_seconds(self, devices: int) -> float:
         """Return seconds that no step on so many devices undercuts, by the arithmetic alone."""
@@ -92,15 +105,17 @@ class Bounds:
 
         A stage takes no less than the longest operator.
         """
+        forced = self.forced(candidate) / candidate.stages
         if candidate.stages == 1:
-            return self.least_seconds(candidate.devices)
+            return self.least_seconds(candidate.devices) + forced
         pipe = self.pipe(candidate.stages, candidate.micro_batches)
         every = self.schedules(candidate.stages, candidate.micro_batches)
         passes = min(
             (least_passes(pipe, *schedule, NOTHING) for schedule in every),
             default=pipe.micro_batches,
         )
-        waiting = passes / pipe.micro_batches * self.least_seconds(candidate.devices)
+        least = self.least_seconds(candidate.devices) + forced
+        waiting = passes / pipe.micro_batches * least
         # On shared cores a stage is faster while others wait.
         if pipe.share < 1.0:
             return waiting
@@ -169,7 +184,10 @@ class Bounds:
         return self.sums[key]
 
     def proven(self, candidate: Candidate) -> float:
-        """Return seconds that no step of a candidate without stages undercuts."""
+        """Return seconds that no step of a candidate without stages undercuts.
+
+        What memory forces on it is left out, so that they hold for smaller micro-batches, too.
+        """
         count = candidate.micro_batches
         return self._least_sum(candidate.cluster.devices, 1, candidate.mesh, count, count)
 

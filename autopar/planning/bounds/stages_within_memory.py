@@ -24,14 +24,10 @@ from autopar.planning.tables import Tables
 from autopar.planning.tables.tables import Choices, Floats
 from autopar.search import CostGraph, NoAssignment, bound_within, nearly
 
+from .forced_recompute import UNDERCUT
 from .least_passes import NOTHING, Sight
 from .with_stages import PipelineBounds, Schedule
 
-UNDERCUT = 0.95
-"""The share of the tables' bytes that a program may use.
-
-Optimizer state that may be in host memory is not counted at all.
-"""
 GROUPS = (1, 2, 4, 1 << 30)
 """The numbers of chunks at which each group of schedules begins.
 
@@ -94,7 +90,9 @@ class StagesWithinMemory:
         # What is recomputed changes the seconds most, so leaves are divided by it first.
         for recompute, zeros in zeros_of.items():
             for group in filter(None, groups):
-                bound = self.pipelines.free(candidate, group, "none")
+                if not self.pipelines.bounds.recompute.fits(candidate, recompute, group):
+                    continue
+                bound = self.pipelines.repeating(candidate, group, recompute)
                 leaf = Leaf(recompute=recompute, zeros=tuple(zeros), schedules=group, bound=bound)
                 leaves.append(leaf)
         return leaves

@@ -95,8 +95,18 @@ class PipelineBounds:
         `proven`: of the same mesh, with as many micro-batches as the candidate or fewer.
         """
         return min(
-            self._under(proven, candidate, schedule) for schedule in self.schedules(candidate)
+            self._under(proven, candidate, schedule, self.bounds.forced(candidate, schedule))
+            for schedule in self.schedules(candidate)
         )
+
+    def repeating(
+        self, candidate: Candidate, schedules: Sequence[Schedule], recompute: str
+    ) -> float:
+        """Return the bound under some schedules that needs no solution with a recompute."""
+        # Every pass repeats its share, whichever strategies are chosen.
+        more = self.bounds.recompute.seconds(recompute) / candidate.mesh.devices
+        proven = self.proven(candidate)
+        return min(self._under(proven, candidate, schedule, more) for schedule in schedules)
 
     def free(self, candidate: Candidate, schedules: Sequence[Schedule], recompute: str) -> float:
         """Return the bound of a candidate under some schedules without a limit of memory."""
@@ -106,13 +116,16 @@ class PipelineBounds:
         )
 
     def by_sight(
-        self, proven: Proven, candidate: Candidate, schedule: Schedule
+        self, proven: Proven, candidate: Candidate, schedule: Schedule, forced: float = 0.0
     ) -> dict[Sight, float]:
-        """Return seconds that all stages together take at the least, by what is in sight."""
+        """Return seconds that all stages together take at the least, by what is in sight.
+
+        `forced`: seconds that every pass of each micro-batch takes beyond what is proven.
+        """
         count = candidate.micro_batches
         before = proven.micro_batches
         passes = self.passes(candidate, schedule, NOTHING)
-        bounds = {NOTHING: passes / count * proven.passes}
+        bounds = {NOTHING: passes / count * (proven.passes + forced)}
         for seen in proven.seen:
             passes = self.passes(candidate, schedule, seen.sight)
             more = passes / count - seen.passes / before
@@ -123,6 +136,7 @@ class PipelineBounds:
                 # With fewer passes only a share of the proven seconds is certain.
                 share = passes / count * before / seen.passes
                 bounds[seen.sight] = seen.seconds * max(share, 0.0)
+            bounds[seen.sight] += max(passes, 0.0) / count * forced
         return bounds
 
     def schedules(self, candidate: Candidate) -> tuple[Schedule, ...]:
@@ -189,10 +203,12 @@ class PipelineBounds:
                 seen.append(Seen(sight=sight, passes=passes, seconds=seconds))
         return replace(passed, seen=tuple(seen))
 
-    def _under(self, proven: Proven, candidate: Candidate, schedule: Schedule) -> float:
+    def _under(
+        self, proven: Proven, candidate: Candidate, schedule: Schedule, forced: float = 0.0
+    ) -> float:
         """Return seconds that no step of a candidate under one schedule undercuts."""
         # Each sight is a bound of its own, so the highest of them holds.
-        return max(self.by_sight(proven, candidate, schedule).values()) / candidate.stages
+        return max(self.by_sight(proven, candidate, schedule, forced).values()) / candidate.stages
 
     def _least(self, candidate: Candidate, tables: Tables, enough: float) -> float:
         """Return a bound of the tables' sum, which may be loose once a step takes `enough`."""

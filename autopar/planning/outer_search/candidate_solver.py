@@ -4,7 +4,6 @@ the tables promise.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -16,20 +15,18 @@ from autopar.planning.bounds.too_slow import TooSlow
 from autopar.planning.model.counts import Counts
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
-from autopar.planning.model.recompute import RECOMPUTES
 from autopar.planning.model.request import Request
 from autopar.planning.solve.peak_beyond_tables import bytes_beyond
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.solve.within_limits import EXACT_METHOD
 from autopar.planning.space.candidates import Candidate
-from autopar.planning.space.modes import Mode
+from autopar.planning.space.modes import Mode, recomputes_of
 from autopar.planning.space.multiplicities import Multiplicities
 from autopar.planning.stages.parts import Group
-from autopar.planning.tables.alone import tables_alone
 from autopar.planning.tables.parameters.traffic import exposed_seconds, hideable
 from autopar.planning.tables.requested import with_host_choices
 from autopar.planning.tables.tables import Tables
-from autopar.search import Solution, nearly, solve
+from autopar.search import Solution, nearly
 from autopar.sharding.schedule import Schedule
 
 
@@ -62,18 +59,7 @@ class CandidateSolver:
             zeros = [zero for zero in zeros if zero in request.space.zeros] or [0]
         if request.zero is not None:
             zeros = [request.zero]
-        recomputes = ["none"]
-        # What is recomputed is found layer by layer, in runs of equal ones.
-        if request.train and self.folded.runs:
-            said = request.space.recomputes if request.space is not None else RECOMPUTES
-            recomputes += [
-                mode
-                for mode in RECOMPUTES[1:]
-                if mode in said and self.folded.segments(mode, short=True)
-            ]
-        if request.recompute is not None:
-            recomputes = [request.recompute]
-        for recompute in recomputes:
+        for recompute in recomputes_of(self.folded, request):
             for zero in zeros:
                 yield Mode(zero=zero, recompute=recompute)
 
@@ -186,24 +172,8 @@ class CandidateSolver:
 
     def recomputed(self, candidate: Candidate, mode: Mode) -> float:
         """Seconds of a step that a mode's recompute costs at the least: the arithmetic's share."""
-        if mode.recompute == "none":
-            return 0.0
-        more = self.folded.shared(
-            ("recomputed", self.request.cluster, mode.recompute),
-            functools.partial(self._recomputed_alone, mode.recompute),
-        )
         # At best all devices share the repeated work evenly.
-        return EFFORT.slack * more / candidate.devices
-
-    def _recomputed_alone(self, recompute: str) -> float:
-        """Seconds that a recompute costs on one device, without any limit."""
-        analysis = self.folded.analysis(short=True)
-        cluster = self.request.cluster
-        counts = self.folded.counts
-        segments = self.folded.segments(recompute, short=True)
-        without, _ = tables_alone(analysis, cluster, counts)
-        recomputing, _ = tables_alone(analysis, cluster, counts, segments)
-        return solve(recomputing.graph).cost - solve(without.graph).cost
+        return self.bounds.recompute.seconds(mode.recompute) / candidate.devices
 
     @property
     def is_brief(self) -> bool:
