@@ -325,9 +325,11 @@ class Provenance(Part):
     """The origin of the plan: version of autopar, search method, seed, and the optimality gap.
 
     `objective`: seconds as the search adds them up. `lower_bound`: a lower bound on the seconds of
-    every plan in reach of the search (on meshes of up to two axes, unless one was given). `gap`:
-    the predicted step's excess over it, as a share (null: not bounded). `complete`: whether the
-    search ran to its end; if it was interrupted, the gap counts everything left undone.
+    every plan in reach of the search (on meshes of up to two axes, unless one was given).
+    `bound_of`: the candidate that holds it. `gap`: the predicted step's excess over it, as a share
+    (null: not bounded). `complete`: whether the search ran to its end; if it was interrupted, the
+    gap counts everything left undone.
+    `asked_gap`, `asked_seconds`: at which gap, and after how many seconds, it was asked to end.
     """
 
     autopar: str
@@ -335,8 +337,11 @@ class Provenance(Part):
     seed: int = 0
     objective: float
     lower_bound: float
+    bound_of: str = ""
     gap: float | None
     complete: bool = True
+    asked_gap: float | None = None
+    asked_seconds: float | None = None
 
 
 def mesh_of(axes: tuple[AxisSpec, ...]) -> Mesh:

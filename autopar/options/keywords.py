@@ -36,6 +36,8 @@ class PlanKeywords(TypedDict, total=False):
     memory: float | str | None
     loss: str | Callable[..., Any] | None
     search: str
+    gap: float | str | None
+    seconds: float | None
     routing: str | Path
     mesh: Mesh | Sequence[int] | None
     scheme: str | None

@@ -71,6 +71,27 @@ def _read_shapes(texts: list[str], option: str) -> dict[str, tuple[int, ...]]:
     return {name: sizes_of(size, f"{option} {name}") for name, size in pairs}
 
 
+def _check_share(value: Any, name: str) -> float | None:
+    """A share, from a number or a text such as 5%."""
+    if value is None or isinstance(value, int | float):
+        return value
+    try:
+        text = str(value).strip()
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"{name} is {value!r}; it must be a share such as 5% or 0.05") from None
+
+
+def _check_seconds(value: Any, name: str) -> float | None:
+    """A number of seconds."""
+    if value is None or isinstance(value, int | float):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {value!r}; it must be a number of seconds") from None
+
+
 def _check_whole(value: Any, name: str) -> int | None:
     """A whole number, also of numpy; a text or a fraction is refused."""
     if value is None:
@@ -107,6 +128,8 @@ def _kind_words(value: object) -> str:
 TEXT = Kind()
 WHOLE = Kind(arguments={"type": int}, check=_check_whole)
 BYTES = Kind(read=_read_bytes, check=_check_bytes)
+SHARE = Kind(read=_check_share, check=_check_share)
+SECONDS = Kind(read=_check_seconds, check=_check_seconds)
 SWITCH = Kind(arguments={"action": "store_true"})
 TEXTS = Kind(arguments={"action": "append", "default": []})
 MESH = Kind(read=_read_mesh)

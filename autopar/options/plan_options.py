@@ -48,6 +48,8 @@ class PlanOptions:
     reduce: str | None = None
     optimizer: str = "adamw"
     search: str = "dynamic_programming"
+    gap: float | None = None
+    seconds: float | None = None
     routing: str | Path = "even"
     memory: float | None = None
     pins: Sequence[str] | Pins | Restriction = ()
@@ -109,6 +111,8 @@ class PlanOptions:
             schedule=self.schedule,
             interleave=self.interleave,
             overlap_experts=None if self.overlap_experts is None else self.overlap_experts == "on",
+            gap=self.gap,
+            seconds=self.seconds,
             fewer=self.fewer,
             uniform=not self.pins and self.reuse_from is None,
             types=types_of(model, self.master, self.reduce, train=train),

@@ -12,7 +12,19 @@ from __future__ import annotations
 
 from autopar.order.schedules import SCHEDULES
 
-from .kinds import BYTES, DIMS, DIMS_FORM, MESH, SHAPES, SHAPES_FORM, SWITCH, TEXTS, WHOLE
+from .kinds import (
+    BYTES,
+    DIMS,
+    DIMS_FORM,
+    MESH,
+    SECONDS,
+    SHAPES,
+    SHAPES_FORM,
+    SHARE,
+    SWITCH,
+    TEXTS,
+    WHOLE,
+)
 from .option import Option
 from .values import (
     DTYPES,
@@ -184,6 +196,26 @@ SEARCH = (
         default="dynamic_programming",
         help="search method (default: dynamic_programming, exact)",
         told="search method: " + ", ".join(SEARCHES),
+    ),
+    Option(
+        name="gap",
+        kind=SHARE,
+        metavar="5%",
+        help="end the search as soon as its plan is proven to be at most this far above the best, "
+        "and look for such a plan, or its proof, for as long as there is anything left to look at "
+        "(default: until nothing promises a faster plan)",
+        told='the share above the best (0.05 or "5%") at which a plan is near enough, and which is '
+        "looked for as long as there is anything left to look at; by default the search ends where "
+        "nothing promises a faster plan",
+    ),
+    Option(
+        name="seconds",
+        kind=SECONDS,
+        metavar="N",
+        help="end the search after so many seconds, with the best plan so far and its gap; a first "
+        "plan is waited for, and the next search may end with another (default: no limit)",
+        told="seconds after which the search ends with the best plan so far, and its gap; a first "
+        "plan is waited for, and the next search may end with another; by default no limit",
     ),
     Option(
         name="routing",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
@@ -14,6 +15,7 @@ from autopar.search import sharing_orders
 from .model.folded_model import FoldedModel
 from .model.progress import Progress
 from .model.request import Request
+from .model.stops import Clock
 from .outer_search import search_pools
 from .programs.writing import as_plan
 
@@ -37,9 +39,8 @@ def search_plan(
         return as_plan(
             outcome.program,
             request,
-            lower_bound=outcome.lower_bound,
+            certificate=outcome.certificate,
             analysis=folded.analysis(short=False),
-            complete=outcome.complete,
             mixtures=outcome.mixtures,
         )
 
@@ -47,13 +48,17 @@ def search_plan(
 def fastest_plan(requests: Sequence[Request], search: Callable[[Request], Plan]) -> Plan:
     """The cheapest plan of several requests, which are parts of one space; its bound is of all.
 
-    `search`: gives the plan of a request, as `search_plan` does.
+    `search`: gives the plan of a request, as `search_plan` does. All of them share the seconds of
+    the first request.
     """
+    clock = Clock(requests[0].seconds)
     plans: list[Plan] = []
     failures: list[NoPlanFits | UsageError] = []
     for request in requests:
+        # What is left of the time is for all requests to come.
+        within = request if clock.left is None else replace(request, seconds=max(clock.left, 1e-9))
         try:
-            plans.append(search(request))
+            plans.append(search(within))
         except (NoPlanFits, UsageError) as error:
             failures.append(error)
             continue
@@ -62,14 +67,21 @@ def fastest_plan(requests: Sequence[Request], search: Callable[[Request], Plan])
     if not plans:
         raise next((error for error in failures if isinstance(error, NoPlanFits)), failures[0])
     best = min(plans, key=lambda plan: plan.predicted.step)
-    bound = min(plan.provenance.lower_bound for plan in plans)
+    holder = min(plans, key=lambda plan: plan.provenance.lower_bound)
+    bound = holder.provenance.lower_bound
     # Nothing is known of the requests behind one that was interrupted.
     if len(plans) + len(failures) < len(requests):
         bound = 0.0
     gap = best.predicted.step / bound - 1 if bound > 0 else None
     complete = plans[-1].provenance.complete
     origin = best.provenance.model_copy(
-        update={"lower_bound": bound, "gap": gap, "complete": complete}
+        update={
+            "lower_bound": bound,
+            "bound_of": holder.provenance.bound_of if bound > 0 else "",
+            "gap": gap,
+            "complete": complete,
+            "asked_seconds": requests[0].seconds,
+        }
     )
     return best.model_copy(update={"provenance": origin})
 

@@ -2,8 +2,8 @@
 
 A plan depends on the graph, the rules of its operators, the request, the limits of the search's
 work and the code of all rooms that planning uses. That is the key; where a part of it has no text
-(a restriction that is a user's function), nothing is remembered. A search that was interrupted is
-not remembered either.
+(a restriction that is a user's function), nothing is remembered. A search that was interrupted, or
+that a clock may end, is not remembered either.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Searches:
             return None
 
     def _key(self, request: Request) -> str | None:
-        if folder_of_answers() is None or self._subject is None:
+        if folder_of_answers() is None or request.seconds is not None or self._subject is None:
             return None
         try:
             asked = value_text((request, EFFORT))

@@ -13,6 +13,7 @@ from autopar.costmodel import Cluster
 from autopar.ir.recipes import RECIPES
 from autopar.order.owners import Owners
 from autopar.plan import Plan
+from autopar.plan_parts import Provenance
 from autopar.schemes import Named, stages_of
 from autopar.sharding.program import Collective
 from autopar.sharding.rules.experts import EXPERTS
@@ -63,8 +64,7 @@ def summary_lines(
         f"{step} {seconds_text(predicted.step)}: " + ", ".join(times),
         *speed_lines(plan, cluster, budget),
         f"memory {bytes_text(predicted.memory)} per device: {parts}",
-        f"search {made.method}: {gap_text(plan)}"
-        + ("" if made.complete else "; interrupted, the best plan so far"),
+        f"search {made.method}: {gap_text(plan)}" + _stopped_text(made),
     ]
     lines += _routing_lines(plan)
     lines += _schedule_lines(plan) + _host_lines(plan)
@@ -103,6 +103,19 @@ def _routing_lines(plan: Plan) -> list[str]:
         f"routing of experts {stated}{busiest}",
         f"memory by rows of a rank, as multiples of the mean: {at}; {ends}",
     ]
+
+
+def _stopped_text(made: Provenance) -> str:
+    """The end of a search that did not run to its own."""
+    if made.complete:
+        asked = made.asked_gap
+        return "" if asked is None or made.gap is None else f"; asked for at most {asked:.2%}"
+    if made.asked_seconds is None:
+        return "; interrupted, the best plan so far"
+    return (
+        f"; ended by --seconds {made.asked_seconds:g} or interrupted, the best plan so far: the "
+        "same request may lead to another plan next time"
+    )
 
 
 def gap_text(plan: Plan) -> str:

@@ -20,7 +20,7 @@ from autopar.plan_parts import SchedulePlan, StagePlan
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.planning.programs.priced_program import evaluate
-from autopar.planning.programs.writing import as_plan
+from autopar.planning.programs.writing import Certificate, as_plan
 from autopar.planning.space.candidates import name_axes
 from autopar.planning.tables.build import build_tables
 from autopar.schemes import AXIS_SCHEMES
@@ -117,7 +117,9 @@ def random_plans(
         chance = solution(tables.graph, choices, lower_bound=0.0, method="chance")
         yield (
             f"random{number}",
-            _read_back(as_plan(evaluate(tables, chance), wanted, lower_bound=0.0)),
+            _read_back(
+                as_plan(evaluate(tables, chance), wanted, certificate=Certificate(lower_bound=0.0))
+            ),
         )
 
 
@@ -148,7 +150,10 @@ def by_chance(
             tables.graph, random_choices(tables.graph, rng), lower_bound=0.0, method="chance"
         )
         actual = as_plan(
-            evaluate(tables, chance, schedule), wanted, lower_bound=0.0, analysis=analysis
+            evaluate(tables, chance, schedule),
+            wanted,
+            certificate=Certificate(lower_bound=0.0),
+            analysis=analysis,
         )
         yield f"chance {seed} {schedule}", _read_back(actual)
 

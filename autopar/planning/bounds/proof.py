@@ -8,10 +8,12 @@ all candidates is looked at next, until nothing can be looked at any more closel
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 
 from autopar.planning.model.effort import EFFORT
+from autopar.planning.model.stops import Aim, Clock
 from autopar.planning.space import Candidate, Mode
 from autopar.search import NoAssignment
 
@@ -26,16 +28,24 @@ class Proof:
     """Raises the bounds `sure` of candidates by solutions of their own.
 
     `room`: gives the bytes of all stages of a candidate. `modes`: all that a candidate may have.
-    `proven`: the candidates solved without a limit of memory.
+    `aim`, `clock`: when the search ends. `proven`: the candidates solved without a limit of memory.
     """
 
     def __init__(
-        self, sure: dict[Candidate, float], bounds: Bounds, room: Room, modes: Iterable[Mode]
+        self,
+        sure: dict[Candidate, float],
+        bounds: Bounds,
+        room: Room,
+        modes: Iterable[Mode],
+        aim: Aim | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.sure = sure
         self.bounds = bounds
         self.room = room
         self.modes = tuple(modes)
+        self.aim = aim or Aim()
+        self.clock = clock or Clock()
         self.pipelines = PipelineBounds(bounds)
         self.limited = StagesWithinMemory(self.pipelines)
         self.proven: set[Candidate] = set()
@@ -47,7 +57,10 @@ class Proof:
         `alone`: only candidates of one stage are looked at.
         """
         candidates = [c for c in self.sure if c.stages == 1 or not alone]
-        for _ in range(EFFORT.proven):
+        for number in itertools.count():
+            self.clock.look()
+            if number >= EFFORT.proven and not self.aim.is_patient:
+                break
             # Of equal bounds, one that was not solved yet is easier to raise.
             least = min(candidates, key=lambda c: (self.sure[c], c in self.proven), default=None)
             if least is None or self.sure[least] >= enough:
@@ -56,7 +69,7 @@ class Proof:
                 self.raise_by(self._next(least, enough), enough)
                 continue
             # Bounds within the memory are dearer, so their work has a limit of its own.
-            spent = self.limited.looked > EFFORT.looked
+            spent = self.limited.looked > EFFORT.looked and not self.aim.is_patient
             if least.stages == 1 or spent or not self._raise_within(least, enough):
                 break
 
@@ -73,7 +86,9 @@ class Proof:
         try:
             if candidate.stages == 1:
                 bound = self.bounds.proven(candidate)
-                self.sure.update((c, max(self.sure[c], bound)) for c in following)
+                self.sure.update(
+                    (c, max(self.sure[c], bound + self.bounds.forced(c))) for c in following
+                )
             else:
                 self._raise_staged(candidate, following, enough)
         # Pins leave it nothing to choose: it has no plan at all.
@@ -127,6 +142,9 @@ class Proof:
             leaves = self.leaves.get(candidate)
             if not leaves:
                 leaves = self.limited.leaves(candidate, self.modes)
+            # No kind of recompute fits under any schedule.
+            if not leaves:
+                raise NoAssignment
             closer = self.limited.closer(candidate, leaves, self.room(candidate), enough)
         except NoAssignment:
             self.sure[candidate] = math.inf

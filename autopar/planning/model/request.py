@@ -56,7 +56,8 @@ class Request:
     if these are fixed. `space`: the part of the space that is searched (None: all of it).
     `schedule`, `interleave`: the schedule, and its chunks a stage. `overlap_experts`: whether
     passes of two micro-batches are merged, so that exchanges of experts run under them (None: where
-    that is faster and fits).
+    that is faster and fits). `gap`: the share above its bound at which a plan is near enough (see
+    `stops`). `seconds`: of the search.
     """
 
     cluster: Cluster
@@ -77,6 +78,8 @@ class Request:
     schedule: str | None = None
     interleave: int | None = None
     overlap_experts: bool | None = None
+    gap: float | None = None
+    seconds: float | None = None
     fewer: bool = True
     uniform: bool = False
     types: Types = PLAIN.types
@@ -102,6 +105,7 @@ class Request:
             if count is not None and count > MICRO_BATCHES:
                 raise UsageError(f"{name}: {count}; it must be at most {MICRO_BATCHES}")
         self._require_passes_to_merge()
+        self._require_stops()
         read_recompute(self.recompute or "none")
         for what, value, valid in (
             ("offload", self.offload, OFFLOADS),
@@ -112,6 +116,12 @@ class Request:
                 raise UsageError(unknown(what, value, valid))
         if self.offload == "optimizer" and not self.has_host:
             raise UsageError(f"--offload optimizer: {self._why_not_offloaded()}")
+
+    def _require_stops(self) -> None:
+        if self.gap is not None and not 0 <= self.gap < math.inf:
+            raise UsageError(f"the gap is {self.gap}; it must be a share of 0 or more, such as 5%")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UsageError(f"the search has {self.seconds} seconds; it must have more than 0")
 
     def _require_passes_to_merge(self) -> None:
         if self.overlap_experts and not self.train:

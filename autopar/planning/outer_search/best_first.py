@@ -28,6 +28,7 @@ from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
+from autopar.planning.model.stops import Aim, Clock
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.space.candidates import LARGE, Candidate, device_counts, halves
 from autopar.planning.space.groups import CandidateGroups
@@ -62,16 +63,19 @@ class Misfit:
 class BestFirst:
     """The search of one request.
 
-    `misfits`: cases that do not fit the memory. `forbidden`: the number of places that pins forbid.
-    `complete`: whether the search ran to its end.
+    `clock`: of all searches of the request. `misfits`: cases that do not fit the memory.
+    `forbidden`: the number of places that pins forbid. `complete`: whether the search ran to its
+    end.
     """
 
-    def __init__(self, folded: FoldedModel, request: Request) -> None:
+    def __init__(self, folded: FoldedModel, request: Request, clock: Clock | None = None) -> None:
         self.folded = folded
         self.request = request
+        self.aim = Aim(gap=request.gap)
+        self.clock = clock or Clock(request.seconds)
         self.solver = CandidateSolver(folded, request)
         self.evaluator = Evaluator(self.solver)
-        self.book = Book(self.solver)
+        self.book = Book(self.solver, self.aim, self.clock)
         self.whole = WholePrograms(self.evaluator)
         self.incumbents = Incumbents(self.whole)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
@@ -80,6 +84,7 @@ class BestFirst:
         self.misfits: list[Misfit] = []
         self.forbidden = 0
         self.complete = True
+        self._certified = math.inf
         self._places = 0
         self._progress: Progress | None = None
 
@@ -87,6 +92,12 @@ class BestFirst:
     def bound(self) -> float:
         """Seconds that no plan of the candidates undercuts."""
         return min(self.book.least, self.incumbents.best)
+
+    @property
+    def held_by(self) -> str:
+        """The candidate that holds the bound ("" if the incumbent does)."""
+        holds = self.book.held_by if self.book.least < self.incumbents.best else None
+        return "" if holds is None else str(holds)
 
     def run(self, progress: Progress | None = None) -> None:
         """Search until the incumbent is below the next promise, and certify it.
@@ -117,7 +128,8 @@ class BestFirst:
         if not self.incumbents:
             self._solve_bounded()
             self._search()
-        self._refine()
+        if not self._is_near_enough():
+            self._refine()
 
     def _search(self) -> None:
         """Replace nodes until none promises less than the incumbent takes.
@@ -131,9 +143,24 @@ class BestFirst:
         self.incumbents.idle = 0
         while self.queue and self.queue.least < self.incumbents.enough:
             # Giving up here keeps the bound true, as it counts the nodes that are left.
-            if self.incumbents.idle >= EFFORT.patience:
+            if self.incumbents.idle >= EFFORT.patience or self._is_near_enough():
                 break
+            self.clock.look()
             self._replace(*self.queue.pop())
+
+    def _is_near_enough(self) -> bool:
+        """Whether the incumbent is within the gap that is asked for.
+
+        Bounds are raised for it once for every incumbent.
+        """
+        best = self.incumbents.best
+        if not self.aim.is_patient or not self.incumbents:
+            return False
+        # Raising bounds costs as much as several programs, and they only rise.
+        if best < self._certified:
+            self.book.close_in(best)
+            self._certified = best
+        return self.book.least >= self.aim.enough(best)
 
     def _replace(self, promise: float, node: Node) -> None:
         if isinstance(node, Candidate):
@@ -310,6 +337,7 @@ class BestFirst:
             return
         for fast in worth_splitting(self.incumbents.fastest.values()):
             for cases in finer_cases(self.solver, fast):
+                self.clock.look()
                 self._try(cases, fast)
         self.incumbents.settle()
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from autopar.planning.bounds.proof import Proof
 from autopar.planning.model.effort import EFFORT
+from autopar.planning.model.stops import Aim, Clock
 from autopar.planning.space.candidates import Candidate
 from autopar.search import NoAssignment
 
@@ -20,18 +21,27 @@ from .candidate_solver import CandidateSolver
 
 
 class Book:
-    """The bounds of a search; `sure`: seconds by candidate."""
+    """The bounds of a search; `sure`: seconds by candidate. `aim`, `clock`: when it ends."""
 
-    def __init__(self, solver: CandidateSolver) -> None:
+    def __init__(
+        self, solver: CandidateSolver, aim: Aim | None = None, clock: Clock | None = None
+    ) -> None:
         self.solver = solver
+        self.aim = aim or Aim()
+        self._within: set[Candidate] = set()
         self.sure: dict[Candidate, float] = {}
         # The proof raises the bounds in this same mapping.
-        self.proof = Proof(self.sure, solver.bounds, solver.room, solver.modes())
+        self.proof = Proof(self.sure, solver.bounds, solver.room, solver.modes(), self.aim, clock)
 
     @property
     def least(self) -> float:
         """Seconds that no candidate undercuts."""
         return min(self.sure.values(), default=math.inf)
+
+    @property
+    def held_by(self) -> Candidate | None:
+        """The candidate of the least bound."""
+        return min(self.sure, key=lambda c: self.sure[c], default=None)
 
     def enter(self, group: Sequence[Candidate]) -> None:
         """Bound the candidates of a mesh by the arithmetic alone."""
@@ -59,16 +69,15 @@ class Book:
 
     def close_in(self, incumbent: float) -> None:
         """Raise the least bounds while that may raise the least of all, up to the incumbent."""
-        enough = (1 - EFFORT.certified) * incumbent
+        enough = self.aim.enough(incumbent)
         within = functools.partial(surely, self.solver)
-        done: set[Candidate] = set()
-        while len(done) < EFFORT.within:
+        while len(self._within) < EFFORT.within or self.aim.is_patient:
             self.proof.raise_least(enough, alone=True)
             alone = [candidate for candidate in self.sure if candidate.stages == 1]
             least = min(alone, key=lambda c: self.sure[c], default=None)
-            if least is None or least in done or self.sure[least] >= enough:
+            if least is None or least in self._within or self.sure[least] >= enough:
                 break
-            done.add(least)
+            self._within.add(least)
             self.sure[least] = max(self.sure[least], within(least, self.sure[least], enough))
         # Pipelines need not be raised above the least of what has no stages.
         floor = min((bound for c, bound in self.sure.items() if c.stages == 1), default=math.inf)

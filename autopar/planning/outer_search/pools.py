@@ -11,11 +11,13 @@ from autopar.errors import NoPlanFits, UsageError
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
+from autopar.planning.model.stops import Clock
 from autopar.planning.programs.equal_layers import Alike, Mixture
 from autopar.planning.programs.joined_axes import joined_mesh
 from autopar.planning.programs.merged_passes import exchanges_rows, merged_forms
 from autopar.planning.programs.priced_program import PricedProgram
 from autopar.planning.programs.rank import first_of
+from autopar.planning.programs.writing import Certificate
 from autopar.planning.space.candidates import micro_batches_to_try
 from autopar.planning.stages.staged_program import StagedProgram, with_more_in_flight
 from autopar.sharding.mesh import Mesh
@@ -31,20 +33,19 @@ from .whole_programs import Program
 class Outcome:
     """The best program, with a bound that no plan undercuts.
 
-    `mixtures`: equal layers that it treats unalike. `complete`: the search ran to its end.
+    `mixtures`: equal layers that it treats unalike.
     """
 
     program: Program
-    lower_bound: float
+    certificate: Certificate
     mixtures: tuple[Mixture, ...]
-    complete: bool
 
 
 class PoolSearch:
     """The search of one pool of like devices; its `programs`, the fastest first."""
 
-    def __init__(self, folded: FoldedModel, request: Request) -> None:
-        self.search = BestFirst(folded, request)
+    def __init__(self, folded: FoldedModel, request: Request, clock: Clock) -> None:
+        self.search = BestFirst(folded, request, clock)
         self.programs: list[Program] = []
 
     def run(self, progress: Progress | None = None) -> None:
@@ -71,30 +72,41 @@ def search_pools(
 
     Interrupted, it returns the best program so far, if there is one.
     """
-    pools = [PoolSearch(folded, replace(request, cluster=pool)) for pool in request.cluster.pools]
+    clock = Clock(request.seconds)
+    pools = [
+        PoolSearch(folded, replace(request, cluster=pool), clock) for pool in request.cluster.pools
+    ]
     unequal = UnequalGroups(folded, request)
     programs: list[Program] = []
     failures: list[NoPlanFits | UsageError] = []
+    best: Program | None = None
+    mixtures: tuple[Mixture, ...] = ()
     complete = False
     try:
         complete = _search_each(pools, programs, failures, progress)
         if complete:
             programs += _over_all([pool.search for pool in pools], unequal, programs)
+        # Inside, too: who interrupts this is left with the plan that was to be made simpler.
+        if complete and programs:
+            first = pools[0].search
+            solved = [played.solved for pool in pools for played in pool.search.incumbents.played]
+            alike = Alike(folded, request, first.solver.always)
+            best, mixtures = alike.best(first_of(programs), solved)
     except KeyboardInterrupt:
         complete = False
         if not programs:
             raise
+        complete = False
     if not programs:
         # Of several pools, the one that is nearest to a plan tells the user most.
         raise min(failures, key=_least_memory)
-    best = first_of(programs)
-    mixtures: tuple[Mixture, ...] = ()
-    if complete:
-        first = pools[0].search
-        solved = [played.solved for pool in pools for played in pool.search.incumbents.played]
-        best, mixtures = Alike(folded, request, first.solver.always).best(best, solved)
-    bound = _bound(pools, unequal)
-    return Outcome(program=best, lower_bound=bound, mixtures=mixtures, complete=complete)
+    return Outcome(
+        program=best or first_of(programs),
+        certificate=Certificate(
+            lower_bound=_bound(pools, unequal), held_by=_held_by(pools, unequal), complete=complete
+        ),
+        mixtures=mixtures,
+    )
 
 
 def _search_each(
@@ -152,7 +164,7 @@ def _in_more_micro_batches(searches: Sequence[BestFirst], best: PricedProgram) -
     several: list[Program] = []
     for count in (count for count in micro_batches_to_try(folded, 1) if count > 1):
         pinned = _in_its_mode(searches, best, best.assignment.mesh, count)
-        search = BestFirst(folded, replace(pinned, overlap_experts=True))
+        search = BestFirst(folded, replace(pinned, overlap_experts=True), searches[0].clock)
         # A pin that holds for the whole batch may not hold for parts of it.
         with contextlib.suppress(NoPlanFits, UsageError):
             search.find()
@@ -173,7 +185,7 @@ def _with_joined_axes(searches: Sequence[BestFirst], best: PricedProgram) -> lis
         return []
     # In the same mode the tables of both meshes have the same optimum.
     pinned = _in_its_mode(searches, best, mesh, best.schedule.micro_batches)
-    simpler = BestFirst(searches[0].folded, pinned)
+    simpler = BestFirst(searches[0].folded, pinned, searches[0].clock)
     simpler.find()
     return simpler.incumbents.programs
 
@@ -188,6 +200,7 @@ def _in_its_mode(
         mesh=mesh,
         stages=1,
         micro_batches=micro_batches,
+        gap=None,
     )
     mode = next((one for search in searches if (one := search.incumbents.mode_of(best))), None)
     # A program that was made because nothing else fitted has no mode here.
@@ -207,6 +220,15 @@ def _bound(pools: list[PoolSearch], unequal: UnequalGroups) -> float:
     if min(bounds) <= 0 or math.isinf(max(bounds)):
         return 0.0
     return 1.0 / math.fsum(1.0 / bound for bound in bounds)
+
+
+def _held_by(pools: list[PoolSearch], unequal: UnequalGroups) -> str:
+    """The candidate that holds the bound of a single pool."""
+    if len(pools) > 1:
+        return ""
+    # Of unequal groups only the least bound is known, not whose it is.
+    search = pools[0].search
+    return search.held_by if search.bound <= unequal.bound else "stages of unequal size"
 
 
 def _least_memory(error: NoPlanFits | UsageError) -> float:

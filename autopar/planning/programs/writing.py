@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from autopar import __version__
 from autopar.costmodel.step.estimate import collective_seconds
@@ -43,21 +43,30 @@ from .predicted_figures import predicted_of
 from .priced_program import PricedProgram
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Seconds that no plan undercuts, and the candidate that holds them ("": not told).
+
+    `complete`: whether the search was left to run to its end.
+    """
+
+    lower_bound: float
+    held_by: str = ""
+    complete: bool = True
+
+
 def as_plan(
     best: PricedProgram | StagedProgram,
     request: Request,
     *,
-    lower_bound: float,
+    certificate: Certificate,
     analysis: Analysis | None = None,
-    complete: bool = True,
     mixtures: Sequence[Mixture] = (),
 ) -> Plan:
     """Write down the best program as a plan.
 
-    `analysis`: of the global batch, of which the program may run micro-batches.
-
-    `complete`: whether the search was left to run to its end. `mixtures`: of strategies among equal
-    layers.
+    `analysis`: of the global batch, of which the program may run micro-batches. `mixtures`: of
+    strategies among equal layers.
     """
     whole = analysis or _first(best).tables.analysis
     graph = whole.graph
@@ -80,7 +89,7 @@ def as_plan(
         unused=request.cluster.devices - used,
         predicted=predicted_of(best),
         mixtures=tuple(MixturePlan(**asdict(mixture)) for mixture in mixtures),
-        provenance=_provenance(best, request, lower_bound, complete),
+        provenance=_provenance(best, request, certificate),
     )
 
 
@@ -285,17 +294,20 @@ def _stages(best: StagedProgram, whole: Analysis) -> Iterator[StagePlan]:
 
 
 def _provenance(
-    best: PricedProgram | StagedProgram, request: Request, lower_bound: float, complete: bool
+    best: PricedProgram | StagedProgram, request: Request, certificate: Certificate
 ) -> Provenance:
     cost = best.cost if isinstance(best, StagedProgram) else best.solution.cost
     step = best.pipeline.step if isinstance(best, StagedProgram) else best.estimate.step
-    bound = min(lower_bound, step)
+    bound = min(certificate.lower_bound, step)
     return Provenance(
         autopar=__version__,
         method=request.search,
         seed=request.seed,
         objective=cost,
         lower_bound=bound,
+        bound_of=certificate.held_by,
         gap=step / bound - 1 if bound > 0 else None,
-        complete=complete,
+        complete=certificate.complete,
+        asked_gap=request.gap,
+        asked_seconds=request.seconds,
     )

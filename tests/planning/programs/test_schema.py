@@ -31,6 +31,8 @@ def test_a_plan_of_version_2_is_read() -> None:
         "routing": None,
         "model": old["model"] | {"flops": {}, "precision": None},
         "schedule": old["schedule"] | {"gathered": "per_pass", "overlap_experts": False},
+        "provenance": old["provenance"]
+        | {"bound_of": "", "asked_gap": None, "asked_seconds": None},
     }
 
 
