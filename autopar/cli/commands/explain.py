@@ -69,6 +69,12 @@ def add_options(parser: Parser) -> None:
         "the largest waits",
     )
     add(
+        "--gap",
+        action="store_true",
+        help="with --model: where the plan's gap is: what its bound leaves out, in seconds that "
+        "add up to the gap",
+    )
+    add(
         "--diff",
         metavar="PLAN2",
         help="what differs in another plan file: figures, outer choices, strategies, storage",
@@ -88,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
     from autopar.plan import Plan
 
     plan = Plan.load(args.plan)
-    for option in ("alternatives", "sensitivity", "stalls", "trace"):
+    for option in ("alternatives", "sensitivity", "stalls", "gap", "trace"):
         if getattr(args, option) and args.model is None:
             raise UsageError(f"--{option} needs --model")
     check_outputs(args, args.trace)
@@ -96,6 +102,8 @@ def run(args: argparse.Namespace) -> None:
         explained = _explained(plan, args, bar)
         if args.stalls:
             explained = explained.with_stalls()
+        if args.gap:
+            explained = explained.with_gap(**planning_values(args, ["memory"]))
     if args.collectives:
         explained = explained.with_collectives()
     if args.diff:

@@ -16,6 +16,7 @@ from autopar.analysis.program.hiding import Hidden, hidden_of
 from autopar.analysis.program.stalls import Stalls, stalls_of
 from autopar.analysis.program.unequal_layers import unequal_lines
 from autopar.analysis.searches.alternatives import Alternative
+from autopar.analysis.searches.gap_parts import GapParts, gap_parts
 from autopar.analysis.searches.outer_choices import Pinned
 from autopar.analysis.searches.sensitivity import Flip
 from autopar.costmodel import Cluster
@@ -33,6 +34,7 @@ from autopar.sharding.analysis import Analysis, analyse
 
 from .answers import alternatives_table, flips_table, pinned_table
 from .collectives import collectives_json, collectives_parts
+from .gap import gap_json, gap_parts_told
 from .operators import (
     bare_lines,
     bare_table,
@@ -53,7 +55,8 @@ class Explained:
     strategies of the single operator; `step`: the seconds of the plan. `pinned`: the best plans
     with another pipeline, recompute and so on. `flips`: the changes of the plan under scaled
     figures, from `base`, the plan found without pins. `beside`: another plan to compare with.
-    `talk`: whether collectives are requested. `stalls`: what lengthens the step.
+    `talk`: whether collectives are requested. `stalls`: what lengthens the step. `gap`: what the
+    bound leaves out.
     """
 
     plan: Plan
@@ -72,6 +75,7 @@ class Explained:
     beside: Plan | None = None
     talk: bool = False
     stalls: Stalls | None = None
+    gap: GapParts | None = None
 
     @classmethod
     def of_file(cls, plan: Plan, wanted: str | None) -> Explained:
@@ -138,6 +142,14 @@ class Explained:
         assert self.analysis is not None and self.cluster is not None
         return dataclasses.replace(self, stalls=stalls_of(self.plan, self.analysis, self.cluster))
 
+    def with_gap(self, memory: float | None) -> Explained:
+        """These answers, with what the bound leaves out within `memory` bytes of a device."""
+        if self.names is not None:
+            raise UsageError("--gap is about the whole step: leave out OP")
+        assert self.analysis is not None and self.cluster is not None
+        parts = gap_parts(self.plan, self.analysis, self.cluster, memory=memory)
+        return dataclasses.replace(self, gap=parts)
+
     def _hidden(self) -> Hidden | None:
         """The hidden part of each collective, if the model is given."""
         if self.account is None or self.analysis is None or self.cluster is None:
@@ -177,7 +189,10 @@ class Explained:
             lines += collectives_parts(plan, account, self._hidden())
         if self.stalls is not None:
             lines += stalls_parts(plan, self.stalls)
-        if self.pinned or self.flips or self.talk or self.stalls or self.beside is not None:
+        if self.gap is not None:
+            lines += gap_parts_told(self.gap)
+        asked = (self.pinned, self.flips, self.talk, self.stalls, self.gap, self.beside)
+        if any(asked):
             return lines
         if self.analysis is not None:
             lines += unequal_lines(plan, self.analysis)
@@ -252,12 +267,19 @@ class Explained:
             out["pinned"] = [dataclasses.asdict(other) for other in self.pinned]
         if self.flips:
             out |= {"base": self.base, "flips": [dataclasses.asdict(flip) for flip in self.flips]}
+        return out | self._step_json()
+
+    def _step_json(self) -> dict[str, Any]:
+        """The answers about the whole step, as far as they are asked for."""
+        out: dict[str, Any] = {}
         if self.talk:
-            out["collectives"] = collectives_json(plan, account, self._hidden())
+            out["collectives"] = collectives_json(self.plan, self.account, self._hidden())
         if self.stalls is not None:
             out["stalls"] = stalls_json(self.stalls)
+        if self.gap is not None:
+            out["gap"] = gap_json(self.gap)
         if self.beside is not None:
-            out["difference"] = difference_json(plan, self.beside)
+            out["difference"] = difference_json(self.plan, self.beside)
         return out
 
     def _bare(self, names: Iterable[str]) -> list[dict[str, Any]]:
