@@ -63,7 +63,7 @@ def test_narrow_copies_are_in_no_text() -> None:
     graph = chain()
     name, tensor = next(iter(graph.tensors.items()))
     narrow = replace(tensor, narrow=NarrowCopy(recipe="fp8", bits=8, blocks=tensor.shape))
-    with pytest.raises(ValueError, match="narrow copy of .* has no text"):
+    with pytest.raises(ValueError, match="has no text"):
         text_of(replace(graph, tensors={**graph.tensors, name: narrow}))
 
 
