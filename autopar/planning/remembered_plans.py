@@ -29,7 +29,7 @@ from .planner import folded_of, search_plan
 
 _PACKAGES = ("autopar", "numpy")
 _ROOMS = (
-    *("ir", "sharding", "order", "minplus", "costmodel", "search", "planning", "schemes"),
+    *("ir", "sharding", "order", "compiled", "costmodel", "search", "planning", "schemes"),
     *("options/targets.py", "options/plan_options.py", "integrations/convert"),
     *("plan.py", "plan_parts.py"),
 )

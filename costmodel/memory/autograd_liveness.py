@@ -9,19 +9,22 @@ backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.compiled.in_python import MISSING, Way
 from autopar.ir import Role
 from autopar.order.scheduled import scheduled
+from autopar.order.value_flow import reads
 from autopar.sharding.mesh import degree_of
-from autopar.sharding.program import Compute, Program, Redistribute
+from autopar.sharding.program import Program
 from autopar.sharding.schedule import PLAIN, Types
 
 from .live_bytes import BUFFER, GRADIENT, STORED, Live
-from .redistribution_memory import Action
 from .saved_values import Facts
-from .step_memories import Place, Steps
+from .step_memories import Steps
+from .step_script import Habits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +76,15 @@ class _Walk(Steps):
     """A whole pass forward, then one backward."""
 
     def __init__(self, program: Program, facts: Mapping[str, Facts], passes: Autograd) -> None:
-        super().__init__(program, facts, passes.types)
+        habits = Habits(
+            regather=passes.regather,
+            units=passes.units,
+            discarded=passes.recompute.discarded,
+            casts=True,
+        )
+        super().__init__(program, facts, passes.types, habits)
         self.accumulating = passes.accumulating
-        self.regather = passes.regather
-        self.units = passes.units
-        # A value that is gathered or made again when it is read → what it comes from.
-        self.shard: dict[int, int] = {}
-        self.discarded = passes.recompute.discarded
-        self.ready: dict[str, int] = {}  # parameter → the moment at which its gradient is complete
-        self.stored = {(name, layout) for name, layout in program.assignment.storage.items()}
+        self.saved = self.unsaved()
         self.segment_of = self._segments(passes.recompute)
         self.began: dict[int, int] = {}
         self.boundary: dict[int, set[int]] = {}
@@ -93,114 +96,64 @@ class _Walk(Steps):
         names = {
             name: number for number, segment in enumerate(recompute.segments) for name in segment
         }
-        return [names.get(name, -1) for name in self.workers]
+        return [names.get(self.names[worker], -1) for worker in self.workers]
 
     def forward(self, train: bool) -> None:
-        for index, step in enumerate(self.program.steps):
-            self.run(index, step, self.values, keep=train and self.segment_of[index] < 0)
-        for place in self.program.assignment.outputs.items():
-            if place[0] != self.program.graph.loss:
-                self.read(self.value(place, self.values))
+        steps = range(len(self.program.steps))
+        for repeated, some in itertools.groupby(steps, lambda index: self.segment_of[index] >= 0):
+            if repeated:
+                # One by one, as what a segment's steps read is looked up in front of each.
+                for index in some:
+                    self.enter(index)
+                    self.walk([index], self.values, self.saved, Way.FORWARD)
+            else:
+                way = Way.KEEPING if train else Way.FORWARD
+                self.walk(list(some), self.values, self.saved, way)
+        for name, layout in self.program.assignment.outputs.items():
+            if name != self.program.graph.loss:
+                self.read(self.value(self.steps.number((name, layout)), self.values))
         self.forward_end = self.now
 
-    def run(
-        self, index: int, step: Compute | Redistribute, values: dict[Place, int], *, keep: bool
-    ) -> None:
-        """Run one step of the forward pass; `keep`: whether values are saved for autograd."""
-        self.tick(self.workers[index])
-        segment = -1 if keep else self.segment_of[index]
-        if isinstance(step, Redistribute):
-            self.enter(segment, [(step.tensor, step.chain[0])], values)
-            self.redistribute(step, values)
-        else:
-            self.enter(
-                segment, list(zip(step.operator.inputs, step.decision.inputs, strict=True)), values
-            )
-            self.compute(index, step, values, keep=keep)
-
-    def enter(self, segment: int, places: Sequence[Place], values: dict[Place, int]) -> None:
-        """Keep a segment's outside inputs alive until its backward pass ends."""
-        if segment >= 0:
-            began = self.began.setdefault(segment, self.now)
-            memories = (self.value(place, values) for place in places)
-            for memory in [m for m in memories if m != STORED and self.birth[m] < began]:
+    def enter(self, index: int) -> None:
+        """Keep what a segment's next step reads from outside until its backward pass ends."""
+        segment = self.segment_of[index]
+        began = self.began.setdefault(segment, self.now + 1)
+        keeper = self.memories.keeper
+        for place in reads(self.program.steps[index]):
+            memory = self.value(self.steps.number(place), self.values)
+            if memory != STORED and self.memories.birth[memory] < began:
                 self.boundary.setdefault(segment, set()).add(memory)
-                self.keeper.setdefault(memory, self.moments[self.now])
-
-    def compute(self, index: int, step: Compute, values: dict[Place, int], *, keep: bool) -> None:
-        super().compute(index, step, values, keep=keep)
-        operator = step.operator
-        if operator.name in self.discarded:
-            source = self.value((operator.inputs[0], step.decision.inputs[0]), values)
-            for place in zip(operator.outputs, step.decision.outputs, strict=True):
-                made = self.value(place, values)
-                # A view is the memory of its source.
-                if made != source:
-                    self.shard[made] = source
-
-    def gathered(self, name: str, made: int, memory: int, ahead: Action) -> None:
-        if ahead.gathers and (
-            self.regather or (self.units and self.tensors[name].role is Role.PARAMETER)
-        ):
-            self.shard[made] = memory
+                keeper[memory] = self.workers[index] if keeper[memory] < 0 else keeper[memory]
 
     # --- backward ---
 
     def backward(self) -> None:
         graph = self.program.graph
         if graph.loss is not None:
-            self.add(
-                (graph.loss, self.program.assignment.outputs[graph.loss]),
-                self.new(self.tensors[graph.loss].bytes),
-            )
+            loss = self.steps.number((graph.loss, self.program.assignment.outputs[graph.loss]))
+            self.begin_back(loss, self.new(self.tensors[graph.loss].bytes))
         recomputed: set[int] = set()
-        steps = self.program.steps
+        steps = reversed(range(len(self.program.steps)))
         last: dict[int, int] = {}
         for index, segment in enumerate(self.segment_of):
             # Backward, a segment ends with its first step.
             last.setdefault(segment, index)
-        for index in reversed(range(len(steps))):
-            segment = self.segment_of[index]
-            step = steps[index]
+        for segment, some in itertools.groupby(steps, self.segment_of.__getitem__):
+            indices = list(some)
             if segment >= 0 and segment not in recomputed:
                 recomputed.add(segment)
                 self.recompute(segment)
-            if isinstance(step, Redistribute):
-                self.redistribute_back(index, step)
-            elif self.facts[step.operator.name].backward:
-                self.compute_back(index, step)
-            if segment >= 0 and last[segment] == index:
+            self.walk(indices, self.values, self.saved, Way.BACK)
+            if segment >= 0 and last[segment] == indices[-1]:
                 for memory in self.boundary.get(segment, ()):
                     self.read(memory)
         self.reduce_buckets()
 
     def recompute(self, segment: int) -> None:
         """Walk a segment forward once more, now keeping autograd's values."""
-        values: dict[Place, int] = {}
-        for index, step in enumerate(self.program.steps):
-            if self.segment_of[index] == segment:
-                self.run(index, step, values, keep=True)
-
-    def add(self, place: Place, gradient: int) -> None:
-        super().add(place, gradient)
-        if place in self.stored:
-            self.ready[place[0]] = self.now
-
-    def flow(self, place: Place, same: int | None) -> None:
-        if not self.is_cast(place[0]):
-            super().flow(place, same)
-            return
-        # Autograd makes the gradient in the value's type, and it lives until it is cast.
-        self.scratch.append((self.now, self.made_gradient_bytes(*place)))
-        self.add(place, self.new(self.gradient_bytes(*place)))
-
-    def read_saved(self, index: int) -> None:
-        for memory in self.saved.get(index, ()):
-            # Only what it comes from was saved: the value is made anew for this moment.
-            while memory in self.shard:
-                self.scratch.append((self.now, self.size[memory]))
-                memory = self.shard[memory]
-            self.read(memory)
+        # Its values go with it, while gathered parameters are those of the first pass.
+        steps = [index for index, of in enumerate(self.segment_of) if of == segment]
+        self.walk(steps, self.steps.nowhere(), self.saved, Way.KEEPING)
 
     def reduce_buckets(self) -> None:
         """Copy each bucket flat and sum it, once its gradients and earlier buckets are ready.
@@ -209,16 +162,21 @@ class _Walk(Steps):
         """
         self.tick("")
         moment = 0
+        stored = self.program.assignment.storage
         # Permanent buffers are summed in place.
         for bucket in () if self.accumulating else scheduled(self.program).buckets:
-            moment = max([moment, *(self.ready.get(name, 0) for name in bucket.parameters)])
+            ready = (self.added[self.steps.number((n, stored[n]))] for n in bucket.parameters)
+            moment = max(moment, *ready)
             flat = self.new(float(bucket.nbytes), BUFFER)
             # The copy was made as soon as the last of its gradients was complete.
-            self.birth[flat] = moment
+            self.memories.birth[flat] = moment
             if any(degree_of(axes, self.mesh) > 1 for axes in bucket.sums):
-                self.scratch.append((moment, float(bucket.nbytes)))
-        for (name, layout), gradient in self.gradients.items():
-            if (name, layout) in self.stored and self.tensors[name].role is Role.PARAMETER:
-                self.what[gradient] = GRADIENT
+                self.memories.temporary_at.append(moment)
+                self.memories.temporary.append(float(bucket.nbytes))
+        for place, gradient in enumerate(self.gradients):
+            name, layout = self.places[place]
+            parameter = self.tensors[name].role is Role.PARAMETER
+            if gradient != MISSING and parameter and stored.get(name) == layout:
+                self.mark(gradient, GRADIENT)
                 if not self.accumulating:
                     self.read(gradient)

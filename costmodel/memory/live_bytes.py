@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-STORED = -1
-"""The memory of permanently stored tensors, which are counted apart."""
-ACTIVATION, GRADIENT, BUFFER, PASSING, GATHERED = range(5)
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.compiled.in_python import CLOSED, PASSING, STORED, Memories, new_memory
+
+__all__ = ["BUFFER", "GATHERED", "GRADIENT", "PASSING", "STORED", "Live", "LiveBytes"]
+
+ACTIVATION = 0
+GRADIENT = 1
+BUFFER = 2
+GATHERED = 4
+KINDS = 5
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """Bytes alive at every moment, by their kind.
+    """Bytes alive at every moment, by their kind: arrays [moments].
 
     `activations`: values saved for the backward pass. `saved`: bytes that the forward pass of one
     micro-batch leaves to its backward pass. `gathered`: parameters in used layouts that differ from
@@ -22,81 +34,122 @@ class Live:
     the share of `saved` that each of them is the first to keep.
     """
 
-    activations: Sequence[float]
-    gradients: Sequence[float]
-    buffers: Sequence[float]
-    passing: Sequence[float]
-    gathered: Sequence[float]
+    activations: Floats
+    gradients: Floats
+    buffers: Floats
+    passing: Floats
+    gathered: Floats
     saved: float
     moments: Sequence[str]
     saved_of: Mapping[str, float]
 
 
 class LiveBytes:
-    """The growing list of memories: sizes, kinds, and the moments of their birth and last use."""
+    """The growing list of memories: sizes, kinds, and the moments of their birth and last use.
+
+    `names`: whatever is at work in a moment, by its number in `memories`.
+    """
 
     def __init__(self) -> None:
-        self.now = 0
         self.forward_end = 0
-        self.moments = [""]
-        self.size: list[float] = []
-        self.birth: list[int] = []
-        self.death: list[int] = []
-        self.what: list[int] = []
-        self.scratch: list[tuple[int, float]] = []
-        self.keeper: dict[int, str] = {}  # a memory → the first operator that keeps it
+        self.names = [""]
+        self._numbers = {"": 0}
+        self.memories = Memories(
+            size=array("d"),
+            birth=array("q"),
+            death=array("q"),
+            kind=array("q"),
+            holders=array("q"),
+            keeper=array("q"),
+            source=array("q"),
+            moments=array("q", [0]),
+            temporary_at=array("q"),
+            temporary=array("d"),
+        )
+        self.size = self.memories.size
+
+    @property
+    def now(self) -> int:
+        """The number of the present moment."""
+        return len(self.memories.moments) - 1
+
+    def number_of(self, name: str) -> int:
+        """The number of what is at work."""
+        number = self._numbers.setdefault(name, len(self.names))
+        if number == len(self.names):
+            self.names.append(name)
+        return number
 
     def tick(self, name: str) -> None:
         """Go on to the next moment, in which `name` is at work."""
-        self.now += 1
-        self.moments.append(name)
+        self.memories.moments.append(self.number_of(name))
 
-    def new(self, size: float, what: int = PASSING) -> int:
-        self.size.append(size)
-        self.birth.append(self.now)
-        self.death.append(self.now)
-        self.what.append(what)
-        return len(self.size) - 1
+    def new(self, size: float, kind: int = PASSING) -> int:
+        return new_memory(self.memories, size, kind)
 
     def read(self, memory: int) -> None:
-        if memory != STORED:
-            self.death[memory] = max(self.death[memory], self.now)
+        # Released memory is not there, even if something still refers to it.
+        if memory >= 0 and self.memories.kind[memory] < CLOSED:
+            self.memories.death[memory] = self.now
+
+    def mark(self, memory: int, kind: int) -> None:
+        """Say of which kind a memory is; one that was released stays so."""
+        released = self.memories.kind[memory] >= CLOSED
+        self.memories.kind[memory] = kind + CLOSED * released
 
     def live(self, *, accumulating: bool) -> Live:
         """Return the sums at every moment.
 
         `accumulating`: a complete gradient has been added to a buffer and is gone.
         """
-        # A memory that is read in the last moment is subtracted in the one behind it.
-        moments = self.now + 2
-        changes = [[0.0] * moments for _ in range(5)]
+        memories = self.memories
+        birth, death, kind = (
+            np.array(numbers, dtype=np.int64)
+            for numbers in (memories.birth, memories.death, memories.kind)
+        )
+        # What was released counts as what it was until then.
+        kind %= CLOSED
+        size = np.array(memories.size, dtype=np.float64)
+        # Made in the forward pass and read in the backward pass: the value was saved.
+        saved = (birth <= self.forward_end) & (self.forward_end < death)
+        saved &= (kind == PASSING) | (kind == GATHERED)
+        kind[saved & (kind == PASSING)] = ACTIVATION
+        if accumulating:
+            kind[kind == GRADIENT] = PASSING
+        # Added up one by one, as sums of them are compared bit for bit.
         saved_of: dict[str, float] = {}
-        for memory, (size, birth, death, what) in enumerate(
-            zip(self.size, self.birth, self.death, self.what, strict=True)
-        ):
-            # Made in the forward pass and read in the backward pass: the value was saved.
-            if what in (PASSING, GATHERED) and birth <= self.forward_end < death:
-                what = ACTIVATION if what == PASSING else what
-                keeper = self.keeper.get(memory, self.moments[birth])
-                saved_of[keeper] = saved_of.get(keeper, 0.0) + size
-            elif what == GRADIENT and accumulating:
-                what = PASSING
-            changes[what][birth] += size
-            # At the moment of its last use a memory is still there.
-            changes[what][death + 1] -= size
-        for moment, size in self.scratch:
-            changes[PASSING][moment] += size
-            changes[PASSING][moment + 1] -= size
-        activations, gradients, buffers, passing, gathered = (
-            list(itertools.accumulate(change))[:-1] for change in changes
+        for memory in np.flatnonzero(saved).tolist():
+            # What no operator keeps for itself is held by a segment, from its maker on.
+            keeper = memories.keeper[memory]
+            keeper = memories.moments[birth[memory]] if keeper < 0 else keeper
+            name = self.names[keeper]
+            saved_of[name] = saved_of.get(name, 0.0) + memories.size[memory]
+        passing_at = np.array(memories.temporary_at, dtype=np.int64)
+        alive = self._alive(
+            np.concatenate((kind, np.full(len(passing_at), PASSING))),
+            np.concatenate((birth, passing_at)),
+            np.concatenate((death, passing_at)),
+            np.concatenate((size, np.array(memories.temporary, dtype=np.float64))),
         )
         return Live(
-            activations=activations,
-            gradients=gradients,
-            buffers=buffers,
-            passing=passing,
-            gathered=gathered,
+            activations=alive[ACTIVATION],
+            gradients=alive[GRADIENT],
+            buffers=alive[BUFFER],
+            passing=alive[PASSING],
+            gathered=alive[GATHERED],
             saved=math.fsum(saved_of.values()),
-            moments=self.moments,
+            moments=[self.names[number] for number in memories.moments],
             saved_of=saved_of,
         )
+
+    def _alive(self, kind: Ints, birth: Ints, death: Ints, size: Floats) -> Floats:
+        """Bytes of each kind at every moment: array [kinds, moments]."""
+        # A memory that is read in the last moment is subtracted in the one behind it, as at the
+        # moment of its last use it is still there.
+        moments = self.now + 2
+        at = kind * moments + np.stack((birth, death + 1))
+        changes = np.bincount(
+            at.T.ravel(), np.stack((size, -size)).T.ravel(), minlength=KINDS * moments
+        )
+        alive = np.cumsum(changes.reshape(KINDS, moments), axis=1)[:, :-1]
+        return np.asarray(alive, dtype=np.float64)

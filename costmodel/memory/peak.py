@@ -13,7 +13,10 @@ gradients are split, besides the storage of their parameters (ZeRO 1 and 2).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.analysis import Analysis
@@ -129,13 +132,10 @@ def _at_peak(
     """The memory at the moment of the step's largest sum, or in the optimizer's step after it."""
     # The walk holds the activations of one micro-batch; the others in flight wait meanwhile.
     waiting = (in_flight - 1) * live.saved
-    totals = [
-        sum(parts)
-        for parts in zip(
-            live.activations, live.gradients, live.buffers, live.passing, live.gathered, strict=True
-        )
-    ]
-    peak = max(range(len(totals)), key=totals.__getitem__)
+    parts = (live.activations, live.gradients, live.buffers, live.passing, live.gathered)
+    totals = functools.reduce(np.add, parts)
+    peak = int(totals.argmax())
+    activations, gradients, buffers, passing, gathered = (float(part[peak]) for part in parts)
     fixed = {
         "master": states.master,
         "optimizer": states.optimizer,
@@ -144,21 +144,23 @@ def _at_peak(
     }
     # When the optimizer runs, activations are gone and all gradients are there.
     # Permanent buffers of gradients (`main`) exist in both moments, and are not in the walk.
-    if states.gradients + temporaries > totals[peak] + waiting + (
+    if states.gradients + temporaries > float(totals[peak]) + waiting + (
         states.gradients if main else 0.0
     ):
-        parts = {
-            "parameters": states.parameters,
-            "gradients": states.gradients,
-            "transient": temporaries,
-        }
-        return Memory(**fixed, **parts, activations=0.0, buffers=0.0)
+        return Memory(
+            **fixed,
+            parameters=states.parameters,
+            gradients=states.gradients,
+            transient=temporaries,
+            activations=0.0,
+            buffers=0.0,
+        )
     return Memory(
         **fixed,
-        parameters=states.parameters + live.gathered[peak],
-        travelling=live.gathered[peak] + live.gradients[peak] + live.buffers[peak],
-        gradients=states.gradients if main else live.gradients[peak],
-        activations=live.activations[peak] + waiting,
-        buffers=live.buffers[peak],
-        transient=live.passing[peak],
+        parameters=states.parameters + gathered,
+        travelling=gathered + gradients + buffers,
+        gradients=states.gradients if main else gradients,
+        activations=activations + waiting,
+        buffers=buffers,
+        transient=passing,
     )

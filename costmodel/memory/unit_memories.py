@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 
+from autopar.compiled.in_python import CLOSED, MISSING
 from autopar.ir import Role
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.unit_collectives import Chain, scale_messages
@@ -22,50 +23,46 @@ from autopar.sharding.program import Redistribute
 from .flat_messages import FlatStep, Moving, carried, flat_steps
 from .live_bytes import BUFFER, GATHERED, GRADIENT, STORED
 from .saved_values import Facts
-from .step_memories import Place, Steps
+from .step_memories import Steps
+from .step_script import Habits
 
 
 class UnitMemories(Steps):
     """The memories of a plan's units.
 
-    `values`: gathered parameters. `home`: gradients of parameters, stored or on their way there.
-    `behind`: gradients of values, until the segment that made the value takes them. `own`: the
-    places of gradients that are sums in memory of their own.
+    `values`: gathered parameters. `home`: gradients of parameters, stored or on their way there, by
+    the numbers of places. `behind`: gradients of values, until the segment that made the value
+    takes them. `own`: the places of gradients that are sums in memory of their own.
     """
 
-    def __init__(self, plan: Scheduled, facts: Mapping[str, Facts]) -> None:
-        super().__init__(plan.program, facts, plan.schedule.types)
+    def __init__(self, plan: Scheduled, facts: Mapping[str, Facts], habits: Habits) -> None:
+        super().__init__(plan.program, facts, plan.schedule.types, habits)
         self.plan = plan
-        self.behind: dict[Place, int] = {}
-        self.home: dict[Place, int] = {}
-        self.own: set[Place] = set()
-        self.closed: set[int] = set()
+        self.behind: dict[int, int] = {}
+        self.home: dict[int, int] = {}
+        self.own: set[int] = set()
         self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
         self.travel: UnitTravel[Moving] = UnitTravel(plan)
 
-    def read(self, memory: int) -> None:
-        # Released memory is not there, even if something still refers to it.
-        if memory not in self.closed:
-            super().read(memory)
-
-    def bring(self, gradients: Sequence[tuple[Place, int]], *, made: bool = False) -> None:
+    def bring(self, gradients: Sequence[tuple[int, int]], *, made: bool = False) -> None:
         """Add each gradient to earlier ones, in place if nothing else holds them.
 
         All are held until the last is added. `made`: gradients of a backward pass, which are cast
         to the type in which they travel.
         """
         for place, gradient in gradients:
-            parameter = self.tensors[place[0]].role is Role.PARAMETER
-            if made and parameter and self.is_cast(place[0]):
-                self.tick(place[0])
+            name, layout = self.places[place]
+            parameter = self.tensors[name].role is Role.PARAMETER
+            if made and parameter and self.steps.is_cast(name):
+                self.tick(name)
                 self.read(gradient)
-                gradient = self.new(self.gradient_bytes(*place))
+                gradient = self.new(self.steps.gradient_bytes(name, layout))
             held = self.home if parameter else self.behind
             before = held.get(place)
             if before is None:
                 total = gradient
             else:
-                self.tick(place[0])
+                self.tick(name)
                 self.read(before)
                 # The first gradient may be held elsewhere, so the first sum is made in new memory.
                 total = before if place in self.own else self.new(self.size[before])
@@ -73,7 +70,7 @@ class UnitMemories(Steps):
                     self.own.add(place)
             held[place] = total
             if parameter:
-                self.what[total] = GRADIENT
+                self.mark(total, GRADIENT)
         for _, gradient in gradients:
             self.read(gradient)
 
@@ -91,19 +88,16 @@ class UnitMemories(Steps):
     def _gathering(self, unit: Unit, chain: Chain) -> Generator[None, None, None]:
         steps = self._members(chain.group)
         starts = [self._start(step) for step in steps]
-        sizes = [self.bytes_of(step.tensor, step.chain[-1]) for step in steps]
+        sizes = [self.steps.bytes_of(step.tensor, step.chain[-1]) for step in steps]
         # Scales are small: their messages take time, but hardly any memory.
         for _ in scale_messages(self.program, chain.group):
             yield
         rooms = partial(self._rooms, sizes) if unit.mode is Mode.PER_PASS else None
         made = yield from carried(self, starts, self._flat(chain.group, back=False), rooms)
-        self.values.update(
-            ((step.tensor, step.chain[-1]), memory)
-            for step, memory in zip(steps, made, strict=True)
-        )
-        for memory in made:
+        for step, memory in zip(steps, made, strict=True):
+            self.values[self.steps.number((step.tensor, step.chain[-1]))] = memory
             if memory != STORED:
-                self.what[memory] = GATHERED
+                self.mark(memory, GATHERED)
         for memory in starts:  # held until all has come
             self.read(memory)
 
@@ -112,28 +106,27 @@ class UnitMemories(Steps):
 
     def _start(self, step: Redistribute) -> int:
         """The start of a chain: another chain's result, or the shard, cast if its type differs."""
-        place = step.tensor, step.chain[0]
-        start = (
-            self.values.get(place)
-            if place[1] != self.program.assignment.storage[step.tensor]
-            else None
-        )
-        if start is None:
-            start = (
-                self.new(self.bytes_of(step.tensor, step.chain[0]), BUFFER)
-                if self.types.casts(self.tensors[step.tensor])
-                else STORED
-            )
-        return start
+        name = step.tensor
+        layout = step.chain[0]
+        if layout != self.program.assignment.storage[name]:
+            start = self.values[self.steps.number((name, layout))]
+            if start != MISSING:
+                return start
+        if not self.types.casts(self.tensors[name]):
+            return STORED
+        return self.new(self.steps.bytes_of(name, layout), BUFFER)
 
     def release(self, unit: Unit) -> None:
         self.wait([unit.number])
         for step in self._members(unit.members):
-            memory = self.values.pop((step.tensor, step.chain[-1]), STORED)
-            self.read(memory)
-            # Its storage is freed, although autograd still refers to the tensor.
-            if unit.mode is Mode.PER_PASS and memory != STORED:
-                self.closed.add(memory)
+            place = self.steps.number((step.tensor, step.chain[-1]))
+            memory = self.values[place]
+            self.values[place] = MISSING
+            if memory >= 0:
+                self.read(memory)
+                # Its storage is freed, although autograd still refers to the tensor.
+                if unit.mode is Mode.PER_PASS and self.memories.kind[memory] < CLOSED:
+                    self.memories.kind[memory] += CLOSED
 
     def reduce(self, unit: Unit, number: int, micro_batch: int, *, last: bool) -> None:
         self.tick(self._name(unit))
@@ -151,11 +144,12 @@ class UnitMemories(Steps):
         steps = self._members(chain.group)
         if not steps[0].gradient:
             return
-        shares = [self._taken((step.tensor, step.chain[-1])) for step in steps]
+        number = self.steps.number
+        shares = [self._taken(number((step.tensor, step.chain[-1]))) for step in steps]
         home = yield from carried(self, shares, self._flat(chain.group, back=True))
         self.bring(
             [
-                ((step.tensor, step.chain[0]), gradient)
+                (number((step.tensor, step.chain[0])), gradient)
                 for step, gradient in zip(steps, home, strict=True)
             ]
         )
@@ -163,7 +157,8 @@ class UnitMemories(Steps):
     def _summing(self, chain: Chain) -> Generator[None, None, None]:
         # The second factors of low-rank gradients are part of the first ones' bucket.
         bucket = chain.buckets[0]
-        places = [(name, self.program.assignment.storage[name]) for name in bucket.parameters]
+        storage = self.program.assignment.storage
+        places = [self.steps.number((name, storage[name])) for name in bucket.parameters]
         sums = [self._taken(place) for place in places]
         for axes in itertools.chain.from_iterable(one.sums for one in chain.buckets):
             if degree_of(axes, self.mesh) > 1:
@@ -173,11 +168,13 @@ class UnitMemories(Steps):
                 yield
         self.home.update(zip(places, sums, strict=True))
 
-    def _taken(self, place: Place) -> int:
+    def _taken(self, place: int) -> int:
         """The gradient at a place, which is there no longer; zeros where there is none."""
         self.own.discard(place)
         gradient = self.home.pop(place, None)
-        return self.new(self.gradient_bytes(*place)) if gradient is None else gradient
+        if gradient is not None:
+            return gradient
+        return self.new(self.steps.gradient_bytes(*self.places[place]))
 
     # --- flat messages ---
 

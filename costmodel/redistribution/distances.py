@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.minplus import minimise
+from autopar.compiled import minimise
 from autopar.sharding.layout import Kind
 from autopar.sharding.mesh import axis_sets
 from autopar.sharding.redistribution import STEP_PENALTY, may_change, transfers

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.minplus import minimise
+from autopar.compiled import minimise
 from autopar.sharding.layout import Kind
 from autopar.sharding.mesh import Axes, axis_sets, degree_of
 from autopar.sharding.redistribution import may_change, transfers

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.minplus import minimise
+from autopar.compiled import minimise
 
 from ..tables import Table
 

@@ -19,7 +19,7 @@ import numpy as np
 from autopar.costmodel import Cluster
 from autopar.costmodel.device.imbalance import busiest, worst
 from autopar.costmodel.device.operator_seconds import operator_parts
-from autopar.costmodel.memory.step_memories import made_for_each
+from autopar.costmodel.memory.step_script import made_for_each
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import Graph, Operator

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autopar import minplus
-from autopar.minplus import in_numpy
+from autopar import compiled
+from autopar.compiled import in_numpy
 
 Table = NDArray[np.float64]
 
 needs_compiled = pytest.mark.skipif(
-    minplus.minimise is in_numpy.minimise, reason="the package was installed without a compiler"
+    compiled.minimise is in_numpy.minimise, reason="the package was installed without a compiler"
 )
 
 
@@ -41,7 +41,7 @@ def test_compiled_kernel_equals_numpy_bit_for_bit(seed: int) -> None:
     expected = np.empty(shape[1:])
     in_numpy.minimise(expected, tuple(terms))
     got = np.full(shape[1:], np.nan)
-    minplus.minimise(got, tuple(terms))
+    compiled.minimise(got, tuple(terms))
     assert got.tobytes() == expected.tobytes()
 
 
@@ -63,4 +63,4 @@ def test_compiled_kernel_equals_numpy_bit_for_bit(seed: int) -> None:
 )
 def test_compiled_kernel_refuses(out: Table, terms: tuple[Table, ...], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        minplus.minimise(out, terms)
+        compiled.minimise(out, terms)

@@ -206,7 +206,7 @@ unfit:
     return -1;
 }
 
-static PyObject *py_minimise(PyObject *module, PyObject *args)
+PyObject *autopar_minimise(PyObject *module, PyObject *args)
 {
     (void)module;
     PyObject *target, *sequence;
@@ -243,16 +243,3 @@ static PyObject *py_minimise(PyObject *module, PyObject *args)
         return NULL;
     Py_RETURN_NONE;
 }
-
-static PyMethodDef methods[] = {
-    {"minimise", py_minimise, METH_VARARGS,
-     "minimise(out, terms): write the minimum over axis 0 of the terms' sum to `out`."},
-    {NULL, NULL, 0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_compiled", "The compiled min-plus kernel.", 0, methods,
-    NULL, NULL, NULL, NULL,
-};
-
-PyMODINIT_FUNC PyInit__compiled(void) { return PyModule_Create(&definition); }

@@ -1,0 +1,22 @@
+/* The compiled loops of the package, one file each. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+PyObject *autopar_minimise(PyObject *module, PyObject *args);
+PyObject *autopar_walk(PyObject *module, PyObject *args);
+
+static PyMethodDef methods[] = {
+    {"minimise", autopar_minimise, METH_VARARGS,
+     "minimise(out, terms): write the minimum over axis 0 of the terms' sum to `out`."},
+    {"walk", autopar_walk, METH_VARARGS,
+     "walk(script, places, memories, counts, steps, start, way): take steps while there is room, "
+     "and return the number of those that were taken."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_compiled", "The compiled loops.", 0, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__compiled(void) { return PyModule_Create(&definition); }

@@ -1,0 +1,20 @@
+"""The compiled loops."""
+
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .in_python import Memories, Places, Script
+
+def minimise(out: NDArray[np.float64], terms: tuple[NDArray[np.float64], ...], /) -> None: ...
+def walk(
+    script: Script,
+    places: Places,
+    memories: Memories,
+    counts: array[int],
+    steps: array[int],
+    start: int,
+    way: int,
+    /,
+) -> int: ...
