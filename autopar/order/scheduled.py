@@ -144,7 +144,7 @@ class Scheduled:
         inside = (
             (*talking(step.decision), *filter(None, scaling(self.program.graph, step, mesh)))
             for step in steps
-            if isinstance(step, Compute)
+            if isinstance(step, Compute) and speaks(step)
         )
         between = (index for index in range(len(steps)) if index not in self.modes)
         return self._of_several((*itertools.chain.from_iterable(inside), *self._changed(between)))

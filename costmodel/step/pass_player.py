@@ -31,6 +31,7 @@ from autopar.sharding.program import (
 
 from .issuer import Issuer
 from .shared_links import Sent
+from .streams import Work
 from .travelling_rows import Exchanges
 
 
@@ -81,16 +82,30 @@ class _Work(NamedTuple):
     rings: tuple[bool, bool]
 
 
+class _Alone(NamedTuple):
+    """Operators in a row beside which nothing is sent, forward and, the last first, backward."""
+
+    ahead: list[Work]
+    back: list[Work]
+
+
+class _Step(NamedTuple):
+    """A step: those under way whose results it reads, its number, and its operator, if any."""
+
+    arriving: list[int]
+    number: int
+    operator: Compute | None
+
+
 class _Script(NamedTuple):
     """The steps of a segment, which are the same in every micro-batch.
 
-    `ahead`: in the order of the forward pass, the redistributions and layers under way whose
-    results a step reads, its number, and its operator if it is one. `read_by`: those by the step
-    that first reads their result (None: none does). `works`: the layers that work in front of each
-    step. `apart`: those of them that leave in this segment, too.
+    `parts`: in the order of the forward pass. `read_by`: the redistributions and layers under way
+    by the step that first reads their result (None: none does). `works`: the layers that work in
+    front of each step. `apart`: those of them that leave in this segment, too.
     """
 
-    ahead: list[tuple[list[int], int, Compute | None]]
+    parts: list[_Alone | _Step]
     read_by: dict[int | None, list[int]]
     works: Works
     apart: frozenset[int]
@@ -124,7 +139,11 @@ class PassPlayer:
         self.micro_batch = micro_batch
         travelling: dict[int, list[Sent]] = {}
         script = self._script(segment)
-        for arriving, index, operator in script.ahead:
+        for part in script.parts:
+            if isinstance(part, _Alone):
+                self.clock.compute_all(part.ahead)
+                continue
+            arriving, index, operator = part
             self._work_layers(script, index)
             for other in arriving:
                 self._arrive(other, travelling)
@@ -182,7 +201,11 @@ class PassPlayer:
         script = self._script(segment)
         travelling: dict[int, list[Sent]] = {}
         self._return(script, None, travelling)
-        for _, index, operator in reversed(script.ahead):
+        for part in reversed(script.parts):
+            if isinstance(part, _Alone):
+                self.clock.compute_all(part.back)
+                continue
+            _, index, operator = part
             if index in script.apart:
                 self._exchanges(index).arrive()
             elif operator is not None and index not in segment.working:
@@ -231,14 +254,35 @@ class PassPlayer:
             for index in segment.steps:
                 step = self.program.steps[index]
                 read = [waiting.pop(place) for place in reads(step) if place in waiting]
-                script.ahead.append((read, index, step if isinstance(step, Compute) else None))
+                operator = step if isinstance(step, Compute) else None
                 if read:
                     script.read_by[index] = read
+                if operator is None or read or index in works or index in apart:
+                    script.parts.append(_Step(read, index, operator))
+                else:
+                    self._append(script.parts, _Step(read, index, operator))
                 if isinstance(step, Redistribute) or index in script.apart:
                     waiting[makes(step)[0]] = index
             script.read_by[None] = list(waiting.values())
             self.scripts[segment.steps] = script
         return self.scripts[segment.steps]
+
+    def _append(self, parts: list[_Alone | _Step], one: _Step) -> None:
+        """Add an operator to those in front of it, if neither sends anything."""
+        assert one.operator is not None
+        work = self._work(one.operator)
+        # One that sends in either pass stands by itself in both.
+        if work.ahead or work.back:
+            parts.append(one)
+            return
+        if not parts or not isinstance(parts[-1], _Alone):
+            parts.append(_Alone([], []))
+        alone = parts[-1]
+        assert isinstance(alone, _Alone)
+        operator = one.operator.operator
+        alone.ahead.append(Work(operator.name, operator.kind, work.seconds.forward))
+        # A backward pass runs the last operator first.
+        alone.back.insert(0, Work(operator.name, operator.kind, work.seconds.backward))
 
     def _work(self, step: Compute) -> _Work:
         name = step.operator.name

@@ -8,7 +8,7 @@ a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .reasons import Reason
@@ -28,6 +28,14 @@ class Event(NamedTuple):
     phase: str
     start: float
     end: float
+
+
+class Work(NamedTuple):
+    """A stretch of computation."""
+
+    name: str
+    kind: str
+    seconds: float
 
 
 class Wait(NamedTuple):
@@ -95,13 +103,31 @@ class Clock:
 
     def compute(self, name: str, kind: str, seconds: float) -> float:
         """Compute for `seconds`, longer while something is sent, and return the end."""
-        if seconds > 0:
-            start = self.now
-            self.now = self._slowed(start, seconds)
-            self.spent[self.phase] += seconds
-            self.slowed += self.now - start - seconds
-            self.events.append(Event(name, kind, COMPUTE, self.phase, start, self.now))
+        self.compute_all([Work(name, kind, seconds)])
         return self.now
+
+    def compute_all(self, works: Iterable[Work]) -> None:
+        """Compute one after the other, each longer while something is sent."""
+        # Nothing is sent meanwhile, so that the transfers under way are looked up once.
+        works = [work for work in works if work.seconds > 0]
+        slows = bool(works and self.under_way) and self.slowdown != 1.0
+        if slows:
+            self.under_way.sort(key=lambda sent: sent.start)
+        phase = self.phase
+        start = now = self.now
+        spent = self.spent[phase]
+        slowed = self.slowed
+        for name, kind, seconds in works:
+            start = now
+            now = self._slowed(start, seconds) if slows else start + seconds
+            spent += seconds
+            slowed += now - start - seconds
+            self.events.append(Event(name, kind, COMPUTE, phase, start, now))
+        self.now = now
+        self.spent[phase] = spent
+        self.slowed = slowed
+        if slows:
+            self.under_way = [sent for sent in self.under_way if sent.end > start]
 
     def send(self, name: str, kind: str, stream: str, seconds: float, after: float) -> Sent:
         """Communicate on `stream`, not before `after`."""
@@ -171,11 +197,6 @@ class Clock:
 
         While something is sent, the work runs at 1 / slowdown of its speed.
         """
-        if self.slowdown == 1.0 or not self.under_way:
-            return start + seconds
-        self.under_way = sorted(
-            (sent for sent in self.under_way if sent.end > start), key=lambda sent: sent.start
-        )
         for sent in self.under_way:
             # Full speed up to the start of a transfer, slowed down until its end.
             if sent.start - start >= seconds:

@@ -64,8 +64,9 @@ class UnitPlayer:
 
     def __init__(self, plan: Scheduled, prices: MeshPrices, clock: Clock, *, hides: bool) -> None:
         self.plan = plan
-        self.gathers = Issuer(prices, clock, Reason.GATHERS, plan.shared_groups())
-        self.reductions = Issuer(prices, clock, Reason.REDUCTIONS, plan.shared_groups())
+        apart = plan.shared_groups()
+        self.gathers = Issuer(prices, clock, Reason.GATHERS, apart)
+        self.reductions = Issuer(prices, clock, Reason.REDUCTIONS, apart)
         self.hides = hides
         self.clock = clock
         self.mesh = prices.mesh.shape
