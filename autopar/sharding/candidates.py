@@ -15,6 +15,7 @@ The placements of an option do not depend on the other axes, so a strategy is on
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -223,36 +224,53 @@ def _normalised(
 
 def strategies_of(rule: Rule, options: Sequence[Option], mesh: Sequence[int]) -> Strategies:
     """Every combination of one option an axis in which all shards are equal in size."""
-    # Without axes there is one strategy, the empty one; `reshape` cannot infer it.
-    grids = (
-        np.indices((len(options),) * len(mesh)).reshape(len(mesh), -1).T
-        if mesh
-        else np.zeros((1, 0), dtype=np.int64)
-    )
-    valid = np.ones(len(grids), dtype=bool)
+    valid = np.ones((len(options),) * len(mesh), dtype=bool)
     by_factor: dict[int, dict[int, list[int]]] = {}
     for index, option in enumerate(options):
         for factor, parts in option.splits:
             by_factor.setdefault(factor, {}).setdefault(parts, []).append(index)
     for factor, members in by_factor.items():
-        done = np.ones(len(grids), dtype=np.int64)
-        # The rule of `is_valid`, for all combinations at once: from the outermost level inwards,
-        # each divides what the levels outside leave.
-        for parts, alike in sorted(members.items()):
-            degree = np.ones(len(grids), dtype=np.int64)
-            taken = np.bincount(alike, minlength=len(options)) > 0
-            for axis, size in enumerate(mesh):
-                degree[taken[grids[:, axis]]] *= size
-            used = degree > 1
-            valid &= ~used | (
-                (parts % done == 0) & (rule.factors[factor].size % (parts * degree) == 0)
-            )
-            done = np.where(used, parts * degree, done)
+        levels = sorted(members.items())
+        parts_of_levels = tuple(parts for parts, _ in levels)
+        divides = _divides(rule.factors[factor].size, parts_of_levels, tuple(mesh))
+        # An entry of that table for every combination, as a sum over the axes.
+        entries = np.zeros((1,) * len(mesh), dtype=np.int64)
+        for axis in range(len(mesh)):
+            bits = np.zeros(len(options), dtype=np.int64)
+            for level, (_, alike) in enumerate(levels):
+                bits[alike] = 1 << level * len(mesh) + axis
+            entries = entries + bits.reshape([-1 if a == axis else 1 for a in range(len(mesh))])
+        valid &= divides[entries]
+    # Without axes there is one strategy, the empty one.
+    choices = np.argwhere(valid) if mesh else np.zeros((1, 0), dtype=np.int64)
     for index, option in enumerate(options):
         # Options that stack may be taken on any axes, each exchange by itself.
         if option.communication is not None and not COMMUNICATIONS[option.communication].stacks:
-            valid &= _in_one_group(index, option, options, grids, mesh, rule)
-    return Strategies(rule=rule, options=tuple(options), choices=np.ascontiguousarray(grids[valid]))
+            choices = choices[_in_one_group(index, option, options, choices, mesh, rule)]
+    return Strategies(rule=rule, options=tuple(options), choices=np.ascontiguousarray(choices))
+
+
+# The same few sizes are asked for again and again.
+@functools.lru_cache(maxsize=1 << 12)
+def _divides(size: int, levels: tuple[int, ...], mesh: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Whether splits of a factor give equal shards, by the axes that each level splits.
+
+    `levels`: the parts of each level, ascending. Bit `level * axes + axis` of an entry's number
+    says that the level splits the axis.
+    """
+    numbers = np.arange(1 << len(levels) * len(mesh))
+    valid = np.ones(len(numbers), dtype=bool)
+    done = np.ones(len(numbers), dtype=np.int64)
+    # The rule of `is_valid`: from the outermost level inwards, each divides what the levels outside
+    # leave.
+    for level, parts in enumerate(levels):
+        degree = np.ones(len(numbers), dtype=np.int64)
+        for axis, devices in enumerate(mesh):
+            degree[(numbers >> level * len(mesh) + axis) % 2 == 1] *= devices
+        used = degree > 1
+        valid &= ~used | ((parts % done == 0) & (size % (parts * degree) == 0))
+        done = np.where(used, parts * degree, done)
+    return valid
 
 
 def _in_one_group(

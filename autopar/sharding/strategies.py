@@ -132,5 +132,5 @@ def factor_degrees(
         splits[index, [f for f in (option.factor, *option.partners) if f >= 0]] = True
     degrees = np.ones((len(choices), factors), dtype=np.int64)
     for axis, size in enumerate(mesh):
-        degrees *= np.where(splits[choices[:, axis]], size, 1)
+        degrees *= np.where(splits, size, 1)[choices[:, axis]]
     return degrees
