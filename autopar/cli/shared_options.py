@@ -15,7 +15,7 @@ from autopar.units import parse_count
 if TYPE_CHECKING:
     from autopar.analysis.program.throughput import Budget
 
-FORMATS = ("torchtitan", "megatron", "deepspeed", "accelerate", "hf-tp-plan")
+FORMATS = ("torchtitan", "megatron", "megatron-bridge", "deepspeed", "accelerate", "hf-tp-plan")
 BACKENDS = ("gloo", "nccl")
 MODELS = (
     "file.onnx, file.pt2, package.module:function returning (module, example_inputs), "

@@ -25,14 +25,16 @@ from autopar.sharding.layer_numbers import between_layers
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.rules import is_product
 
+from .whole_products import whole_products
+
 
 def _whole_otherwise(scheme: AxisScheme) -> AxisScheme:
-    """The scheme, with heads split evenly, and products whole that it cannot split.
+    """The scheme, with heads split evenly, and products whole that it, or its target, cannot split.
 
     Targets know no other work of such ranks.
     """
     products = (*scheme.prefer[Part.PRODUCT], UNSPLIT)
-    prefer = {**scheme.prefer, Part.PRODUCT: products}
+    prefer = {**scheme.prefer, Part.PRODUCT: products, Part.FIXED: (UNSPLIT,)}
     return replace(scheme, whole_heads=True, prefer=prefer)
 
 
@@ -83,7 +85,7 @@ def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | Non
         stages=(least, most or math.inf),
         filled=reach.filled,
     )
-    named = _Named(analysis=analysis)
+    named = _Named(analysis=analysis, fixed=whole_products(analysis, reach.weights))
     return replace(
         request,
         space=space,
@@ -102,16 +104,22 @@ def _missing(analysis: Analysis) -> set[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Named:
-    """The limits of the schemes that the axes of a mesh are named after."""
+    """The limits of the schemes that the axes of a mesh are named after.
+
+    `fixed`: products whose weights the target does not split.
+    """
 
     analysis: Analysis = field(repr=False)
+    fixed: frozenset[str] = frozenset()
     by_names: dict[tuple[str, ...], Possible] = field(default_factory=dict, repr=False)
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         names = tuple(axis.name for axis in mesh.axes)
         if names not in self.by_names:
             axes = tuple(SCHEMES[name] for name in names)
-            scheme = Scheme(name=" x ".join(names), words="", axes=axes, named=names)
+            scheme = Scheme(
+                name=" x ".join(names), words="", axes=axes, named=names, fixed=self.fixed
+            )
             self.by_names[names] = Possible(scheme=scheme, analysis=self.analysis)
         return self.by_names[names](analysis, mesh)
 

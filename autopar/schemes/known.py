@@ -29,7 +29,7 @@ from autopar.sharding.mesh import Mesh
 from .axis import AxisScheme, axis_limits, lacking
 from .axis_schemes import AXIS_SCHEMES
 from .recipes import scheme_text
-from .splits import Part, profiles_of
+from .splits import Part, Profiles, profiles_of
 from .wording import PRODUCT
 
 
@@ -40,7 +40,8 @@ class Scheme:
     `axes`: the axis schemes, outermost first; a single one holds on every axis of a mesh of any
     shape. `sizes`: their degrees, if they are fixed. `shape`: the wanted shape of the mesh, or
     "any". `named`: the axis names that `axes` belong to, instead of positions. `zero`, `pipeline`,
-    `stages`: fixed parts of the schedule (stages 0: as many as devices and layers allow).
+    `stages`: fixed parts of the schedule (stages 0: as many as devices and layers allow). `fixed`:
+    products of the model whose weights are not to be split.
     """
 
     name: str
@@ -52,10 +53,15 @@ class Scheme:
     zero: int | None = None
     pipeline: str | None = None
     stages: int | None = None
+    fixed: frozenset[str] = frozenset()
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         """The limits on this mesh."""
-        return axis_limits(self.by_axis(mesh), analysis, profiles_of(analysis), mesh)
+        return axis_limits(self.by_axis(mesh), analysis, self.profiles(analysis), mesh)
+
+    def profiles(self, analysis: Analysis) -> Profiles:
+        """The operators of a model as the scheme sees them."""
+        return profiles_of(analysis).fixing(self.fixed)
 
     def by_axis(self, mesh: Mesh) -> tuple[AxisScheme | None, ...]:
         """The scheme of every axis of the mesh."""
@@ -83,7 +89,7 @@ class Scheme:
             )
         if self.sizes and mesh.shape != self.sizes:
             return f"{self.name} is for a mesh of {'x'.join(map(str, self.sizes))}, not {mesh}"
-        reason = lacking(self.by_axis(mesh), analysis, profiles_of(analysis), mesh)
+        reason = lacking(self.by_axis(mesh), analysis, self.profiles(analysis), mesh)
         return f"{self.name}: {reason}" if reason else None
 
     def with_storage(self, zero: int) -> Scheme:

@@ -18,7 +18,6 @@ from autopar.sharding.micro_batches import split_batch
 
 from .axis import axis_limits, offered
 from .known import Scheme
-from .splits import profiles_of
 
 
 def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
@@ -70,11 +69,11 @@ class Possible:
             self.whole[mesh] = (
                 {}
                 if impossible
-                else offered(by_axis, self.analysis, profiles_of(self.analysis), mesh)
+                else offered(by_axis, self.analysis, self.scheme.profiles(self.analysis), mesh)
             )
         if not self.whole[mesh]:
             raise NoAssignment
-        profiles = profiles_of(analysis)
+        profiles = self.scheme.profiles(analysis)
         here = offered(by_axis, analysis, profiles, mesh)
         if any(able and not here.get(name, True) for name, able in self.whole[mesh].items()):
             raise NoAssignment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autopar.ir import Operator
@@ -40,7 +40,8 @@ class Part(StrEnum):
 
     `PRODUCT`: a product of a value with a weight. `EXPERTS`: such a product with the weights of
     several experts. `CORE`: a product of two values, as in attention. `LOOKUP`: a look-up of rows
-    in a table. `WEIGHT`: an operator on parameters alone.
+    in a table. `WEIGHT`: an operator on parameters alone. `FIXED`: a product that is not to be
+    split otherwise than in rows, for reasons outside the model (`Profiles.fixing`).
     """
 
     PRODUCT = "product"
@@ -48,6 +49,7 @@ class Part(StrEnum):
     CORE = "core"
     LOOKUP = "lookup"
     WEIGHT = "weight"
+    FIXED = "fixed"
     OTHER = "other"
 
 
@@ -89,6 +91,16 @@ class Profiles:
 
     by_name: Mapping[str, Profile]
     roots: Mapping[str, tuple[str, ...]]
+
+    def fixing(self, names: Collection[str]) -> Profiles:
+        """The profiles, with those of the named products `Part.FIXED`."""
+        fixed: dict[Profile, Profile] = {}
+        by_name = dict(self.by_name)
+        for name in names:
+            profile = by_name.get(name)
+            if profile is not None:
+                by_name[name] = fixed.setdefault(profile, replace(profile, part=Part.FIXED))
+        return replace(self, by_name=by_name)
 
 
 @functools.lru_cache(maxsize=ANALYSES)

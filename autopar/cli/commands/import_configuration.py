@@ -33,8 +33,8 @@ def add_options(parser: Parser) -> None:
     add(
         "config",
         metavar="CONFIG",
-        help="torchtitan's .toml, Megatron's arguments, DeepSpeed's .json, accelerate's .yaml, or "
-        "a tp_plan as .json",
+        help="torchtitan's .toml or config_registry.py, Megatron's arguments, Megatron-Bridge's "
+        "recipe as .py, DeepSpeed's .json, accelerate's .yaml, or a tp_plan as .json",
     )
     add("--model", required=True, metavar="MODEL", help=MODELS)
     add(
@@ -50,7 +50,8 @@ def add_options(parser: Parser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="a value that CONFIG leaves to its caller: of a script's variable, of its argument by "
-        "number, or of a word in a template; may be repeated",
+        "number, of a word in a template, or config, the function of a file of Python; may be "
+        "repeated",
     )
     add("-o", "--output", metavar="FILE", help="write the configuration's plan to FILE")
     planning_options(parser, (*CLUSTER, *MODEL))

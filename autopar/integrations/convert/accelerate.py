@@ -27,7 +27,7 @@ def accelerate(setup: Setup) -> Converted:
     """The file."""
     import yaml  # a machine with GPUs that only runs plans may lack it
 
-    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup))
     lost = (*setup.lost, *setup.minor(), *_losses(setup))
     lines = [f"# The configuration of accelerate {VERSION}.", *(f"#   {note}" for note in lost)]
     table = yaml.safe_dump(_configuration(setup), sort_keys=False)

@@ -37,7 +37,7 @@ REACH = (
 
 def deepspeed(setup: Setup) -> Converted:
     """The object as JSON."""
-    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup))
     # Offloading is part of this configuration, so nothing of it is left to the target.
     lost = [note for note in (*setup.lost, *setup.minor()) if "host memory" not in note]
     if setup.degree("tensor", "ulysses") > 1:

@@ -15,6 +15,7 @@ from .fsdp2 import UNITS_FUNCTION, accumulated, micro_batch_function, precision_
 from .linears import Split, splits_of
 from .reach import REPLICAS, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
+from .splittable import BY_MODULE
 
 _PLACE = {
     "whole": "Replicate()",
@@ -23,7 +24,7 @@ _PLACE = {
     "features": "Shard(-1)",
 }
 TARGET = "dtensor"
-REACH = (Reach(axes=(*REPLICAS, *WEIGHTS), infers=True),)
+REACH = (Reach(axes=(*REPLICAS, *WEIGHTS), infers=True, weights=BY_MODULE),)
 
 
 def dtensor(setup: Setup) -> Converted:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from .linears import Split, Style, splits_of
 from .reach import REPLICAS, Reach, lacks
 from .setup import Converted, Setup
+from .splittable import BY_MODULE
 
 TARGET = "hf-tp-plan"
-REACH = (Reach(axes=(*REPLICAS, "tensor"), needed=("tensor",), infers=True),)
+REACH = (Reach(axes=(*REPLICAS, "tensor"), needed=("tensor",), infers=True, weights=BY_MODULE),)
 PACKED = 2
 """Parts of the fused projections that a packed style splits."""
 

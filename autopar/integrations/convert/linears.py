@@ -18,13 +18,11 @@ from autopar.sharding.layout import Kind, Placement, parse_layout
 from .axis_work import EMBEDDINGS, is_product, is_split, placements
 from .coverage import uncovered
 from .setup import Setup
+from .splittable import OUTPUT_DIM, Owners
 
 Style = Literal["column", "row", "embedding rows", "embedding columns", "norm"]
 Values = Literal["whole", "batch", "sequence", "features"]
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
-# The output dim of a weight: [out, in] in torch's linear layers, [in, out] in ONNX. Other products
-# are not linear layers of torch.
-_OUTPUT_DIM: Mapping[str, int] = {"aten.linear.default": 0, "onnx.MatMul": 1}
 _HOPS = 4
 """Operators behind a product through which a partial sum is followed."""
 
@@ -63,9 +61,10 @@ def _on_axis(setup: Setup, target: str, index: int) -> dict[str, Split]:
     shares = bool(setup.axes[index].mixed)
     splits: dict[str, Split] = {}
     styled = []
+    owners = Owners.of(setup.plan.operators)
     last = ""  # the module whose features are still split behind it
     for name, operator in setup.plan.operators.items():
-        module, split = _split_of(setup, target, name, operator, index)
+        module, split = _split_of(setup, target, (name, operator), index, owners)
         if split is None:
             continue
         if shares:
@@ -98,10 +97,11 @@ def _in_shares(split: Split) -> Split:
 
 
 def _split_of(
-    setup: Setup, target: str, name: str, operator: OperatorPlan, index: int
+    setup: Setup, target: str, named: tuple[str, OperatorPlan], index: int, owners: Owners
 ) -> tuple[str, Split | None]:
     """The module that runs an operator, and its split on an axis; None if it has none."""
     plan = setup.plan
+    name, operator = named
     inputs = placements(operator.inputs)
     held = [(tensor, layout[index]) for tensor, layout in inputs if tensor in plan.parameters]
     values = [(tensor, layout[index]) for tensor, layout in inputs if tensor not in plan.parameters]
@@ -109,7 +109,7 @@ def _split_of(
         return "", None
     weight, place = held[0]
     value, value_place = values[0]
-    module = _module(plan, name, weight)
+    module = owners.module(name, weight)
     if len(plan.parameters[weight].shape) == 1:
         return module, _norm(operator, place, value_place)
     if not is_split(place) or not (is_product(operator) or operator.kind in EMBEDDINGS):
@@ -125,13 +125,7 @@ def _split_of(
     if operator.kind in EMBEDDINGS:
         style: Style = "embedding rows" if place.dim == 0 else "embedding columns"
         return module, Split(style=style, comes=comes, leaves=leaves)
-    if operator.kind not in _OUTPUT_DIM or _has_others(plan, module, name):
-        setup.refuse(
-            target,
-            f"operator {name!r} of kind {operator.kind} splits the weight of a module that is no "
-            "nn.Linear",
-        )
-    if place.dim != _OUTPUT_DIM[operator.kind]:
+    if place.dim != OUTPUT_DIM[operator.kind]:
         return module, Split(style="row", parts=place.parts, comes=comes, leaves=leaves)
     if comes == "features":
         comes = "whole"
@@ -143,30 +137,6 @@ def _norm(operator: OperatorPlan, place: Placement, value: Placement) -> Split |
     if is_product(operator) or is_split(place) or not is_split(value) or not value.dim:
         return None
     return Split(style="norm", dim=value.dim)
-
-
-def _has_others(plan: Plan, module: str, name: str) -> bool:
-    """Whether a module runs other operators than the one called `name`."""
-    return any(
-        other != name and other.rpartition("/")[0] == module and "/" in other
-        for other in plan.operators
-    )
-
-
-def _module(plan: Plan, name: str, weight: str) -> str:
-    """The module whose weight an operator reads.
-
-    A tied weight has the name of the first module that holds it. An operator that is named as a
-    module is one.
-    """
-    owner = weight.rpartition(".")[0]
-    called = name.rpartition("/")[0]
-    if "/" not in name and not name.startswith(owner):
-        return name
-    alone = called and not any(
-        other != name and other.rpartition("/")[0] == called for other in plan.operators
-    )
-    return called if alone else owner
 
 
 def _values(place: Placement) -> Values:

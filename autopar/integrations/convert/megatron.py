@@ -35,7 +35,7 @@ REACH = (
 
 def megatron(setup: Setup) -> Converted:
     """The arguments of a plan."""
-    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup))
     # Its combined 1F1B merges passes.
     said = [note for note in setup.lost if note != UNMERGED]
     lost = [*said, *setup.minor(), *losses(setup)]

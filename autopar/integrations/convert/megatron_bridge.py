@@ -24,7 +24,7 @@ REACH = (
 
 def config_container(setup: Setup) -> Converted:
     """The file: `planned(config)`."""
-    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond())
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup))
     lost = [*setup.lost, *setup.minor(), *losses(setup)]
     lost.append("the optimizer and its learning rate stay those of the recipe")
     text = _FILE.format(

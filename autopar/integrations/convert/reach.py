@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from .axis_work import AxisWork, Work
 from .setup import Setup
+from .splittable import BY_DEGREES, Splittable
 
 KINDS = (("data",), ("shard",), ("expert",), ("context", "ulysses"), ("tensor", "tensor-sp"))
 """Kinds of mesh axes with their names, the outermost first, as the targets place ranks."""
@@ -44,8 +45,9 @@ class Reach:
     the least number of pipeline stages and the most (0: any number). `whole_layers`: stages hold
     whole layers. `schedules`: of a pipeline. `searched`: those of them that a search may take
     (all). `filled`: pipelines have at least as many micro-batches as stages. `hosts`: optimizer
-    state in host memory is said. `merges`: so are passes merged for exchanges of experts. `where`:
-    where the target says what its configuration does not, by kind of work, "stages" or "recompute".
+    state in host memory is said. `merges`: so are passes merged for exchanges of experts.
+    `weights`: the products whose weights are split. `where`: where the target says what its
+    configuration does not, by kind of work, "stages" or "recompute".
     """
 
     axes: tuple[str, ...]
@@ -62,6 +64,7 @@ class Reach:
     hosts: bool = False
     merges: bool = False
     infers: bool = False
+    weights: Splittable = BY_DEGREES
     where: Mapping[str, str] = field(default_factory=dict)
 
     def lacks(self, setup: Setup) -> Iterator[str]:
@@ -74,6 +77,8 @@ class Reach:
                 yield NEEDED[name]
         yield from self._axes_beyond(setup)
         yield from self._steps_beyond(setup)
+        if {*WEIGHTS, "expert"} & {*self.axes}:
+            yield from setup.split_beyond(self.weights)
         if self.optimizers is not None:
             yield setup.optimizer_beyond(self.optimizers)
 

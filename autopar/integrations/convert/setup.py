@@ -15,22 +15,12 @@ from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
 from autopar.plan_parts import OperatorPlan
 from autopar.printable import printable
-from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.schedule import zero_stage
 
 from .axis_work import WORDS, AxisWork, Work, axis_work, is_product, is_split, placements
+from .splittable import Owners, Splittable
 
 Recompute = Literal["none", "selective", "full"]
-LINEAR = (
-    "aten.linear.default",
-    "aten.matmul.default",
-    "aten.mm.default",
-    "aten.addmm.default",
-    "aten.bmm.default",
-    "onnx.MatMul",
-    "onnx.Gemm",
-)
-"""Products of values and a weight of two dims."""
 NORMS = (
     "aten.layer_norm.default",
     "aten.rms_norm.default",
@@ -144,27 +134,32 @@ class Setup:
             return ""
         return f"the pipeline schedule {pipeline}"
 
-    def split_beyond(self) -> str:
-        """The complaint of a target that splits linear layers, embeddings and experts alone."""
+    def split_beyond(self, known: Splittable) -> Iterable[str]:
+        """Complaints of a target that splits the weights of `known` products alone."""
+        owners = Owners.of(self.plan.operators)
         odd = {
             operator.kind: name
             for name, operator in reversed(self.plan.operators.items())
-            if self._splits_odd(operator)
+            if is_product(operator) and self._splits_odd(name, operator, known, owners)
         }
-        return "; ".join(
-            f"splitting the weights of {kind} (such as {name})" for kind, name in odd.items()
-        )
+        what = "modules that are no nn.Linear: " if known.modules else ""
+        for kind, name in odd.items():
+            shown = printable(name, lines=False)
+            yield f"splitting the weights of {what}{kind} (such as {shown})"
 
-    def _splits_odd(self, operator: OperatorPlan) -> bool:
-        """Whether an operator splits a weight and is none of these."""
-        if not is_product(operator) or operator.kind in (*LINEAR, EXPERTS):
-            return False
+    def _splits_odd(
+        self, name: str, operator: OperatorPlan, known: Splittable, owners: Owners
+    ) -> bool:
+        """Whether an operator splits a weight that is none of the `known` ones."""
         weights = [
-            layout
-            for name, layout in placements(operator.inputs)
-            if len(getattr(self.plan.parameters.get(name), "shape", ())) > 1
+            (tensor, layout)
+            for tensor, layout in placements(operator.inputs)
+            if len(getattr(self.plan.parameters.get(tensor), "shape", ())) > 1
         ]
-        return any(is_split(place) for layout in weights for place in layout)
+        return any(
+            any(map(is_split, layout)) and not known.takes(name, operator.kind, tensor, owners)
+            for tensor, layout in weights
+        )
 
     def of_whole_stages(self) -> Iterable[str]:
         """Losses of a target whose stages are FSDP2's under torch's pipelines.

@@ -52,7 +52,7 @@ def torchtitan(setup: Setup, version: str | None = None) -> Converted:
     """A function that sets a configuration of its registries, or for `version` 0.2 the sections."""
     toml = version is not None and _is_older(version)
     more = [] if toml else _function_lacks(setup)
-    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), setup.split_beyond(), *more)
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), *more)
     lost = [*setup.lost, *setup.minor(), *_losses(setup)]
     if toml:
         lost += _toml_losses(setup)

@@ -22,7 +22,7 @@ from .megatron_run import READ, precision_of, priced_otherwise
 
 SOURCE = "megatron"
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
-_KNOWN = {
+KNOWN = {
     "tensor-model-parallel-size",
     "pipeline-model-parallel-size",
     "context-parallel-size",
@@ -59,6 +59,7 @@ _KNOWN = {
     "no-gradient-accumulation-fusion",
     "ckpt-format",
 }
+"""Arguments that bear on a plan."""
 SIZES: Mapping[str, str] = {
     "num-layers": "layers",
     "hidden-size": "hidden",
@@ -81,7 +82,7 @@ def read_megatron(text: str, given: Mapping[str, str] | None = None) -> Configur
     `given`: values of variables that the script leaves to its caller, and of its arguments by
     their numbers.
     """
-    run = run_of(text, _KNOWN | READ | OLDER, given)
+    run = run_of(text, KNOWN | READ | OLDER, given)
     configuration = configuration_of(modern(run.options))
     return replace(configuration, lost=(*configuration.lost, *run.lost))
 
@@ -108,7 +109,7 @@ def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by the fields of NeMo's recipes, such as `model.config.num_layers`."""
     fields = {str(name).rpartition(".")[2]: value for name, value in table.items()}
     names = {name.replace("_", "-"): value for name, value in fields.items()}
-    given = {f"--{name}": value for name, value in names.items() if name in _KNOWN | READ}
+    given = {f"--{name}": value for name, value in names.items() if name in KNOWN | READ}
     ranks = [value for key in ("num_nodes", "devices") if isinstance(value := fields.get(key), int)]
     return {**given, "--world-size": math.prod(ranks)} if given and len(ranks) == 2 else given
 
@@ -126,7 +127,7 @@ def _words(value: object) -> str:
 def configuration_of(options: Mapping[str, str]) -> Configuration:
     """The configuration of arguments by name."""
     lost: list[str] = left_out(
-        {f"--{name}" for name in options if name not in _KNOWN | READ | {ZERO}}
+        {f"--{name}" for name in options if name not in KNOWN | READ | {ZERO}}
     )
     tensor, stages, context, expert = (
         degree(SOURCE, options, f"{name}-parallel-size")

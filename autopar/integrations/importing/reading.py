@@ -18,10 +18,13 @@ from .configuration import Configuration
 from .deepspeed import read_deepspeed
 from .huggingface import STYLES, WHOLE, read_tensor_plan
 from .megatron import read_megatron, read_table
+from .megatron_bridge import read_recipe
 from .torchtitan import read_torchtitan
+from .torchtitan_registry import read_registry
 
 YAML = (".yaml", ".yml")
-FORMATS = ("torchtitan", "megatron", "deepspeed", "accelerate", "hf-tp-plan")
+FORMATS = ("torchtitan", "megatron", "megatron-bridge", "deepspeed", "accelerate", "hf-tp-plan")
+PYTHON = ".py"
 
 
 def read_configuration(
@@ -38,6 +41,13 @@ def read_configuration(
     if form is None and path.suffix.lower() in YAML:
         form = _form_of_yaml(parse_yaml(path, text))
     form = form or _form(path, text, given)
+    if path.suffix.lower() == PYTHON:
+        in_python = {"torchtitan": read_registry, "megatron-bridge": read_recipe}
+        if form not in in_python:
+            raise UsageError(f"{path}: Python is read of {' and '.join(in_python)}, not of {form}")
+        return in_python[form](path, text, given or {})
+    if form == "megatron-bridge":
+        raise UsageError(f"{path}: a recipe of megatron-bridge is a file of Python ({PYTHON})")
     readers: dict[str, Callable[[Mapping[str, Any]], Configuration]] = {
         "torchtitan": read_torchtitan,
         "deepspeed": read_deepspeed,
@@ -57,11 +67,15 @@ def _form_of_yaml(data: Mapping[str, Any]) -> str:
 
 
 def _form(path: Path, text: str, given: Mapping[str, str] | None) -> str:
-    """The format of a text: TOML is torchtitan's, options are Megatron's.
+    """The format of a text: TOML is torchtitan's, options are Megatron's, Python is by its words.
 
     JSON is a plan of styles if it holds nothing but names of styles, or else DeepSpeed's.
     """
     if path.suffix.lower() == ".toml":
+        return "torchtitan"
+    if path.suffix.lower() == PYTHON and "ConfigContainer" in text:
+        return "megatron-bridge"
+    if path.suffix.lower() == PYTHON and ".Config" in text:
         return "torchtitan"
     if text.lstrip()[:1] == "{":
         values = _parsed(path, text, given, toml=False).values()
