@@ -11,8 +11,8 @@ the losses named. With `--run`, the Python of dtensor, fsdp2 and pipelining runs
 on one device, in evaluation mode, and differences of outputs and gradients are shown.
 
 With `--within`, twelve models are planned for each target instead (`autopar plan --for TARGET`): a
-cell says whether the target's file of that plan loads, as text that is read or Python that is
-compiled, or why there is none.
+cell says whether the target's file of that plan loads, or why there is none. Files for torch and
+transformers are executed, so that these make their own objects; others are read or compiled.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ WITHIN = (
 """The models that are planned for each target."""
 VERSIONS = {"torchtitan": "0.2"}
 """Versions whose files are read back: later ones of torchtitan take Python."""
+EXECUTED = ("dtensor", "fsdp2", "pipelining", "transformers")
+"""Targets whose files import what is installed here."""
 SUFFIXES = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "hf-tp-plan": ".json"}
 QUICK = ("llama", "resnet")
 GIVEN: dict[str, Any] = {"devices": 4, "cluster": "dgx-h100", "memory": 70 * 2**30}
@@ -124,7 +126,7 @@ def within(models: list[str]) -> Iterator[dict[str, Any]]:
                 plan = autopar.plan(module, inputs, **GIVEN, target=target)
                 converted = convert(plan, target)
                 _load(target, converted.text)
-            except (AutoparError, SyntaxError) as error:
+            except (AutoparError, SyntaxError, ImportError, ValueError, TypeError) as error:
                 yield {**row, "outcome": "refused", "why": str(error).splitlines()[0]}
                 continue
             mesh = " x ".join(f"{axis.name} {axis.size}" for axis in plan.mesh)
@@ -136,6 +138,9 @@ def _load(target: str, text: str) -> None:
     from autopar.integrations.importing import read_configuration
 
     suffixes = {**SUFFIXES, "accelerate": ".yaml"}
+    if target in EXECUTED:
+        exec(compile(text, target, "exec"), {})
+        return
     if target in VERSIONS or target not in suffixes:
         compile(text, target, "exec")
         return

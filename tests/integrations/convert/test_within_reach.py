@@ -23,6 +23,7 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions
 from autopar.integrations.convert import REACHES, convert
+from autopar.integrations.convert.splittable import BY_DEGREES, BY_MODULE, Owners
 from autopar.integrations.convert.stage_layers import stage_layers
 from autopar.model import LoadedModel
 from autopar.options.targets import SCHEMES
@@ -35,6 +36,7 @@ from autopar.schemes.splits import profiles_of
 from autopar.sharding.analysis import analyse
 from autopar.sharding.layer_numbers import between_layers
 from autopar.sharding.mesh import Axis, Mesh
+from benchmarks.convertible.models import build as public_model
 from tests.end_to_end.small_types import small_configuration
 
 GIVEN: dict[str, Any] = {"devices": 8, "cluster": "dgx-h100"}
@@ -158,3 +160,34 @@ def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     run(["convert", str(saved), "--to", "megatron"])
     assert "--tensor-model-parallel-size" in capsys.readouterr().out
     assert Plan.load(saved).mesh
+
+
+def test_products_of_their_own_modules_are_split() -> None:
+    owners = Owners.of(["a.up/linear", "a.gate/linear", "a.gate/topk", "a/add", "b"])
+    linear = "aten.linear.default"
+    assert BY_MODULE.takes("a.up/linear", linear, "a.up.weight", owners)
+    assert not BY_MODULE.takes("a.gate/linear", linear, "a.gate.weight", owners)
+    assert not BY_MODULE.takes("a.up/linear", "aten.addmm.default", "a.up.weight", owners)
+    assert not BY_MODULE.takes("a.up/linear", linear, "a.table", owners)
+    assert BY_DEGREES.takes("a.gate/linear", linear, "a.gate.weight", owners)
+    assert not BY_DEGREES.takes("a/conv2d", "aten.conv2d.default", "a.weight", owners)
+    assert BY_MODULE.looks_up("aten.embedding.default")
+    assert not BY_MODULE.looks_up("aten.index.Tensor")
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("mixtral", "gate"),
+        ("t5", "EncDecAttention"),
+        ("swin", "relative_position"),
+        ("vit", "conv"),
+    ],
+)
+def test_what_styles_do_not_split_stays_whole(name: str, whole: str) -> None:
+    pytest.importorskip("transformers")
+    plan = autopar.plan(*public_model(name), devices=2, cluster="dgx-h100", target="hf-tp-plan")
+    styles = json.loads(convert(plan, "hf-tp-plan").text)
+    assert styles and not [module for module in styles if whole in module]
