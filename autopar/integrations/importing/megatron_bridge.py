@@ -14,7 +14,8 @@ from autopar.errors import UsageError
 from autopar.integrations.convert.precisions import WORDS
 
 from .configuration import Configuration
-from .megatron import KNOWN, READ, configuration_of
+from .megatron import KNOWN, configuration_of
+from .megatron_run import READ
 from .python import Record, Unread, Value, configured, is_plain, named_unread
 
 SOURCE = "megatron-bridge"
