@@ -21,7 +21,7 @@ from autopar.runtime.launch import in_steps, run_ranks
 from autopar.runtime.local_forms.single_device import mean_square
 from autopar.runtime.module.held_shards import Values
 from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
-from autopar.runtime.optimizers import Muon, muon_groups
+from autopar.runtime.optimizers import Muon, local_optimizer, muon_groups
 from autopar.runtime.parameters.host_states import host_states
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.matrices import MUON, hidden_matrices
@@ -252,26 +252,41 @@ def optimizer_of(
 
     `parameters`: whole, by name. `matrices`: those of them that are matrices of hidden layers.
     """
+    trained = _trained(name, parameters)
+    if not trained:
+        return None
+    if name == MUON:
+        return Muon(muon_groups(parameters, matrices), lr=LEARNING_RATES[name])
+    kind, options = _of_elements(name)
+    return kind(trained, **options)
+
+
+def _trained(name: str, parameters: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
+    """The parameters that an optimizer updates; an unknown optimizer is an error."""
     if name not in (*LEARNING_RATES, "none"):
         raise RunError(unknown("optimizer", name, sorted((*LEARNING_RATES, "none"))))
-    trained = [value for value in parameters.values() if value.requires_grad]
-    if name == "none" or not trained:
-        return None
-    rate = LEARNING_RATES[name]
-    if name == MUON:
-        return Muon(muon_groups(parameters, matrices), lr=rate)
+    return [value for value in parameters.values() if value.requires_grad and name != "none"]
+
+
+def _of_elements(name: str) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, float]]:
+    """The class and the options of an optimizer that updates every element by itself."""
     if name == "adamw":
-        return torch.optim.AdamW(trained, lr=rate)
-    return torch.optim.SGD(trained, lr=rate, momentum=MOMENTUM)
+        return torch.optim.AdamW, {"lr": LEARNING_RATES[name]}
+    return torch.optim.SGD, {"lr": LEARNING_RATES[name], "momentum": MOMENTUM}
 
 
 def planned_optimizer(name: str, module: ParallelModule) -> torch.optim.Optimizer | None:
-    """The optimizer that a plan names, over a planned module, with its state where planned."""
-    parameters = module.graph_parameters()
-    if name == MUON and parameters:
+    """The optimizer that a plan names, over a planned module, with its state where planned.
+
+    Its steps are made on this rank's shards, which takes the host a fraction of those of DTensors.
+    """
+    trained = _trained(name, module.graph_parameters())
+    if not trained:
+        return None
+    if name == MUON:
         return Muon(module, lr=LEARNING_RATES[name])
-    made = optimizer_of(name, parameters)
-    return made and host_states(made, module)
+    kind, options = _of_elements(name)
+    return host_states(local_optimizer(kind, trained, **options), module)
 
 
 def compare(
