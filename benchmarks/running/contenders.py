@@ -23,6 +23,8 @@ Step = Callable[[int], Tensor | None]
 """Makes the step of a number; this rank's loss, None where it has none."""
 MICRO_BATCHES = 4
 """Micro-batches of every pipeline."""
+RATE = 1e-3
+"""The learning rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,19 @@ class Rival:
     stages: bool = False
 
 
-def ours(shape: Shape, plan: Plan) -> Step:
-    """The model under a plan."""
-    return _loop(autopar.parallelize(model(shape), plan), lambda number: batch(shape, number))
+def ours(shape: Shape, plan: Plan, *, on_shards: bool = False) -> Step:
+    """The model under a plan; `on_shards`: updated as `autopar run` does, not as DTensors."""
+    module = autopar.parallelize(model(shape), plan)
+    updated = autopar.local_optimizer(torch.optim.AdamW, module, lr=RATE) if on_shards else None
+    return _loop(module, lambda number: batch(shape, number), updated)
 
 
-def _loop(module: nn.Module, inputs: Callable[[int], tuple[Tensor, Tensor]]) -> Step:
-    optimizer = adamw(module.parameters())
+def _loop(
+    module: nn.Module,
+    inputs: Callable[[int], tuple[Tensor, Tensor]],
+    updated: torch.optim.Optimizer | None = None,
+) -> Step:
+    optimizer = updated or adamw(module.parameters())
 
     def step(number: int) -> Tensor:
         optimizer.zero_grad()
@@ -55,7 +63,7 @@ def _loop(module: nn.Module, inputs: Callable[[int], tuple[Tensor, Tensor]]) -> 
 
 def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The optimizer of all."""
-    return torch.optim.AdamW(parameters, lr=1e-3)
+    return torch.optim.AdamW(parameters, lr=RATE)
 
 
 def _share(shape: Shape) -> Callable[[int], tuple[Tensor, Tensor]]:

@@ -86,3 +86,11 @@ def test_pairs_that_are_measured_alike_are_no_pairs() -> None:
         and order.wrong == ("zero3 < tensor",)
         and order.correlation == pytest.approx(0.5)
     )
+
+
+def test_of_repeats_the_one_with_the_middle_error_counts() -> None:
+    rows = [
+        Row(ranks=2, model="m", plan="data", predicted_s=p, measured_s=m)
+        for p, m in ((1.0, 1.0), (9.0, 1.0), (1.2, 1.0))
+    ]
+    assert measured_order.middle(tuple(rows)) == rows[2]
