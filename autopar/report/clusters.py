@@ -8,6 +8,7 @@ from typing import Any
 from autopar.costmodel import Cluster, Device, Level, collective_time
 from autopar.costmodel.cluster.source import Source
 from autopar.costmodel.collectives import fastest_way
+from autopar.costmodel.device.host_actions import HOST_ACTIONS
 from autopar.costmodel.device.kernel_seconds import large_product_rate
 from autopar.costmodel.device.measured_kernels import SHEET
 from autopar.units import bytes_text, rate_text, seconds_text
@@ -118,12 +119,8 @@ def _figures(device: Device) -> list[tuple[str, str]]:
         ("reserved", bytes_text(device.reserved)),
         ("launch", f"{seconds_text(device.launch)} per operator"),
         *(
-            (name, f"{launches:.3g} launches to update a parameter stored {stored}")
-            for name, stored, launches in (
-                ("update_launches", "whole", device.update_launches),
-                ("shard_launches", "split", device.shard_launches),
-            )
-            if launches != 1
+            (f"host.{action}", f"{seconds_text(seconds)} of the host for {HOST_ACTIONS[action]}")
+            for action, seconds in device.host.items()
         ),
         ("dispatch", f"{seconds_text(device.dispatch)} of the host per operator"),
         *(

@@ -115,7 +115,7 @@ def _with_break(x: Floats, t: Floats, limit: float) -> tuple[float, Curve]:
     columns = [np.ones_like(x), np.minimum(x, limit)]
     if limit < math.inf:
         columns.append(np.maximum(x - limit, 0.0))
-    solution = nonnegative_solution(np.stack(columns, axis=1) / t[:, None])
+    solution = nonnegative_solution(np.stack(columns, axis=1) / t[:, None], np.ones_like(t))
     error = float((((np.stack(columns, axis=1) @ solution) / t - 1) ** 2).sum())
     # More digits than measurements repeat would only lengthen the file.
     figures = [float(f"{value:.6g}") for value in solution]
@@ -123,20 +123,19 @@ def _with_break(x: Floats, t: Floats, limit: float) -> tuple[float, Curve]:
     return error, Curve(alpha=figures[0], beta=figures[1], **above)
 
 
-def nonnegative_solution(columns: Floats) -> Floats:
-    """Least squares of `columns @ x = 1` with x not negative: the best over all sets of columns."""
-    ones = np.ones(len(columns))
+def nonnegative_solution(columns: Floats, wanted: Floats) -> Floats:
+    """Least squares of `columns @ x = wanted` with x not negative, over all sets of columns."""
     count = columns.shape[1]
     best = np.zeros(count)
     error = math.inf
-    # There are at most three columns, so all seven sets are tried.
+    # There are at most eight columns, so all 255 sets are tried.
     for size in range(1, count + 1):
         for chosen in itertools.combinations(range(count), size):
             part = columns[:, chosen]
             # Seconds and bytes differ by many orders of magnitude, which least squares takes badly.
             scale = np.maximum(np.abs(part).max(axis=0), 1e-300)
-            some = np.linalg.lstsq(part / scale, ones, rcond=None)[0] / scale
-            left = float(((part @ some - 1) ** 2).sum())
+            some = np.linalg.lstsq(part / scale, wanted, rcond=None)[0] / scale
+            left = float(((part @ some - wanted) ** 2).sum())
             if (some >= 0).all() and left < error:
                 best = np.zeros(count)
                 error = left

@@ -12,7 +12,7 @@ residuals    each shape priced by constants that were fitted to the others
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,8 +66,7 @@ class DeviceRepeats:
     products, and a step of AdamW, which read and write `copied`, `streamed` and `updated` bytes.
     `attention`: causal, "forward", and "backward" including forward, of `attention_shape` (batch,
     heads, sequence, width). `launch`, `dispatch`: of an operator on the device, and on the host of
-    a GPU; no `dispatch` where the host computes. `updates`: of a small parameter by the optimizer
-    there, "whole" and "split"; none on GPUs, which update many at once.
+    a GPU; no `dispatch` where the host computes.
     """
 
     name: str
@@ -85,7 +84,6 @@ class DeviceRepeats:
     reserved: float
     units: int = 0
     dispatch: Sequence[float] = ()
-    updates: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def named(self) -> dict[str, Sequence[float]]:
         """The repeats by a name for people."""
@@ -100,7 +98,6 @@ class DeviceRepeats:
             "step of AdamW": self.update,
         }
         host = {"operator on the host": self.dispatch} if self.dispatch else {}
-        host |= {f"update of a small {stored} parameter": t for stored, t in self.updates.items()}
         return {**products, **memory, **attention, "launch": self.launch, **host}
 
 
@@ -288,13 +285,6 @@ def measured_scores(repeats: DeviceRepeats) -> Scores:
     )
 
 
-def _launches(measured: DeviceRepeats, stored: str) -> float:
-    """Return the launches of an update; one where it was not measured."""
-    if stored not in measured.updates:
-        return 1.0
-    return agreed(measured.updates[stored]) / agreed(measured.launch)
-
-
 def fit_device(measured: DeviceRepeats) -> tuple[Device, dict[str, str]]:
     """Return the device, and the source of each of its figures."""
     rates: dict[str, float] = {}
@@ -315,8 +305,6 @@ def fit_device(measured: DeviceRepeats) -> tuple[Device, dict[str, str]]:
         reserved=measured.reserved,
         units=measured.units,
         update_fraction=measured.updated / agreed(measured.update) / bandwidth,
-        update_launches=_launches(measured, "whole"),
-        shard_launches=_launches(measured, "split"),
     )
     # The type whose products were measured in many shapes: bfloat16 on GPUs, float32 on CPUs.
     device = replace(
@@ -341,12 +329,6 @@ def fit_device(measured: DeviceRepeats) -> tuple[Device, dict[str, str]]:
     sources["device.launch"] = (
         f"measured: one of a chain of small operators, repeats within {spread(measured.launch):.1%}"
     )
-    for name, stored in (("update_launches", "whole"), ("shard_launches", "split")):
-        if stored in measured.updates:
-            sources[f"device.{name}"] = (
-                f"measured: AdamW of small parameters that are stored {stored}, repeats within "
-                f"{spread(measured.updates[stored]):.1%}"
-            )
     if measured.dispatch:
         sources["device.dispatch"] = (
             "measured: one of a chain of small operators as the host starts them, repeats within "

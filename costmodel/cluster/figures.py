@@ -57,8 +57,7 @@ BASE_UNITS: Mapping[str, str] = {
     "ragged_fraction": "1",
     "clock": "1",
     "update_fraction": "1",
-    "update_launches": "1",
-    "shard_launches": "1",
+    "host": "s",
     "attention": "1",
 }
 

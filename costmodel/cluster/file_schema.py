@@ -32,8 +32,7 @@ class DeviceFile(Model):
     ragged_fraction: Figure = FigureFile(value=1.0)
     clock: Figure = FigureFile(value=1.0)
     update_fraction: Figure | None = None
-    update_launches: Figure = FigureFile(value=1.0)
-    shard_launches: Figure = FigureFile(value=1.0)
+    host: dict[str, Figure] = Field(default_factory=dict)
     attention: dict[str, Figure] = Field(default_factory=dict)
     host_bandwidth: Figure | None = None
     host_memory: Figure | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from autopar.errors import ClusterError, unknown
 from autopar.ir import DTYPE_BYTES
 
+from .host_actions import HOST_ACTIONS
 from .measured_kernels import Kernels
 
 TF32 = "tfloat32"
@@ -71,8 +72,8 @@ class Device:
     fraction of the peak that a kernel reaches, by "flash2.forward". `memory_fraction`: the share of
     `memory_bandwidth` (B/s) that a streaming operator reaches. `update_fraction`: the share that an
     optimizer's step reaches (above 1 where caches hold what it reads again; None: as
-    `memory_fraction`). `launch`: seconds per operator. `update_launches`, `shard_launches`:
-    launches that the update of one parameter takes, stored whole and stored as a shard.
+    `memory_fraction`). `launch`: seconds per operator. `host`: seconds of the host by action, where
+    it computes itself (`HOST_ACTIONS`); an update that is not among them takes a launch.
     `reserved`: bytes of `memory_capacity` that the framework and the communication library keep.
     `dispatch`: seconds of the host per operator (the host runs ahead of the device while kernels
     take longer). `units`: processors that compute the tiles of a matrix product (0: as `kernels`
@@ -96,8 +97,7 @@ class Device:
     units: float = 0.0
     ragged_fraction: float = 1.0
     update_fraction: float | None = None
-    update_launches: float = 1.0
-    shard_launches: float = 1.0
+    host: Mapping[str, float] = field(default_factory=dict, hash=False)
     attention: Mapping[str, float] = field(default_factory=dict, hash=False)
     host_bandwidth: float | None = None
     host_memory: float | None = None
@@ -110,6 +110,11 @@ class Device:
             if family not in FAMILIES.values():
                 raise ClusterError(
                     f"{where}: " + unknown("dtype family", family, sorted(set(FAMILIES.values())))
+                )
+        for action in self.host:
+            if action not in HOST_ACTIONS:
+                raise ClusterError(
+                    f"{where}: " + unknown("action of the host", action, HOST_ACTIONS)
                 )
         rates = {f"peak of {family}": value for family, value in self.peak.items()}
         given = {
@@ -130,9 +135,8 @@ class Device:
                 "half_size": self.half_size,
                 "launch": self.launch,
                 "dispatch": self.dispatch,
-                "update_launches": self.update_launches,
-                "shard_launches": self.shard_launches,
                 "reserved": self.reserved,
+                **{f"host seconds of {action}": value for action, value in self.host.items()},
             },
         )
         check_fractions(
@@ -166,6 +170,10 @@ class Device:
                 f"{', '.join(sorted(self.peak))}"
             )
         return self.peak[family]
+
+    def host_seconds(self, action: str) -> float:
+        """Seconds of the host for one of `HOST_ACTIONS`; 0 where they were not measured."""
+        return self.host.get(action, 0.0)
 
     @property
     def usable_memory(self) -> float:

@@ -80,6 +80,27 @@ def operator_parts(
 
     Tensors `inside` a fused chain are neither written nor read.
     """
+    parts = _of_kernels(call, strategies, mesh, cluster, gradients, inside)
+    started = cluster.device.host_seconds("operator")
+    if not started:
+        return parts
+    trained = any(tensor.name in gradients for tensor in call.outputs)
+    return OperatorSeconds(
+        forward=parts.forward + started,
+        backward=parts.backward + (started if trained else 0.0),
+        weight=parts.weight,
+    )
+
+
+def _of_kernels(
+    call: Call,
+    strategies: Strategies,
+    mesh: Sequence[int],
+    cluster: Cluster,
+    gradients: frozenset[str],
+    inside: frozenset[str],
+) -> OperatorSeconds:
+    """The seconds of the kernels alone."""
     if call.operator.kind == EXPERTS:
         local = _local_sizes(strategies, mesh)
         layer = Layer(call, strategies, mesh, local, cluster.device, gradients)

@@ -17,7 +17,7 @@ from autopar.costmodel.cluster.axis_binding import joint_span, parse_span
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.cluster.measured_collectives import Line
 from autopar.costmodel.collectives import collective_time, linear, lines
-from autopar.costmodel.device.elementwise import update_traffic_seconds, with_launch
+from autopar.costmodel.device.elementwise import update_traffic_seconds
 from autopar.errors import UsageError, unknown
 from autopar.ir import Tensor
 from autopar.sharding.communication import Move, has_largest, operator_traffic
@@ -139,7 +139,10 @@ class MeshPrices:
         key = (kind, axes, 0.0)
         if key not in self.known:
             size, level = self.place(axes)
-            self.known[key] = lines(kind, size, level=level, cluster=self.cluster)
+            self.known[key] = tuple(
+                (alpha + self.issued(size), beta)
+                for alpha, beta in lines(kind, size, level=level, cluster=self.cluster)
+            )
         return self.known[key]
 
     def unit_lines(self, kind: str, axes: Axes, whole: float = 0.0) -> tuple[Line, ...]:
@@ -191,7 +194,12 @@ class MeshPrices:
     def seconds(self, kind: str, axes: Axes, nbytes: int) -> float:
         """Seconds of one collective of `nbytes` over `axes`."""
         size, level = self.place(axes)
-        return float(collective_time(kind, nbytes, size, level=level, cluster=self.cluster))
+        sent = float(collective_time(kind, nbytes, size, level=level, cluster=self.cluster))
+        return self.issued(size) + sent
+
+    def issued(self, size: int) -> float:
+        """Seconds of the host for a collective of so many ranks; one rank alone issues none."""
+        return self.cluster.device.host_seconds("collective") if size > 1 else 0.0
 
 
 LATENCY = 1 / 8
@@ -257,9 +265,8 @@ def communication_seconds(
         for rows, axes, traffic in operator_traffic(call, strategies, mesh, gradients):
             size, level = prices.place(axes)
             for kind, nbytes, count in _repeated(traffic):
-                seconds[rows] += count * collective_time(
-                    kind, nbytes, size, level=level, cluster=prices.cluster
-                )
+                sent = collective_time(kind, nbytes, size, level=level, cluster=prices.cluster)
+                seconds[rows] += count * (prices.issued(size) + sent)
     return seconds
 
 
@@ -294,9 +301,9 @@ def update_seconds(
     traffic = optimizer_named(optimizer).traffic if tensor.trainable else 0
     nbytes = types.stored_bytes(tensor) * traffic / shards
     device = cluster.device
-    # What is stored split is a DTensor, whose every operator takes the host longer.
-    launches = np.where(shards > 1, device.shard_launches, device.update_launches)
-    return with_launch(0.0, update_traffic_seconds(nbytes, device), device, launches=launches)
+    busy = update_traffic_seconds(nbytes, device)
+    # The host's time for a parameter was measured with its update, or else it is a kernel's launch.
+    return np.asarray(np.where(busy > 0, busy + device.host.get("update", device.launch), 0.0))
 
 
 def storage_bytes(

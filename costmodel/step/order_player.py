@@ -49,8 +49,12 @@ class Player:
         self.passes = PassPlayer(plan, Issuer(prices, clock, Reason.VALUES), seconds)
         gradients = plan.program.assignment.gradients
         cluster = prices.cluster
+        # Where the host computes, its own work for an action is computation like any other.
+        self.host = cluster.device.host_seconds
         self.casts = self._by_segment(cast_of_gradients(plan, gradients, cluster))
         self.sums = self._by_segment(adding_of_gradients(plan, gradients, cluster))
+        trained = [t.name for t in plan.program.graph.parameters if t.name in gradients]
+        self.taken = self._by_segment(dict.fromkeys(trained, self.host("gradient")))
 
     def _by_segment(self, seconds: Mapping[str, float]) -> list[float]:
         """Add up seconds of parameters by the segment whose backward pass completes them.
@@ -78,6 +82,7 @@ class Player:
         """
         clock = self.clock
         played = self.plan.schedule.micro_batches
+        clock.compute("step", "host", self.host("step"))
         for number, actions in enumerate(self._micro_batches()):
             mark = clock.mark()
             for action, clock.phase in actions:
@@ -125,11 +130,14 @@ class Player:
             case Word.FORWARD:
                 assert action.segment is not None
                 self.units.travel.wait(segments[action.segment].units)
+                self.clock.compute(str(action), "host", self.host("pass"))
                 self.passes.ahead(segments[action.segment], action.micro_batch or 0)
             case Word.BACKWARD:
                 assert action.segment is not None
                 self.units.travel.wait(segments[action.segment].wanted)
+                self.clock.compute(str(action), "host", self.host("pass"))
                 self.passes.back(segments[action.segment], action.micro_batch or 0)
+                self.clock.compute("gradients", "host", self.taken[action.segment])
                 self.clock.compute("gradients", "cast", self.casts[action.segment])
                 self.clock.compute(
                     "gradients",

@@ -105,6 +105,8 @@ class UnitPlayer:
         for c in () if back else scale_messages(self.program, group):
             yield issuer.issue(c.kind, c.axes, c.nbytes, c.tensor)
         for step in self._flat(group, back=back) if first.gradient or not back else ():
+            if step.kind:
+                self._put_together(first.tensor, len(group))
             yield from self._sent(step, first.tensor, issuer)
 
     def _sums(self, chain: Chain) -> Iterator[Sent]:
@@ -112,6 +114,7 @@ class UnitPlayer:
             for axes in bucket.sums:
                 if degree_of(axes, self.mesh) > 1:
                     name = bucket.parameters[0]
+                    self._put_together(name, len(bucket.parameters))
                     self.clock.compute(name, "flatten", self._traffic([2.0 * bucket.nbytes]))
                     yield self.reductions.issue("all_reduce", axes, bucket.nbytes, name)
 
@@ -123,6 +126,10 @@ class UnitPlayer:
             self.clock.compute(
                 name, "unflatten", self._traffic([2.0 * size for size in step.copied])
             )
+
+    def _put_together(self, name: str, parameters: int) -> None:
+        """Play the host's work for a message of so many parameters."""
+        self.clock.compute(name, "host", parameters * self.cluster.device.host_seconds("unit"))
 
     def _flat(self, group: tuple[int, ...], *, back: bool) -> list[FlatStep]:
         if (group, back) not in self.flat:

@@ -2,7 +2,7 @@
 
 from .collective_times import KINDS, GroupPlace, byte_sizes, places
 from .device_times import DeviceTimes
-from .measurement import Measurements, Wanted, measure, measure_on_rank
+from .measurement import Measurements, Wanted, measure, measure_on_rank, ranks_at_hand
 
 __all__ = [
     "KINDS",
@@ -14,4 +14,5 @@ __all__ = [
     "measure",
     "measure_on_rank",
     "places",
+    "ranks_at_hand",
 ]

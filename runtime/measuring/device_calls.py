@@ -9,9 +9,6 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
 ProductKey = tuple[str, int, int, int]
 """A product's dtype, m, n and k."""
@@ -19,8 +16,6 @@ AttentionShape = tuple[int, int, int, int]
 SMALL = 64
 CHAIN = 200
 MOST_COPIES = 64
-UPDATED = 50
-"""Small parameters that an optimizer updates."""
 UPDATED_BYTES = 21 * 4
 """Bytes that AdamW reads and writes for an element, operator by operator, in float32."""
 
@@ -118,20 +113,6 @@ def update_call(device: torch.device, sizes: Sequence[int]) -> tuple[int, Callab
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     return UPDATED_BYTES * sum(sizes), torch.optim.AdamW(parameters).step
-
-
-def small_updates(*, split: bool) -> Callable[[], object]:
-    """A step of AdamW on CPUs for `UPDATED` small parameters; with `split` over all ranks."""
-    parameters = []
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if split else None
-    for _ in range(UPDATED):
-        value = torch.ones(SMALL)
-        if mesh is not None:
-            value = DTensor.from_local(value, mesh, (Shard(0),), run_check=False)
-        parameter = torch.nn.Parameter(value)
-        parameter.grad = torch.ones_like(parameter)
-        parameters.append(parameter)
-    return torch.optim.AdamW(parameters).step
 
 
 def _attention(

@@ -19,13 +19,11 @@ from .collective_times import FIRST, PASSES
 from .crew import Crew
 from .device_calls import (
     CHAIN,
-    UPDATED,
     AttentionShape,
     ProductKey,
     chain_call,
     copy_call,
     kernel_calls,
-    small_updates,
     stream_call,
     update_call,
 )
@@ -67,8 +65,6 @@ PARAMETERS_CUDA = (2**24, 2**26)
 """Elements of the parameters that a measured optimizer updates; together more than caches hold."""
 BATCH_SECONDS = 0.02
 """Seconds that a batch of calls takes at least."""
-UPDATES = ("whole", "split")
-"""How small parameters are stored whose updates are measured."""
 CAPTURED = 16
 """Calls in a CUDA graph."""
 
@@ -81,8 +77,6 @@ class DeviceTimes:
     products, and a step of AdamW, which read and write `copied`, `streamed` and `updated` bytes.
     `attention`: forward, and forward with backward, of `attention_shape`. `launch`: of one operator
     on the device. `dispatch`: of one operator on the host of a GPU; empty where the host computes.
-    `updates`: of a small parameter by AdamW, "whole" on every rank and "split" over them; empty on
-    GPUs, which update many at once.
     """
 
     name: str
@@ -97,7 +91,6 @@ class DeviceTimes:
     attention: dict[str, tuple[float, ...]]
     launch: tuple[float, ...]
     dispatch: tuple[float, ...]
-    updates: dict[str, tuple[float, ...]]
     capacity: float
     reserved: float
     units: int = 0
@@ -121,7 +114,7 @@ def measure_device(
     attention = ATTENTION_CUDA if cuda else ATTENTION
     calls = kernel_calls(crew.device, wanted, room, attention)
     streamed, calls["stream"] = stream_call(crew.device, STREAM_CUDA if cuda else STREAM)
-    times = _repeated(crew, calls, settled, captured=cuda)
+    times = repeated(crew, calls, settled, captured=cuda)
     updated, update = update_call(crew.device, PARAMETERS_CUDA if cuda else PARAMETERS)
     # An optimizer counts its steps on the host, which a graph would not; and in a graph a copy of
     # 1 GiB took half as long again on an H200.
@@ -131,9 +124,7 @@ def measure_device(
     }
     if cuda:
         hosted["dispatch"] = chain_call(crew.device)
-    else:
-        hosted |= {stored: small_updates(split=stored == "split") for stored in UPDATES}
-    times.update(_repeated(crew, hosted, settled, captured=False))
+    times.update(repeated(crew, hosted, settled, captured=False))
     name = torch.cuda.get_device_name(crew.device) if cuda else "CPU rank"
     return DeviceTimes(
         name=name,
@@ -148,11 +139,6 @@ def measure_device(
         attention={direction: tuple(times[direction]) for direction in ("forward", "backward")},
         launch=tuple(seconds / CHAIN for seconds in times["launch"]),
         dispatch=tuple(seconds / CHAIN for seconds in times.get("dispatch", ())),
-        updates={
-            stored: tuple(seconds / UPDATED for seconds in times[stored])
-            for stored in UPDATES
-            if stored in times
-        },
         capacity=memory[0],
         reserved=memory[1],
         units=torch.cuda.get_device_properties(crew.device).multi_processor_count if cuda else 0,
@@ -169,7 +155,7 @@ def _wanted_products(*, cuda: bool, quick: bool) -> list[ProductKey]:
     return wanted
 
 
-def _repeated(
+def repeated(
     crew: Crew,
     calls: Mapping[object, Callable[[], object]],
     settled: Callable[[Sequence[float]], bool],

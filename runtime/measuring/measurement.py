@@ -6,8 +6,8 @@ Of the latter this process is one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -22,7 +22,7 @@ from autopar.runtime.launch import (
 
 from .collective_times import ACROSS, GroupPlace, Key, measure_collectives, places
 from .crew import Crew
-from .device_times import DeviceTimes, measure_device, memory_of
+from .device_times import DeviceTimes, measure_device, memory_of, repeated
 
 TIMEOUT = 3600.0
 """Seconds that a measurement may take."""
@@ -34,7 +34,8 @@ PORT_BYTES = 2**20
 class Wanted:
     """The measurements to make: collectives of `kinds` at `sizes` bytes, and the `device`.
 
-    They are repeated until `settled`.
+    `steps` makes the steps of small trainings on a rank, by name; they are measured where the host
+    computes and all ranks are on one. All are repeated until `settled`.
     """
 
     kinds: tuple[str, ...]
@@ -42,13 +43,15 @@ class Wanted:
     settled: Callable[[Sequence[float]], bool]
     device: bool
     quick: bool = False
+    steps: Callable[[], Mapping[object, Callable[[], object]]] = dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """Repeated measurements in seconds on hosts of `cores`.
 
-    port: messages of one rank of a node alone, and of all at once.
+    steps: of small trainings, by name. port: messages of one rank of a node alone, and of all at
+    once.
     """
 
     backend: str
@@ -59,6 +62,13 @@ class Measurements:
     device: DeviceTimes | None
     port: tuple[tuple[float, ...], tuple[float, ...]] | None
     cores: int | None = None
+    steps: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+def ranks_at_hand(nproc: int | None) -> int:
+    """The number of ranks that measure: those of a launcher, else `nproc` or one for each core."""
+    place = launched()
+    return place.world if place is not None else nproc or max(2, os.cpu_count() or 2)
 
 
 def measure(wanted: Wanted, *, nproc: int | None, backend: str | None) -> tuple[Measurements, bool]:
@@ -80,7 +90,7 @@ def measure(wanted: Wanted, *, nproc: int | None, backend: str | None) -> tuple[
             "nccl ranks are started by torchrun:"
             " torchrun --nproc-per-node N -m autopar calibrate|bench collectives ..."
         )
-    ranks = nproc or max(2, os.cpu_count() or 2)
+    ranks = ranks_at_hand(nproc)
     return run_ranks(measure_on_rank, ranks, wanted, torch.device("cpu"), timeout=TIMEOUT)[0], True
 
 
@@ -98,6 +108,9 @@ def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
     if wanted.device:
         device_times = measure_device(crew, wanted.settled, memory=memory, quick=wanted.quick)
         port = measured_port(crew, where, wanted)
+    steps: dict[object, list[float]] = {}
+    if device.type == "cpu" and crew.node_count == 1:
+        steps = repeated(crew, wanted.steps(), wanted.settled, captured=False)
     # A container may have fewer cores than its host; macOS does not tell.
     cores = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):
@@ -111,6 +124,7 @@ def measure_on_rank(wanted: Wanted, device: torch.device) -> Measurements:
         device=device_times,
         port=port,
         cores=cores,
+        steps={str(name): tuple(times) for name, times in steps.items()},
     )
 
 

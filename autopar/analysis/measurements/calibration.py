@@ -21,6 +21,8 @@ from autopar.costmodel.calibration.device_kernels import DeviceRepeats, fit_devi
 from autopar.errors import UsageError, unknown
 from autopar.units import bytes_text
 
+from .host_calibration import small_trainings, steps_of, with_host
+
 SIZES = (2**10, 2**26)
 QUICK_SIZES = (2**10, 2**24)
 
@@ -43,7 +45,8 @@ class Calibration:
 
 def calibrate(wanted: Calibration, *, nproc: int | None, backend: str | None) -> Cluster | None:
     """The cluster of the ranks at hand; None on ranks that do not report."""
-    from autopar.runtime.measuring import KINDS, Wanted, byte_sizes, measure
+    from autopar.runtime.launch import default_backend, launched
+    from autopar.runtime.measuring import KINDS, Wanted, byte_sizes, measure, ranks_at_hand
 
     for kind in wanted.kinds:
         if kind not in KINDS:
@@ -52,19 +55,26 @@ def calibrate(wanted: Calibration, *, nproc: int | None, backend: str | None) ->
     if wanted.kinds:
         # Pipelines need messages between ranks, which no collective tells.
         kinds = (*(kind for kind in wanted.kinds if kind != "send"), "send")
+    # On a GPU the host runs ahead of the kernels; forked ranks compute on the host.
+    on_host = "nccl" not in (backend, default_backend() if launched() else "")
+    trainings = small_trainings(ranks_at_hand(nproc)) if on_host else []
     measuring = Wanted(
         kinds=kinds,
         sizes=byte_sizes(*(QUICK_SIZES if wanted.quick else SIZES)),
         settled=partial(settled, tolerance=wanted.tolerance),
         device=True,
         quick=wanted.quick,
+        steps=partial(steps_of, trainings),
     )
     measurements, speaks = measure(measuring, nproc=nproc, backend=backend)
     if not speaks:
         return None
-    return from_measurements(
+    cluster = from_measurements(
         measurements, name=wanted.name, tolerance=wanted.tolerance, inside=wanted.inside
     )
+    # With `inside` the device was calibrated before, and here its nodes are.
+    measured = wanted.inside is None and measurements.steps
+    return with_host(cluster, trainings, measurements.steps) if measured else cluster
 
 
 def from_measurements(
@@ -77,7 +87,8 @@ def from_measurements(
     device = DeviceRepeats(
         **{each.name: getattr(measurements.device, each.name) for each in fields(DeviceRepeats)}
     )
-    refuse_noise({**_named(measurements.collectives), **device.named()}, tolerance)
+    steps = {f"step of {name}": repeats for name, repeats in measurements.steps.items()}
+    refuse_noise({**_named(measurements.collectives), **device.named(), **steps}, tolerance)
     drivers = {(place.level, place.size): place.drivers for place in measurements.places}
     measured = fit_collectives(measurements.collectives, drivers)
     shared = (

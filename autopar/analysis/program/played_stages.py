@@ -45,6 +45,11 @@ class PlayedStages:
         """The number of stages, each of which has one chunk or more."""
         return len(self.orders)
 
+    def passes(self, values: Floats) -> list[float]:
+        """The sums of operators' seconds in a pass of each stage, with the host's own."""
+        visits = len(self.starts) // self.stages * self.figures.visit
+        return [seconds + visits for seconds in self.by_stage(values)]
+
     def by_stage(self, values: Floats) -> list[float]:
         """The sums of operators' values over each stage."""
         sums = np.add.reduceat(values, self.starts)
@@ -64,9 +69,8 @@ class PlayedStages:
             float(figures.handed[self.starts[number + 1]]) if number + 1 < chunks else 0.0
             for number in range(self.stages)
         ]
-        forward, backward, weight, hidden = map(
-            self.by_stage, (figures.forward, figures.backward, figures.weight, figures.hidden)
-        )
+        forward, backward = map(self.passes, (figures.forward, figures.backward))
+        weight, hidden = map(self.by_stage, (figures.weight, figures.hidden))
         sends = message_seconds(places, handed)
         return Times.of(forward, backward, weight, sends, hidden=hidden)
 
@@ -95,27 +99,19 @@ class PlayedStages:
         """The work of each stage once a step."""
         figures = self.figures
         unit_bytes = self.plan.schedule.unit_bytes
-        sums = map(
-            self.by_stage,
-            (
-                figures.forward,
-                figures.backward,
-                figures.gather,
-                figures.once - figures.gather,
-                figures.travel,
-            ),
-        )
+        forward, backward = map(self.passes, (figures.forward, figures.backward))
+        sums = map(self.by_stage, (figures.gather, figures.once - figures.gather, figures.travel))
         return tuple(
             Once(
-                forward=forward,
-                backward=backward,
+                forward=ahead,
+                backward=back,
                 gather=gather,
                 reduce=reduced,
                 update=update,
                 units=units_of(travel, unit_bytes, self.cluster),
             )
-            for forward, backward, gather, reduced, travel, update in zip(
-                *sums, self._updates(), strict=True
+            for ahead, back, gather, reduced, travel, update in zip(
+                forward, backward, *sums, self._updates(), strict=True
             )
         )
 
@@ -123,7 +119,7 @@ class PlayedStages:
     def seconds(self) -> float:
         """Seconds of the step, where every rank has a core of its own."""
         last = once_seconds(self.once, self.cluster.backend, self.plan.schedule.interleave)
-        return self.run.seconds + last
+        return self.run.seconds + last + self.figures.call
 
 
 def played_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> PlayedStages:

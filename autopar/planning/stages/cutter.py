@@ -209,7 +209,7 @@ class Cutter:
         seconds = step_seconds(schedule, times, self.count, interleave)
         cluster = self.places[0].cluster
         once = [once_of(own, self.unit_bytes, cluster) for own in held]
-        seconds += once_seconds(once, cluster.backend, interleave)
+        seconds += once_seconds(once, cluster.backend, interleave) + self.figures[0].call
         return Pipeline(
             stages=tuple(chunks),
             schedule=schedule,

@@ -47,6 +47,10 @@ from .operator_memory import add_copies, handed_bytes, saved_and_excess
 Floats = NDArray[np.float64]
 
 
+NUMBERS = ("visit", "call")
+"""The figures that are no arrays."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorCosts:
     """Arrays [operators] of seconds and bytes.
@@ -74,6 +78,8 @@ class OperatorCosts:
     - `flat`: flat copies of gradients, from the last backward pass to the end of the step.
     - `handed`: array [operators + 1], a device's values made before an operator and read from it
       on.
+
+    Seconds of the host, numbers: `visit` for each pass of a chunk, `call` for a step.
     """
 
     forward: Floats
@@ -94,6 +100,8 @@ class OperatorCosts:
     excess: Floats
     flat: Floats
     handed: Floats
+    visit: float = 0.0
+    call: float = 0.0
 
     def uneven(self, start: int, stop: int) -> float:
         """Return the seconds by which a stage's largest matrix exceeds the work of its mean rank.
@@ -139,6 +147,8 @@ def operator_costs(
         excess=excess,
         flat=np.zeros(count),
         handed=handed_bytes(costed),
+        visit=prices.cluster.device.host_seconds("pass"),
+        call=prices.cluster.device.host_seconds("step"),
     )
     _Adder(costed, costs).add_all()
     if merges:
@@ -330,6 +340,7 @@ class _Adder:
             costs.products[index] += share.products
             costs.largest[index] = max(costs.largest[index], share.largest)
         costs.update[index] += seconds + home
+        costs.backward[index] += cluster.device.host_seconds("gradient")
         costs.once[index] += float(cast_seconds(tensor, shards, cluster, self.types)[0])
         if tensor.name in self.program.assignment.host:
             streamed = streamed_update(tensor, shards, optimizer, cluster, self.types)

@@ -136,6 +136,8 @@ class PieceCosts:
             start = int(self.pieces[i])
             stop = int(self.pieces[j])
             sums["update"] += figures.uneven(start, stop)
+            sums["forward"] += figures.visit
+            sums["backward"] += figures.visit
             self._stages[key] = Stage(
                 start=start, stop=stop, memory=self._memories[figures].of(flying, i, j), **sums
             )

@@ -95,8 +95,9 @@ def message_seconds(places: Sequence[Place], handed: Sequence[float]) -> list[fl
 # Each shift of a cut asks again for the messages of all the cuts that stay.
 @functools.lru_cache(maxsize=65536)
 def _sent(place: Place, following: Place, nbytes: float) -> float:
-    """Return the seconds of a message from one place to another."""
+    """Return the seconds of a message from one place to another, with the host's at both ends."""
     start = min(place.start, following.start)
     stop = max(place.start + place.count, following.start + following.count)
     cluster, level = crossing(place.cluster, start, stop)
-    return float(send_seconds(cluster, nbytes, level=level))
+    issued = place.cluster.device.host_seconds("message")
+    return issued + float(send_seconds(cluster, nbytes, level=level))

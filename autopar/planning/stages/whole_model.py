@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from autopar.planning.model import FoldedModel
 from autopar.planning.tables import Tables
 from autopar.search import Solution, least_bottleneck
 
-from .operator_costs import OperatorCosts
+from .operator_costs import NUMBERS, OperatorCosts
 
 
 def imbalance(folded: FoldedModel, tables: Tables, solution: Solution, stages: int) -> float:
@@ -41,7 +41,6 @@ def expand(folded: FoldedModel, figures: OperatorCosts) -> OperatorCosts:
     place = {op.name: number for number, op in enumerate(folded.folding.graph.operators)}
     representatives = folded.folding.operators
     source = np.array([place[representatives[op.name]] for op in folded.graph.operators])
-    whole = {
-        f.name: getattr(figures, f.name)[source] for f in fields(figures) if f.name != "handed"
-    }
-    return OperatorCosts(**whole, handed=figures.handed[np.append(source, len(place))])
+    arrays = (f.name for f in fields(figures) if f.name not in ("handed", *NUMBERS))
+    whole = {name: getattr(figures, name)[source] for name in arrays}
+    return replace(figures, **whole, handed=figures.handed[np.append(source, len(place))])

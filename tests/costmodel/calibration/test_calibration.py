@@ -92,7 +92,7 @@ def test_two_segments_leave_less_error_than_one() -> None:
 def test_least_squares_without_negative_figures(columns: list[tuple[float, float, float]]) -> None:
     matrix = np.array(columns)
     ones = np.ones(len(matrix))
-    actual = nonnegative_solution(matrix)
+    actual = nonnegative_solution(matrix, ones)
     _, expected = nnls(matrix, ones)
     assert (actual >= 0).all()
     assert np.linalg.norm(matrix @ actual - ones) == pytest.approx(expected, rel=1e-6, abs=1e-9)

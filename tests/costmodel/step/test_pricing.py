@@ -168,11 +168,8 @@ def test_storage_and_update_of_a_parameter(optimizer: str, copies: int, traffic:
     cached = replace(
         cluster, device=replace(cluster.device, update_fraction=2 * cluster.device.memory_fraction)
     )
-    host = replace(cluster.device, update_launches=7.0, shard_launches=50.0)
-    longer = [
-        seconds + more * host.launch if traffic else 0.0
-        for seconds, more in zip(wanted, (6, 49), strict=True)
-    ]
+    host = replace(cluster.device, host={"update": 7 * cluster.device.launch})
+    longer = [seconds + 6 * host.launch if traffic else 0.0 for seconds in wanted]
     assert update_seconds(
         tensor, shards, optimizer, replace(cluster, device=host)
     ).tolist() == pytest.approx(longer, rel=1e-12)

@@ -13,7 +13,7 @@ from autopar.costmodel import load_cluster
 from autopar.order.schedules import in_flight
 from autopar.planning.space.schedules import schedules_for
 from autopar.planning.stages.cutter import Cutter
-from autopar.planning.stages.operator_costs import OperatorCosts
+from autopar.planning.stages.operator_costs import NUMBERS, OperatorCosts
 from autopar.planning.stages.piece_costs import PieceCosts
 from autopar.planning.stages.pieces import pieces_of
 from autopar.planning.stages.stage import Place, Slower
@@ -26,7 +26,7 @@ def figures(rng: np.random.Generator, count: int) -> OperatorCosts:
     drawn = {
         f.name: rng.integers(1, 10, count).astype(float)
         for f in fields(OperatorCosts)
-        if f.name != "handed"
+        if f.name not in ("handed", *NUMBERS)
     }
     drawn["weight"] = drawn["backward"] / 2
     drawn["hidden"] = drawn["forward"] / 2

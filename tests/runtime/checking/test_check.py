@@ -1,4 +1,4 @@
-"""What the check of a plan observes on one device, and the optimizer that it and runs take."""
+"""Observations of a plan's check on one device, and the optimizer that checks and runs take."""
 
 from __future__ import annotations
 

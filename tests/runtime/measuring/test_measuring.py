@@ -18,6 +18,7 @@ from autopar.analysis.measurements import calibration as calibrated
 from autopar.cli import run
 from autopar.costmodel import load_cluster
 from autopar.costmodel.collectives import KINDS as MODEL_KINDS
+from autopar.costmodel.device.host_actions import HOST_ACTIONS
 from autopar.errors import NoisyMeasurement, RunError, UsageError
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.measuring import (
@@ -184,8 +185,11 @@ def test_calibrate_writes_a_cluster_that_plans(
         True,
     )
     assert {entry.kind for entry in cluster.measured} == set(KINDS)
+    assert set(cluster.device.host) == set(HOST_ACTIONS)
+    assert sum(cluster.device.host.values()) > 0, "Python takes some time around kernels"
     run(["cluster", "show", str(path), "--devices", "4"])
-    assert "cluster here: 4 x CPU rank" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "cluster here: 4 x CPU rank" in told and "for a trained parameter in a step" in told
 
 
 def test_calibrate_refuses_noise_and_writes_nothing(short: None, tmp_path: Path) -> None:
