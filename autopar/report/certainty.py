@@ -72,12 +72,16 @@ SURE = 0.995
 """From this chance on nothing is said of runs that do not fit."""
 
 
+def fit_text(nbytes: float, cluster: Cluster) -> str:
+    """The chance that a step of so many predicted bytes fits a device, in words."""
+    return chance_text(chance_to_fit(nbytes, room_of(cluster)))
+
+
 def fit_line(nbytes: float, cluster: Cluster) -> str:
     """A line with the chance that a step of so many predicted bytes fits a device."""
-    room = room_of(cluster)
     return (
-        f"memory {chance_text(chance_to_fit(nbytes, room))}: {bytes_text(nbytes)} are predicted of "
-        f"the {bytes_text(room)} that a step may take"
+        f"memory {fit_text(nbytes, cluster)}: {bytes_text(nbytes)} are predicted of the "
+        f"{bytes_text(room_of(cluster))} that a step may take"
     )
 
 

@@ -125,7 +125,8 @@ def answers(folder: Path) -> Path:
     (folder / "run.json").write_text(
         json.dumps({"seconds": Plan.load(plan).predicted.step * 2, "steps": 3})
     )
-    panels = ["--alternatives", "--sensitivity", "--measured", str(folder / "run.json")]
+    panels = ["--compare", "--alternatives", "--sensitivity"]
+    panels += ["--measured", str(folder / "run.json")]
     run(["report", plan, other, "--model", model, "-o", out, *panels])
     return Path(out)
 
@@ -279,6 +280,35 @@ def test_rows_are_filtered_and_folded(
     assert browser.run(closed) > 3
 
 
+def test_an_operator_is_found_in_every_picture_and_the_address_says_so(
+    browser: Browser, plans: dict[str, Plan], tmp_path: Path
+) -> None:
+    """The name of one layer leads to the row, the box and the spans of all equal layers."""
+    path = pages(tmp_path, plans)["model"]
+    browser.open(path)
+    browser.run("document.querySelector('#time input.find').focus()")
+    browser.keys("layers.1/down" + ENTER)
+    shown = (
+        "return [document.getElementById('counted').textContent,"
+        " document.querySelector('#model .counted').textContent,"
+        " document.querySelectorAll('#model a.named').length > 0,"
+        " document.querySelectorAll('.lane rect.named').length > 0,"
+        " Array.from(document.querySelectorAll('.lane text'),"
+        " (said) => said.textContent).some((said) => said.endsWith('down/MatMul')),"
+        " document.querySelector('#time .tools [role=status]').textContent]"
+    )
+    before = browser.run(shown)
+    assert before[:2] == ["1 rows", "1 boxes"] and before[2:5] == [True, True, True]
+    browser.run("document.querySelector('#memory .sort').click()")
+    address = browser.run("return location.href")
+    browser.open(path)
+    assert browser.run("return document.querySelectorAll('a.named').length") == 0
+    browser.run("location.href = arguments[0]", address)
+    assert browser.run(shown) == before
+    sorted_by = "return document.querySelector('#memory th[aria-sort]').getAttribute('aria-sort')"
+    assert browser.run(sorted_by) == "ascending"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [answers, imported])
 def test_every_panel_and_an_imported_configuration(
@@ -314,7 +344,7 @@ def test_large_models(browser: Browser, name: str, tmp_path: Path) -> None:
             plan,
         ]
     )
-    for arguments in ([plan], [plan, "--model", model, "--no-compare"]):
+    for arguments in ([plan], [plan, "--model", model]):
         run(["report", *arguments, "-o", str(out)])
         require_quiet(browser, out, browser.open(out))
         require_drawn(browser, tmp_path)

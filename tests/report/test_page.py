@@ -19,6 +19,7 @@ from autopar.errors import PlanError, UsageError
 from autopar.plan import Plan
 from autopar.plan_parts import OperatorPlan, StagePlan
 from autopar.report.page import Compared, Contents, figures, page
+from autopar.report.page.drawing import UNITS, timeline
 from autopar.report.page.modules import tokens
 from autopar.report.page.spans import timeline_of
 
@@ -180,6 +181,40 @@ def test_the_timeline_is_the_step(plan: Plan, staged: Plan) -> None:
     lanes = timeline_of(staged, None, None).lanes
     assert [sum(s.kind == "forward" for s in lane.spans) for lane in lanes] == [4, 4]
     assert {"waiting", "backward"} <= {s.kind for lane in lanes for s in lane.spans}
+
+
+def test_what_a_device_does_adds_up_to_the_step(plan: Plan, staged: Plan) -> None:
+    for each in (plan, staged):
+        assert sum(figures.times(each).values()) == pytest.approx(each.predicted.step)
+
+
+def test_pictures_of_time_hold_every_span() -> None:
+    """The script draws any part of the step from the starts, lengths and names in the page."""
+    planned_model = planned(pins=MEGATRON)
+    drawn = timeline_of(planned_model.plan, planned_model.model.graph, planned_model.cluster)
+    parsed = Page(timeline(drawn, "a step").svg)
+    groups = parsed.attributes_of("g")
+    names = next(str(g["data-names"]) for g in groups if g["class"] == "played").split("\n")
+    written = [str(g["data-spans"]) for g in groups if g["class"] == "lane"]
+    assert len(written) == len(drawn.lanes)
+    for lane, text in zip(drawn.lanes, written, strict=True):
+        at = 0
+        for span, one in zip(lane.spans, text.split(";"), strict=True):
+            gap, length, _, name = map(int, one.split(","))
+            start = (at + gap) / UNITS * drawn.seconds
+            at += gap + length
+            assert names[name] == span.name
+            assert start == pytest.approx(span.start, abs=2e-7 * drawn.seconds)
+            assert at / UNITS * drawn.seconds == pytest.approx(span.end, abs=2e-7 * drawn.seconds)
+
+
+def test_the_first_table_says_whether_it_fits() -> None:
+    planned_model = planned(pins=MEGATRON)
+    large = planned_model.plan.predicted.model_copy(update={"memory": 78e9})
+    for predicted, said in ((planned_model.plan.predicted, "it fits"), (large, "in one run of")):
+        plan = planned_model.plan.model_copy(update={"predicted": predicted})
+        first = figures.summary(plan, None, planned_model.cluster).first
+        assert first is not None and said in dict(first.rows)["Does it fit?"]
 
 
 def test_large_plans_are_small_pages(staged: Plan) -> None:

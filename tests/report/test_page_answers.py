@@ -215,7 +215,7 @@ def test_the_whole_report(tmp_path: Path) -> None:
     measured = written(
         tmp_path / "run.json", {"seconds": Plan.load(plan).predicted.step * 1.5, "steps": 3}
     )
-    panels = ["--alternatives", "--sensitivity", "--measured", str(measured)]
+    panels = ["--compare", "--alternatives", "--sensitivity", "--measured", str(measured)]
     assert run(["report", plan, other, "--model", model, "-o", out, *panels]) == 0
     text = Path(out).read_text(encoding="utf-8")
     for words in (
@@ -232,6 +232,8 @@ def test_the_whole_report(tmp_path: Path) -> None:
         "Beside the other plan",
     ):
         assert words in text, words
-    for option in ("--alternatives", "--sensitivity"):
+    assert run(["report", plan, "--model", model, "-o", out]) == 0
+    assert "Beside known schemes" not in Path(out).read_text(encoding="utf-8")
+    for option in ("--compare", "--alternatives", "--sensitivity"):
         with pytest.raises(UsageError, match=f"{option} needs --model"):
             run(["report", plan, "-o", out, option])

@@ -49,14 +49,13 @@ def add_options(parser: Parser) -> None:
     add(
         "--model",
         metavar="MODEL",
-        help="the model of PLAN: adds the timeline of every operator, "
-        "what each communicates, known schemes",
+        help="the model of PLAN: adds the timeline of every operator, and what each communicates",
     )
     add(
-        "--no-compare",
-        dest="compare",
-        action="store_false",
-        help="with --model: do not price the known schemes",
+        "--compare",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="with --model: price the known schemes beside the plan, each by a search of its own",
     )
     add(
         "--alternatives",
@@ -92,11 +91,15 @@ def run(args: argparse.Namespace) -> None:
     from autopar.report.page import page
 
     check_outputs(args, args.output)
-    for option in ("alternatives", "sensitivity"):
+    for option in ("compare", "alternatives", "sensitivity"):
         if getattr(args, option) and args.model is None:
             raise UsageError(f"--{option} needs --model")
     write_whole(Path(args.output), page(_contents(args)))
     print(printable(f"saved to {args.output}"), file=sys.stderr)
+
+
+PARTS = 2
+"""The parts of a page without further searches: the model read, the step played."""
 
 
 def _contents(args: argparse.Namespace) -> Contents:
@@ -122,8 +125,10 @@ def _contents(args: argparse.Namespace) -> Contents:
 
     (memory,) = planning_values(args, ["memory"]).values()
     cluster = cluster_of_plan(plan, args.cluster)
-    with stdout_to_stderr(), ProgressBar() as bar:
+    with stdout_to_stderr(), ProgressBar(word="report:") as bar:
+        bar(0, PARTS, "the model is read")
         model = model_of_plan(args.model, plan, trust=args.trust)
+        bar(1, PARTS, "the step is played")
         planned = Planned(plan=plan, model=model, cluster=cluster, notes=())
         priced = []
         if args.compare:

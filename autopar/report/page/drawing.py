@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from autopar.printable import printable
 from autopar.units import seconds_text
 
 from .shapes import WIDTH, Picture, line, nothing, picture, rectangle, short, text
-from .spans import Timeline
+from .spans import Span, Timeline, joined
 
 LABEL = 190
 ROW = 26
@@ -41,8 +42,10 @@ KINDS = {
 }
 WAITING = "waiting or hidden"
 LETTERS = {"forward": "F", "backward": "B", "update": "U", "collective": "C"}
-MOST_TITLES = 3000
-"""The most spans with titles, which are about as long as the spans themselves."""
+MOST_SPANS = 60_000
+"""The most spans that a page holds one by one, for its script to draw larger: about a megabyte."""
+UNITS = 10_000_000
+"""The number of parts of a step in which starts and lengths of spans are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +130,18 @@ def _bar(
 
 
 def timeline(played: Timeline, label: str) -> Picture:
-    """The lanes of a step, one under the other, with letters in spans with enough room."""
+    """The lanes of a step, one under the other, with letters in spans with enough room.
+
+    Spans too short to see are drawn as one. If there is room for all of them, the picture holds
+    them one by one, and the page's script draws any part of the step from that.
+    """
     if not played.seconds > 0:
         return nothing(label)
     height = ROW * (len(played.lanes) + 1) + 24
     room = WIDTH - LABEL - 10
-    titled = sum(len(lane.spans) for lane in played.lanes) <= MOST_TITLES
+    held = sum(len(lane.spans) for lane in played.lanes) <= MOST_SPANS
+    names = dict.fromkeys(span.name for lane in played.lanes for span in lane.spans)
+    places = {name: place for place, name in enumerate(names)}
     out: list[Markup] = []
     for index, (kind, colour) in enumerate(KINDS.items()):
         x = LABEL + index * 130.0
@@ -143,26 +152,41 @@ def timeline(played: Timeline, label: str) -> Picture:
     for number, lane in enumerate(played.lanes):
         y = ROW * (number + 1.0)
         out.append(text(LABEL - 6, y + 15, short(lane.name), anchor="end"))
-        for span in lane.spans:
+        written = _written(lane.spans, played.seconds, places) if held else ""
+        out.append(Markup('<g class="lane" data-top="{:.1f}" data-spans="{}">').format(y, written))
+        for span in joined(lane.spans, played.seconds):
             x = LABEL + span.start / played.seconds * room
             width = (span.end - span.start) / played.seconds * room
-            told = (
-                f"{lane.name}: {span.name}, {seconds_text(span.end - span.start)} from "
-                f"{seconds_text(span.start)}"
-                if titled
-                else ""
-            )
-            out.append(rectangle(x, y + 2, width, ROW - 6, KINDS.get(span.kind, "#999999"), told))
+            out.append(rectangle(x, y + 2, width, ROW - 6, KINDS.get(span.kind, "#999999")))
             if width > 14 and span.kind in LETTERS:
-                out.append(text(x + width / 2, y + 16, LETTERS[span.kind], anchor="middle"))
+                out.append(
+                    text(x + width / 2, y + 16, LETTERS[span.kind], anchor="middle", over=True)
+                )
+        out.append(Markup("</g>"))
+    out.append(Markup('<g class="ticks">'))
     for tick in range(6):
         x = LABEL + tick / 5 * room
-        out.append(
-            text(
-                x,
-                height - 4,
-                seconds_text(played.seconds * tick / 5),
-                anchor="middle" if tick < 5 else "end",
-            )
-        )
-    return picture(label, (WIDTH, height), out)
+        said = seconds_text(played.seconds * tick / 5)
+        out.append(text(x, height - 4, said, anchor="middle" if tick < 5 else "end"))
+    out.append(Markup("</g>"))
+    told = "\n".join(printable(name, lines=False) for name in names) if held else ""
+    whole = Markup(
+        '<g class="played" data-seconds="{}" data-room="{} {}" data-kinds="{}" data-names="{}">'
+    ).format(played.seconds, LABEL, room, " ".join(KINDS.values()), told)
+    return picture(label, (WIDTH, height), [whole, *out, Markup("</g>")])
+
+
+def _written(spans: Sequence[Span], seconds: float, places: Mapping[str, int]) -> str:
+    """Spans as a text: of each the gap before it, its length, its kind and its name, as numbers.
+
+    Gaps and lengths are parts of the step; a name is its place among the names.
+    """
+    kinds = list(KINDS)
+    words = []
+    at = 0
+    for span in spans:
+        start = round(span.start / seconds * UNITS)
+        end = round(span.end / seconds * UNITS)
+        words.append(f"{start - at},{end - start},{kinds.index(span.kind)},{places[span.name]}")
+        at = end
+    return ";".join(words)

@@ -9,7 +9,7 @@ from autopar.costmodel import Cluster
 from autopar.costmodel.calibration.intervals import memory_interval
 from autopar.plan import Plan
 from autopar.planning.model.request import default_limit
-from autopar.report.certainty import certainty_lines, fit_line, step_around
+from autopar.report.certainty import certainty_lines, fit_line, fit_text, step_around
 from autopar.report.stages import stages_table
 from autopar.report.tables import Table, gap_text, summary_lines
 from autopar.report.throughput import DEFINITION, speed_text, unit_of
@@ -20,14 +20,6 @@ from .drawing import WAITING, Bar, bars, timeline
 from .section import Section, share
 from .spans import Timeline
 
-TIMES = {
-    "forward": "computing the forward pass",
-    "backward": "computing the backward pass",
-    "update": "updating parameters",
-    "communication": "collectives, hidden or not",
-    "overlapped": "collectives that hide under computation",
-    "bubble": "waiting for other stages",
-}
 MOST_LANES = 20
 """The most lanes of a picture with lanes of messages; in larger ones these are only in the table.
 """
@@ -82,21 +74,15 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
     limit = min(default_limit(pool) for pool in cluster.pools) if cluster else None
     of = f" of {bytes_text(limit)} ({p.memory / limit:.0%})" if limit else ""
     held = memory_interval()
+    chance = f"it {fit_text(p.memory, cluster)}: " if cluster else ""
     yield (
         "Does it fit?",
-        f"{bytes_text(p.memory)}{of} on the fullest device (nine runs in ten: "
+        f"{chance}{bytes_text(p.memory)}{of} on the fullest device (nine runs in ten: "
         f"{bytes_text(p.memory * held.low)} to {bytes_text(p.memory * held.high)})",
     )
-    exposed = max(p.communication - p.overlapped, 0.0)
-    parts = [
-        (p.forward, "computes forward"),
-        (p.backward, "computes backward"),
-        (p.update, "updates parameters"),
-    ]
-    parts += [(exposed, "waits for communication"), (p.bubble, "waits for other stages")]
     said = [
         f"{share(seconds, p.step)} {words}"
-        for seconds, words in sorted(parts, reverse=True)
+        for words, seconds in sorted(times(plan).items(), key=lambda part: -part[1])
         if seconds > 0.001 * p.step
     ]
     yield "Where does the time go?", "; ".join(said)
@@ -111,6 +97,21 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
     )
     yield "Could it be better?", gap_text(plan)
     yield "What next?", _next(plan, limit)
+
+
+def times(plan: Plan) -> dict[str, float]:
+    """The seconds of a step by what a device does; they add up to the step.
+
+    Communication that hides under computation is none of them.
+    """
+    p = plan.predicted
+    return {
+        "computes forward": p.forward,
+        "computes backward": p.backward,
+        "updates parameters": p.update,
+        "waits for communication": max(p.communication - p.overlapped, 0.0),
+        "waits for other stages": p.bubble,
+    }
 
 
 def _next(plan: Plan, limit: float | None) -> str:
@@ -131,13 +132,14 @@ def _next(plan: Plan, limit: float | None) -> str:
 def time(plan: Plan, drawn: Timeline) -> Section:
     """The step's timeline, its sums, and the stages."""
     p = plan.predicted
-    rows = [
-        (name, words, seconds_text(getattr(p, name)), share(getattr(p, name), p.step))
-        for name, words in TIMES.items()
-    ]
-    title = "Seconds of the slowest stage" if plan.stages else "What a step is made of"
+    parts = times(plan)
+    rows = [*parts.items(), ("in all", sum(parts.values()))]
+    if p.overlapped:
+        rows.append(("communicates meanwhile, hidden", p.overlapped))
     figures = Table(
-        title=title, columns=("part", "meaning", ">seconds", ">share of the step"), rows=tuple(rows)
+        title="What the slowest stage does in a step" if plan.stages else "What a step is made of",
+        columns=("a device", ">seconds", ">share of the step"),
+        rows=tuple((name, seconds_text(took), share(took, p.step)) for name, took in rows),
     )
     shown = drawn if len(drawn.lanes) <= MOST_LANES else drawn.computing()
     told = [

@@ -43,6 +43,7 @@ class Box:
 
     path: Path
     row: int
+    names: list[str] = field(default_factory=list)
     count: int = 0
     colours: Counter[int] = field(default_factory=Counter)
     rank: int = 0
@@ -107,6 +108,7 @@ def _boxes(
         box = boxes.setdefault(
             path, Box(path=tuple(part.partition("\0")[0] for part in path), row=leaf.number)
         )
+        box.names.append("/".join((*leaf.path, leaf.name)))
         box.count += len(members)
         box.colours[leaf.colour] += len(members)
         of.update(dict.fromkeys(members, path))
@@ -167,15 +169,16 @@ def _box(box: Box) -> Markup:
     colour = box.colours.most_common(1)[0][0]
     several = f", and {len(box.colours) - 1} other strategies" if len(box.colours) > 1 else ""
     title = f"{LETTERS[colour]} {_label(box)}: {'/'.join(box.path)}, {box.count} operators{several}"
-    drawn = rectangle(box.x, box.y, BOX, HIGH, "#fff").replace(
-        Markup('stroke="#fff"'), Markup('stroke="#444"')
-    )
+    drawn = Markup(
+        '<rect class="box" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="#fff" '
+        'stroke="#444"/>'
+    ).format(box.x, box.y, BOX, HIGH)
     drawn += rectangle(box.x, box.y, 20, HIGH, COLOURS[colour]) + text(
         box.x + 10, box.y + 17, LETTERS[colour], anchor="middle", over=True
     )
     drawn += text(box.x + 25, box.y + 17, _label(box))
-    return Markup('<a href="#op-{}">{}<title>{}</title></a>').format(
-        box.row, drawn, printable(title, lines=False)
+    return Markup('<a href="#op-{}" data-names="{}">{}<title>{}</title></a>').format(
+        box.row, printable("\n".join(box.names)), drawn, printable(title, lines=False)
     )
 
 

@@ -13,6 +13,8 @@ from autopar.printable import printable
 
 WIDTH = 960
 HEAD = 7.0
+RIMMED = 3.0
+"""The least width of a rectangle with a rim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +55,11 @@ def rectangle(
     x: float, y: float, width: float, height: float, colour: str, title: str = ""
 ) -> Markup:
     """A filled rectangle; its title is shown under the mouse."""
-    shape = Markup(
-        '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" stroke="#fff" '
-        'stroke-width=".4"'
-    ).format(x, y, max(width, 0.3), height, colour)
+    # The rim parts neighbours; it would cover most of a narrow one.
+    rim = Markup(' stroke="#fff" stroke-width=".4"') if width > RIMMED else Markup("")
+    shape = Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}"{}').format(
+        x, y, max(width, 0.3), height, colour, rim
+    )
     return shape + (
         Markup("><title>{}</title></rect>").format(printable(title, lines=False))
         if title
@@ -72,7 +75,8 @@ def text(x: float, y: float, said: str, *, anchor: str = "start", over: bool = F
     )
 
 
-COLOURS_OF_LINES = {"solid": "#000", "dashed": "#777", "arrow": "#777", "faint": "#ddd"}
+# The style sheet knows these two, and has others for dark screens.
+COLOURS_OF_LINES = {"solid": "#111", "dashed": "#767676", "arrow": "#767676", "faint": "#ddd"}
 
 
 def line(

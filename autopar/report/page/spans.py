@@ -86,7 +86,7 @@ def _played(events: Mapping[str, Sequence[Event]], told: str) -> Timeline:
             streams.items(), key=lambda done: (done[0] != COMPUTE, done[0])
         ):
             whole = list(_with_waits(spans, end)) if stream == COMPUTE else spans
-            lanes.append(Lane(name=f"{role}: {stream}", spans=tuple(_merged(whole, end))))
+            lanes.append(Lane(name=f"{role}: {stream}", spans=tuple(whole)))
     return Timeline(lanes=tuple(lanes), seconds=end, told=told)
 
 
@@ -101,7 +101,7 @@ def _with_waits(spans: Iterable[Span], end: float) -> Iterable[Span]:
         yield Span(kind="waiting", name="waiting", start=at, end=end)
 
 
-def _merged(spans: Iterable[Span], end: float) -> Iterable[Span]:
+def joined(spans: Iterable[Span], end: float) -> Iterable[Span]:
     """The spans, with neighbours of one kind joined if they are too short to see."""
     last: Span | None = None
     for span in spans:
