@@ -20,7 +20,7 @@ from .plan import Plan
 
 
 def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> Cluster:
-    """The cluster of a plan, or `cluster` instead, sized to the plan's devices.
+    """The cluster of a plan, or `cluster` instead, sized to the plan's devices, idle ones too.
 
     It must have the levels of the mesh.
     """
@@ -29,7 +29,7 @@ def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> 
             f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster"
         )
     chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
-    sized = chosen.sized(plan.devices)
+    sized = chosen.sized(plan.devices + plan.unused)
     for axis in plan.mesh:
         if axis.level != "device":
             parse_span(sized, axis.level, axis.size)

@@ -66,7 +66,12 @@ def where_line(plan: Plan) -> str:
     needed = plan.devices * plan.predicted.memory
     held = local_memory()
     have = f"{gpus} GPUs are too few" if gpus else "no GPUs are here"
-    ranks = f"{plan.devices} ranks on the CPU need {bytes_text(needed)}"
+    of_ranks = (
+        "1 rank on the CPU needs"
+        if plan.devices == 1
+        else (f"{plan.devices} ranks on the CPU need")
+    )
+    ranks = f"{of_ranks} {bytes_text(needed)}"
     if held is None:
         return f"this machine does not tell its memory: {have}; {ranks}"
     ranks += f", and there are {bytes_text(held)}"

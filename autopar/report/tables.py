@@ -145,7 +145,11 @@ def scheme_line(named: Named) -> str:
 
 def _mesh_line(plan: Plan, mesh: str) -> str:
     stages = f" for each of {stages_of(plan)} stages" if plan.stages else ""
-    idle = f"; {plan.unused} are left idle, which is faster" if plan.unused else ""
+    idle = ""
+    if plan.unused:
+        be = "is" if plan.unused == 1 else "are"
+        idle = f"; {plan.unused} {be} left idle, which is faster"
+        idle += "" if plan.stages else f" (--mesh {plan.devices + plan.unused} uses all)"
     return f"mesh {mesh}{stages}: {plan.devices} device" + ("s" if plan.devices > 1 else "") + idle
 
 

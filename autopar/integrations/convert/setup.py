@@ -249,7 +249,8 @@ def _losses(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
     if plan.schedule.overlap_experts:
         yield UNMERGED
     if plan.unused:
-        yield f"{plan.unused} devices of the cluster stay idle"
+        stay = "device of the cluster stays" if plan.unused == 1 else "devices of the cluster stay"
+        yield f"{plan.unused} {stay} idle"
 
 
 def _axis_losses(axis: AxisWork) -> Iterable[str]:
