@@ -184,7 +184,7 @@ const zoomed = (played) => {
     const spans = lanes().flatMap(({ spans }) => spans).filter((span) => matches(span.name)).sort((a, b) => a.start - b.start);
     const middle = to - from < 1 ? (from + to) / 2 : -1;
     const next = spans.find((span) => (span.start + span.end) / 2 > middle + NARROWEST / 10) || spans[0];
-    if (!next) { state.textContent = "nothing in the step is called so"; return; }
+    if (!next) { state.textContent = "no span is called so (with stages, spans are whole passes)"; return; }
     const reach = 2.5 * Math.max(next.end - next.start, NARROWEST / 5);
     go((next.start + next.end) / 2 - reach, (next.start + next.end) / 2 + reach);
   };
