@@ -16,7 +16,9 @@ from autopar.errors import UsageError
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("autopar", "python", "torchrun", "make", "pip", "git")
-_BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _SPAN = re.compile(r"`((?:autopar|torchrun|python|make|pip)\s[^`]+)`")
 
 
@@ -53,7 +55,7 @@ def blocks(page: Path) -> list[Block]:
     fences = _BLOCK.findall(page.read_text(encoding="utf-8"))
     return [
         Block(page=page.name, language=language, file=file, text=text)
-        for language, file, text in fences
+        for file, language, text in fences
     ]
 
 

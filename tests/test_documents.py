@@ -18,7 +18,9 @@ from autopar.cli import run
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 EXECUTED = ("tutorial.md", "how-to.md")
-_BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#([\w-]+))?\)")
 
 
@@ -36,7 +38,7 @@ def test_blocks_are_executed(name: str, tmp_path: Path, monkeypatch: pytest.Monk
         ]
     scope: dict[str, Any] = {}
     executed = 0
-    for language, file, text in blocks:
+    for file, language, text in blocks:
         if file:
             Path(file).write_text(text)
         elif language == "sh":
@@ -52,6 +54,13 @@ def test_blocks_are_executed(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     for module in ("net", "theirs"):
         sys.modules.pop(module, None)
     assert executed >= 3
+
+
+def test_fences_name_a_language_alone() -> None:
+    """With more words behind it the site shows the fence and its code as running text."""
+    for path in DOCS:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert [line for line in lines if re.match(r"\s*```\S*\s+\S", line)] == [], path.name
 
 
 @pytest.mark.parametrize(
