@@ -86,7 +86,8 @@ class Configuration:
         whole = self.inner * self.stages
         if devices is None:
             raise UsageError(
-                f"{self.source} does not say how many devices split the batch: give --devices"
+                f"{self.source} does not say how many devices split the batch: give --devices, "
+                "the number of processes that are launched on all nodes"
             )
         if devices % whole:
             raise UsageError(
