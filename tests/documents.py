@@ -16,9 +16,7 @@ from autopar.errors import UsageError
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("autopar", "python", "torchrun", "make", "pip", "git")
-_BLOCK = re.compile(
-    r"^(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
-)
+_BLOCK = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`((?:autopar|torchrun|python|make|pip)\s[^`]+)`")
 
 
