@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from report_models import MEGATRON, planned
 
+from autopar.plan_origin import cluster_of_plan
 from autopar.report.explain.explanation import Explained
 from autopar.report.plan_output import planned_parts
-from autopar.report.tables import Table, show
+from autopar.report.tables import Table, show, summary_lines
 
 GOLDEN = Path(__file__).parent / "golden"
 PLANS: dict[str, dict[str, object]] = {
@@ -101,3 +102,11 @@ def test_a_terminal_gets_the_same_cells() -> None:
     out = Terminal()
     show([Table(title="T", columns=("a", ">b"), rows=(("[x]", "1"),))], out)
     assert "[x]" in out.getvalue() and "1" in out.getvalue()
+
+
+def test_a_plan_that_leaves_devices_idle_has_its_whole_cluster_and_says_how_to_use_it() -> None:
+    plan = planned(**PLANS["data"]).plan
+    idle = plan.model_copy(update={"unused": plan.devices})
+    assert cluster_of_plan(idle).devices == 2 * cluster_of_plan(plan).devices
+    said = f"{plan.devices} are left idle, which is faster (--mesh {2 * plan.devices} uses all)"
+    assert any(said in line for line in summary_lines(idle, ""))
