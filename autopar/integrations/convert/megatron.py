@@ -25,6 +25,8 @@ REACH = (
         near=(2, "selective"),
         stages=(1, 0),
         schedules=SCHEDULES,
+        # It merges passes of several chunks a stage alone, which no search is told.
+        searched=tuple(name for name in SCHEDULES if not schedules.SCHEDULES[name].merges),
         optimizers=tuple(OPTIMIZERS),
         merges=True,
     ),
@@ -35,7 +37,7 @@ REACH = (
 
 def megatron(setup: Setup) -> Converted:
     """The arguments of a plan."""
-    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup))
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), _merged_beyond(setup))
     # Its combined 1F1B merges passes.
     said = [note for note in setup.lost if note != UNMERGED]
     lost = [*said, *setup.minor(), *losses(setup)]
@@ -48,6 +50,13 @@ def megatron(setup: Setup) -> Converted:
     lines += [f"{name} {value}" for name, value in _options(setup).items()]
     lines += _flags(setup)
     return Converted(text="\n".join(lines) + "\n", lost=tuple(lost))
+
+
+def _merged_beyond(setup: Setup) -> str:
+    schedule = setup.plan.schedule
+    if schedule.overlap_experts and setup.stages > 1 and schedule.interleave == 1:
+        return "merged passes of stages that hold one chunk each"
+    return ""
 
 
 def losses(setup: Setup) -> Iterable[str]:

@@ -12,13 +12,12 @@ from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.costmodel.known.recompute_modules import MODULES
 from autopar.errors import UsageError, unknown
 from autopar.integrations.convert.precisions import WORDS
-from autopar.order.schedules import SCHEDULES
 from autopar.planning.model.recompute import MODULES as PLANNED
 
 from .configuration import Configuration, degree, left_out, number, stage
 from .megatron_arguments import run_of
 from .megatron_older import OLDER, ZERO, modern
-from .megatron_run import READ, precision_of, priced_otherwise
+from .megatron_run import MERGED, READ, precision_of, priced_otherwise, schedule_of
 
 SOURCE = "megatron"
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
@@ -151,7 +150,9 @@ def configuration_of(options: Mapping[str, str]) -> Configuration:
         expert=expert,
         expert_tensor=number(SOURCE, options, "expert-tensor-parallel-size"),
         stages=stages,
-        schedule=_schedule(stages, interleave),
+        schedule=schedule_of(
+            stages, interleave, merged=min(expert, interleave) > 1 and MERGED in options
+        ),
         interleave=interleave,
         batch=number(SOURCE, options, "global-batch-size"),
         sequence=number(SOURCE, options, "seq-length"),
@@ -246,18 +247,6 @@ def _chunks(options: Mapping[str, str], stages: int, lost: list[str]) -> int:
             f"{SOURCE}: {layers} layers do not make {stages} stages of chunks of {each}"
         )
     return layers // (stages * each)
-
-
-def _schedule(stages: int, interleave: int) -> str | None:
-    """The preferred schedule of those that Megatron-LM runs with so many chunks a stage."""
-    if stages == 1:
-        return None
-    rows = [
-        row
-        for row in SCHEDULES.values()
-        if row.other_names.megatron and bool(row.chunks) == (interleave > 1)
-    ]
-    return min(rows, key=lambda row: row.preferred).name
 
 
 def _recompute(options: Mapping[str, str]) -> str:

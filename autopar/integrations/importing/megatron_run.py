@@ -17,6 +17,7 @@ from autopar.costmodel.known.pipeline_layout import chunks_of, ended, even
 from autopar.errors import UsageError, unknown
 from autopar.integrations.convert.precisions import MEGATRON_RECIPES
 from autopar.ir.recipes import RECIPES
+from autopar.order.schedules import SCHEDULES
 
 from .configuration import Configuration, number
 
@@ -31,6 +32,8 @@ GATHERS = "allgather"
 """The dispatcher that gathers the rows of all ranks on each, without a price."""
 LOSSES = {"te": "in-place", "native": "megatron-fused"}
 STATES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+MERGED = "overlap-moe-expert-parallel-comm"
+"""The argument with which passes of two micro-batches are merged."""
 READ = frozenset(
     (
         "account-for-embedding-in-pipeline-split",
@@ -63,7 +66,7 @@ READ = frozenset(
         "moe-token-dispatcher-type",
         "mtp-num-layers",
         "no-overlap-p2p-communication",
-        "overlap-moe-expert-parallel-comm",
+        MERGED,
         "pipeline-model-parallel-layout",
         "recompute-modules",
         "tp-comm-overlap",
@@ -99,18 +102,34 @@ def known_run(configuration: Configuration, shape: Shape, devices: int) -> Known
         expert_tensor=configuration.expert_tensor or 0,
         dispatcher=dispatcher,
         dispatcher_sms=sms,
-        overlap_experts="overlap-moe-expert-parallel-comm" in given,
+        overlap_experts=MERGED in given,
         overlap_shared="moe-shared-expert-overlap" in given,
         capacity=_capacity(given),
         zero=configuration.zero or 0,
         sequence_parallel=configuration.sequence_parallel,
         recompute=configuration.recompute or "none",
         recompute_modules=tuple(given.get("recompute-modules", "").split()),
-        schedule=configuration.schedule or "1f1b",
+        # A run says by `overlap_experts` that passes are merged.
+        schedule=schedule_of(configuration.stages, configuration.interleave, merged=False)
+        or "1f1b",
         interleave=configuration.interleave,
         layout=_layout(configuration, shape),
         dtype=configuration.dtype or "float32",
     )
+
+
+def schedule_of(stages: int, interleave: int, *, merged: bool) -> str | None:
+    """The preferred schedule of those that Megatron-LM runs with so many chunks a stage."""
+    if stages == 1:
+        return None
+    rows = [
+        row
+        for row in SCHEDULES.values()
+        if row.other_names.megatron
+        and row.merges == merged
+        and bool(row.chunks) == (interleave > 1)
+    ]
+    return min(rows, key=lambda row: row.preferred).name
 
 
 def priced_otherwise(given: Arguments) -> list[str]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from autopar.order.times import Floats, Times
 
 from .interleaved import visits
-from .row import PipelineSchedule
+from .row import OtherNames, PipelineSchedule
 
 Flags = NDArray[np.bool_]
 ROUNDING = 1e-13
@@ -160,4 +160,5 @@ SCHEDULE = PipelineSchedule(
     preferred=5,
     chunks=(1, 2, 3, 4, 6, 8),
     refuses=_refuses,
+    other_names=OtherNames(megatron=True),
 )

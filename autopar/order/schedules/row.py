@@ -61,7 +61,8 @@ class OtherNames:
     torch             its class in PyTorch
     torchtitan        its `pipeline_parallel_schedule`
     torchtitan_alike  values of that key, in lower case, that are read as the nearest schedule: this
-    megatron          whether Megatron-LM runs it; its arguments name the chunks of a stage alone
+    megatron          whether Megatron-LM runs it; its arguments name the chunks of a stage, and
+                      whether passes are merged, alone
     """
 
     torch: TorchClass | None = None
