@@ -32,7 +32,11 @@ def no_candidate(search: BestFirst) -> UsageError:
             return UsageError(f"{request.stages} stages: {whole}")
         layers = "or are more than the layers of the model"
         return UsageError(f"{request.stages} stages do not divide {devices} devices, {layers}")
-    return UsageError(f"the mesh {request.mesh} does not have {devices} devices")
+    if request.mesh is not None:
+        return UsageError(f"the mesh {request.mesh} does not have {devices} devices")
+    # Only a space that demands stages leaves no candidate where nothing else is asked for.
+    reason = search.folded.why_not(2) or f"no cut of the model does on {devices} devices"
+    return UsageError(f"the plan must have pipeline stages: {reason}")
 
 
 def nothing_fits(search: BestFirst, failures: list[Infeasible]) -> NoPlanFits:

@@ -152,6 +152,12 @@ def test_what_a_search_does_not_choose_is_refused_by_name() -> None:
         planned(target="alpa")
 
 
+def test_a_target_of_stages_says_why_a_model_has_none() -> None:
+    module, inputs = public_model("clip")
+    with pytest.raises(UsageError, match=r"must have pipeline stages: .* needs the whole batch"):
+        autopar.plan(module, inputs, devices=4, cluster="dgx-h100", target="pipelining")
+
+
 def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "plan.json"
     onnx.save(perceptrons(), tmp_path / "net.onnx")
