@@ -18,6 +18,7 @@ class Configuration:
 
     `arguments`: those of Megatron-LM, by name; `sizes`: of the model, by argument.
 
+    `launched`: processes that the file starts, if nobody asks for other ones.
     `data`: devices that split the batch; `shards`: those of them over which parameters are stored
     split (None: all of them if `zero`). `zero`: the ZeRO stage, 0 to 3. `tensor`: devices that
     split weights; `sequence_parallel`: whether these split the values in between. `context`:
@@ -32,6 +33,7 @@ class Configuration:
     """
 
     source: str
+    launched: int | None = None
     data: int | None = None
     shards: int | None = None
     zero: int | None = None
@@ -84,6 +86,7 @@ class Configuration:
         if self.data is not None:
             return self.data
         whole = self.inner * self.stages
+        devices = devices or self.launched
         if devices is None:
             raise UsageError(
                 f"{self.source} does not say how many devices split the batch: give --devices, "

@@ -83,7 +83,8 @@ def read_megatron(text: str, given: Mapping[str, str] | None = None) -> Configur
     """
     run = run_of(text, KNOWN | READ | OLDER, given)
     configuration = configuration_of(modern(run.options))
-    return replace(configuration, lost=(*configuration.lost, *run.lost))
+    lost = (*configuration.lost, *run.lost)
+    return replace(configuration, lost=lost, launched=run.launched)
 
 
 def read_table(data: Mapping[str, Any]) -> Configuration:

@@ -15,15 +15,22 @@ LISTS = ("recompute-modules", "cuda-graph-scope")
 """Arguments with several words."""
 COMMON = frozenset({"bf16", "fp16", "optimizer", "seq-length", "world-size"})
 """Arguments that other programs have, too: they alone make no run of Megatron's."""
+_EACH = "nproc-per-node"
+_LAUNCHED = re.compile(rf"(?<!\S)--({_EACH}|nnodes)[ =]([1-9]\d{{0,5}})(?!\S)")
+"""Numbers of torchrun's; ranges of nodes, and what a caller gives, are none."""
 _NAMES = re.compile(r"[A-Za-z_]\w*|(?<=[${])\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The arguments of a run by name, those without a value as "", and what was left out of it."""
+    """The arguments of a run by name, those without a value as "", and what was left out of it.
+
+    `launched`: the processes that torchrun starts on all nodes, where the text shows that.
+    """
 
     options: Mapping[str, str]
     lost: tuple[str, ...]
+    launched: int | None = None
 
 
 def run_of(text: str, read: Collection[str], given: Mapping[str, str] | None = None) -> Run:
@@ -44,7 +51,11 @@ def run_of(text: str, read: Collection[str], given: Mapping[str, str] | None = N
             shown = ", ".join(f"--{name}" for name in differ[:4])
             raise UsageError(f"megatron: the script starts {len(runs)} runs that differ in {shown}")
     _require_known(options, read, text, script)
-    return Run(options=options, lost=tuple(_conditional(script)))
+    return Run(
+        options=options,
+        lost=tuple(_conditional(script)),
+        launched=_launched(joined(script.commands), read),
+    )
 
 
 def joined(commands: Sequence[Started]) -> list[Started]:
@@ -88,6 +99,23 @@ def _parted(words: Iterable[str]) -> list[str]:
         has_options = re.search(r"(^|\s)--[a-z]", word) is not None
         made += word.split() if has_options else [word]
     return made
+
+
+def _launched(commands: Sequence[Started], read: Collection[str]) -> int | None:
+    """The processes of the command that starts the run: those of a node times the nodes.
+
+    >>> _launched(Script("torchrun --nproc-per-node 8 --nnodes=2 x.py --bf16").commands, {"bf16"})
+    16
+    """
+    for command in commands:
+        words = [word.replace("_", "-") for word in _parted(command.words)]
+        if not any(word.split("=")[0].removeprefix("--") in read for word in words):
+            continue
+        text = " ".join(words)
+        counts = {"nnodes": "" if "--nnodes" in text else "1", **dict(_LAUNCHED.findall(text))}
+        if counts.get(_EACH) and counts["nnodes"]:
+            return int(counts[_EACH]) * int(counts["nnodes"])
+    return None
 
 
 def line_of(text: str, argument: str) -> int:

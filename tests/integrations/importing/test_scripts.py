@@ -183,3 +183,26 @@ def test_sums_beyond_a_shells_numbers_stay_as_written() -> None:
 def test_nested_values_are_refused() -> None:
     with pytest.raises(UsageError, match="list of lists"):
         read_table({"--recompute-modules": [["mlp"]]})
+
+
+@pytest.mark.parametrize(
+    ("launcher", "processes"),
+    [
+        ("torchrun --nproc-per-node 8 --nnodes=2", 16),
+        ("GPUS=4; torchrun --nproc_per_node $GPUS", 4),
+        ("torchrun --nproc_per_node 8 --nnodes $NODES", None),
+        ("torchrun --nproc_per_node 8 --nnodes 1:4", None),
+        ("torchrun --nproc_per_node gpu", None),
+        ("srun -N 4", None),
+    ],
+)
+def test_a_launcher_says_how_many_devices_there_are(
+    tmp_path: Path, launcher: str, processes: int | None
+) -> None:
+    text = f"{launcher} pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1\n"
+    (tmp_path / "run.sh").write_text(text)
+    configuration = read_configuration(tmp_path / "run.sh")
+    assert configuration.launched == processes
+    if processes:
+        assert configuration.devices(None) == processes
+    assert configuration.devices(32) == 32
