@@ -89,7 +89,7 @@ def _priced(passes: Passes, stages: Sequence[Mapping[str, float]]) -> Priced:
         allocated=tuple(m.total + c.habits.workspace for m in allocated),
         memory=memory,
         reserved=device.reserved,
-        fits=memory <= device.memory_capacity,
+        fits=bool(memory <= device.memory_capacity),
     )
 
 

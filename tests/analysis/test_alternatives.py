@@ -24,7 +24,7 @@ from autopar.planning.tables.parameters.first_read import early_on
 from autopar.planning.tables.parameters.traffic import hideable
 from autopar.report.explain.answers import alternatives_table, pinned_table
 from autopar.report.explain.explanation import Explained
-from autopar.report.explain.further_answers import answered
+from autopar.report.explain.further_answers import Further, answered
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
 
@@ -152,7 +152,7 @@ def test_explained_holds_the_answers() -> None:
     whole = Explained.of_model(
         planned_model.plan, planned_model.model.graph, planned_model.cluster, UP
     )
-    told = answered(whole, planned_model.cluster, _quiet(), alternatives=True, memory=None)
+    told = answered(whole, planned_model.cluster, Further(alternatives=True), _quiet())
     assert told.json()["best"] == told.step and len(told.json()["alternatives"]) == len(told.others)
     table = alternatives_table(told.others, ["gpu"], told.step)
     assert table in told.parts() and any("as planned" in row[1] for row in table.rows)
@@ -160,7 +160,7 @@ def test_explained_holds_the_answers() -> None:
         planned_model.plan, planned_model.model.graph, planned_model.cluster, "*/up/*"
     )
     with pytest.raises(UsageError, match="names 2"):
-        answered(several, planned_model.cluster, _quiet(), alternatives=True, memory=None)
+        answered(several, planned_model.cluster, Further(alternatives=True), _quiet())
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from autopar.errors import RunError, UsageError
@@ -52,7 +53,7 @@ def side_by_side(
     )
     others = {child.pid for child in multiprocessing.active_children()}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _uninterrupted():
             # The children run Python and numpy alone, and take no lock of the parent's threads.
             warnings.simplefilter("ignore", DeprecationWarning)
             promised = [forked.submit(_do, number) for number in range(len(items))]
@@ -71,6 +72,19 @@ def side_by_side(
         raise
     finally:
         forked.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits: raised between the locks of an executor, it would leave one locked for good."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _take(work: Callable[[Any], Any], items: Sequence[Any]) -> None:

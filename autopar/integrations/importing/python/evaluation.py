@@ -1,4 +1,4 @@
-"""What a function of a Python file makes of its configuration: its statements, without running it.
+"""Works out what a function of a Python file makes of its configuration, without running it.
 
 Assignments, calls of functions whose file is read, conditions and loops over what shows are
 followed. Everything else is an object of which nothing is known but what the file sets in it.
@@ -160,7 +160,7 @@ class Frame(Expressions):
             self.run(node.body)
 
     def _forget(self, node: ast.stmt) -> None:
-        """What is set under a condition that does not show has no value any more.
+        """Drop what is set under a condition that does not show.
 
         A function that may return there does so, with a value that does not show.
         """
