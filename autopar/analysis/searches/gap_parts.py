@@ -52,6 +52,8 @@ PASSES = "passes"
 HIDDEN = "hidden"
 CHOICES = "choices"
 PROGRAM = "program"
+ROUNDING = 1e-12
+"""The share of a bound up to which another one is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,9 @@ def gap_parts(
     seconds = {}
     reached = made.lower_bound
     for part, value in [*levels.items(), (PROGRAM, step)]:
-        closed = min(max(value, reached), step)
+        # A level that is equal but for rounding closes nothing.
+        same = math.isclose(value, reached, rel_tol=ROUNDING)
+        closed = reached if same else min(max(value, reached), step)
         seconds[part] = closed - reached
         reached = closed
     return GapParts(step=step, bound=made.lower_bound, held_by=made.bound_of, seconds=seconds)
