@@ -53,7 +53,8 @@ def hidden_by_layer(
         )
         for segment in merged.segments
         for index in segment.working
-        if isinstance(step := program.steps[index], Compute)
+        # Casts are steps of the scheduled program alone.
+        if isinstance(step := merged.program.steps[index], Compute)
     }
     seconds = seconds_of_steps(analysis, prices)
     slowdown = SLOWDOWN[prices.cluster.backend]
