@@ -35,11 +35,13 @@ STORED = {
 """Fields of a configuration that say how weights are stored, not what the model computes."""
 HEAD = """# Plans of public models
 
-Every model below is planned from its `config.json` alone, with all of its layers, on {devices}
-devices of the cluster `{cluster}`: {batch} sequences of {seq} tokens a step, AdamW, bfloat16.
+Every model below is planned from its `config.json` alone, with all of its layers, on {devices:,}
+devices of the cluster `{cluster}`: {batch:,} sequences of {seq:,} tokens a step, AdamW, bfloat16.
 Parameters are those of transformers' own module, each one of them. Steps, memory and gaps are
 predictions ([what they are worth](published-runs.md)); CPU seconds are of the whole command on one
-core of a small cloud machine, with reading and exporting the model.
+core of a small cloud machine, with reading and exporting the model. Bounds count exchanges of
+experts in full, so a gap says nothing of plans that hide them, as merged passes do
+([search](search.md)).
 `benchmarks/configurations.py FOLDER --page docs/public-models.md` makes this page.
 
 """
