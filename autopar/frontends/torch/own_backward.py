@@ -5,11 +5,13 @@ backward pass b is lost, so with a drawn gradient g of its results
 
     b(g) = g df/dx
 
-has to hold on drawn inputs x. A gradient reversal would train with the other sign, without a word.
+has to hold on drawn inputs x, of usual sizes and of far smaller and larger ones, at which a bound
+on gradients shows. A gradient reversal would train with the other sign, without a word.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ _TORCHS = "torch."
 """The functions of torch itself (checkpoint's is one) only recompute what autograd would keep."""
 _SIDE = 8
 """Longest dim of a drawn input: dims that are equal stay so, and no input is large."""
+_SCALES = (1.0, 1e-8, 1e8)
+"""Sizes of drawn inputs, and of drawn gradients: code that bounds either does so in between."""
 _CLOSE = 1e-6
 """Relative difference of gradients in float64, as constants are written with eight digits."""
 
@@ -70,16 +74,20 @@ class _Call:
 
     def is_derived(self) -> bool:
         """Whether the backward pass gives what torch derives from the forward pass."""
-        draw = torch.Generator().manual_seed(0)
-        args = [_drawn(value, draw) for value in self.args]
-        given = [value for value in args if isinstance(value, Tensor) and value.requires_grad]
         try:
-            own = _gradients(self.kind.apply, args, given)
-            derived = _gradients(self._forward, args, given)
+            return all(self._agree(*sizes) for sizes in itertools.product(_SCALES, repeat=2))
         except Exception:  # a model's code may raise anything
             return False
+
+    def _agree(self, size: float, above: float) -> bool:
+        """Whether both agree on inputs of one size, and on gradients of results of another."""
+        draw = torch.Generator().manual_seed(0)
+        args = [_drawn(value, size, draw) for value in self.args]
+        given = [value for value in args if isinstance(value, Tensor) and value.requires_grad]
+        own = _gradients(self.kind.apply, args, given, above)
+        derived = _gradients(self._forward, args, given, above)
         return all(
-            torch.allclose(mine, torchs, rtol=_CLOSE, atol=_CLOSE)
+            torch.allclose(mine, torchs, rtol=_CLOSE, atol=_CLOSE * float(torchs.abs().max()))
             for mine, torchs in zip(own, derived, strict=True)
         )
 
@@ -110,18 +118,18 @@ def _without_values(value: Any) -> Any:
     return torch.empty([int(side) for side in value.shape], dtype=value.dtype, device="meta")
 
 
-def _drawn(value: Any, draw: torch.Generator) -> Any:
+def _drawn(value: Any, size: float, draw: torch.Generator) -> Any:
     """A small tensor of drawn numbers in float64, or of zeros where it counts or chooses."""
     if not isinstance(value, Tensor):
         return value
     shape = [min(side, _SIDE) for side in value.shape]
     if not value.is_floating_point():
         return torch.zeros(shape, dtype=value.dtype)
-    return torch.randn(shape, dtype=torch.float64, generator=draw).requires_grad_()
+    return torch.randn(shape, dtype=torch.float64, generator=draw).mul(size).requires_grad_()
 
 
 def _gradients(
-    function: Callable[..., Any], args: Sequence[Any], given: Sequence[Tensor]
+    function: Callable[..., Any], args: Sequence[Any], given: Sequence[Tensor], size: float
 ) -> list[Tensor]:
     """Gradients of the `given` ones among `args`, of drawn gradients of all results."""
     with torch.enable_grad():
@@ -132,7 +140,7 @@ def _gradients(
             if isinstance(result, Tensor) and result.requires_grad
         ]
         draw = torch.Generator().manual_seed(1)
-        above = [torch.randn(r.shape, dtype=r.dtype, generator=draw) for r in results]
+        above = [torch.randn(r.shape, dtype=r.dtype, generator=draw) * size for r in results]
         return list(torch.autograd.grad(results, given, above, materialize_grads=True))
 
 

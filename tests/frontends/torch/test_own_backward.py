@@ -43,6 +43,18 @@ class _Square(torch.autograd.Function):
         return 2 * ctx.factor * x * gradient, None
 
 
+class _Bounded(torch.autograd.Function):
+    """Its gradients have bounds that numbers of usual sizes do not reach."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-1000, 1000)
+
+
 class _Scaled(torch.autograd.Function):
     """A function in torch's newer form, of a matrix and a vector of its rows' sizes."""
 
@@ -83,6 +95,12 @@ class _Reversed(nn.Module):
         return out
 
 
+class _Clipped(_Reversed):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Bounded.apply(self.linear(x)).square().mean()  # type: ignore[no-untyped-call]
+        return out
+
+
 class _Checkpointed(_Reversed):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = checkpoint(self.linear, x, use_reentrant=True).square().mean()
@@ -105,6 +123,11 @@ def test_a_backward_pass_that_torch_derives_as_well_is_taken() -> None:
 def test_one_that_is_off_by_a_thousandth_is_refused() -> None:
     with pytest.raises(ModelError, match=r"_Square is an autograd.Function"):
         load_model(_Squared(1.001), TRAIN, (X,))
+
+
+def test_bounds_far_from_usual_numbers_are_seen() -> None:
+    with pytest.raises(ModelError, match=r"_Bounded is an autograd.Function"):
+        load_model(_Clipped(), TRAIN, (X,))
 
 
 def test_without_training_it_has_no_backward() -> None:
