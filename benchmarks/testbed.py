@@ -77,33 +77,13 @@ def skip_reason(testbed: Path) -> str:
 def transformer(name: str) -> Any:
     """A module of pre-norm transformer layers with its example input."""
     import torch
-    from torch import nn
+
+    from autopar.runtime.measuring.small_trainings import small_model
 
     width, layers, batch, sequence = MODELS[name]
-
-    class Layer(nn.Module):
-        """Attention and feed-forward, each with a normalisation and a residual."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm1 = nn.LayerNorm(width)
-            self.norm2 = nn.LayerNorm(width)
-            self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-            self.up = nn.Linear(width, 4 * width)
-            self.down = nn.Linear(4 * width, width)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.norm1(x)
-            q, k, v = (
-                part(y).unflatten(-1, (-1, HEAD)).transpose(1, 2)
-                for part in (self.query, self.key, self.value)
-            )
-            attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(attended.transpose(1, 2).flatten(-2))
-            return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
-
     torch.manual_seed(0)
-    return nn.Sequential(*(Layer() for _ in range(layers))), (torch.randn(batch, sequence, width),)
+    module = small_model("layers", width, layers, head=HEAD)
+    return module, (torch.randn(batch, sequence, width),)
 
 
 def measure_steps(folder: Path, blocks: int, steps: int) -> None:

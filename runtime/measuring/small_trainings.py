@@ -38,9 +38,9 @@ class Chain(nn.Module):
 class Layers(nn.Module):
     """Layers of attention and feed-forward, each with a norm and a residual."""
 
-    def __init__(self, width: int, count: int) -> None:
+    def __init__(self, width: int, count: int, head: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_Layer(width) for _ in range(count))
+        self.layers = nn.ModuleList(_Layer(width, head) for _ in range(count))
 
     def forward(self, x: Tensor) -> Tensor:
         """The last layer's result."""
@@ -50,8 +50,9 @@ class Layers(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, head: int) -> None:
         super().__init__()
+        self.head = head
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
@@ -61,7 +62,7 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
         q, k, v = (
-            part(y).unflatten(-1, (-1, HEAD)).transpose(1, 2)
+            part(y).unflatten(-1, (-1, self.head)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
         attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -70,15 +71,18 @@ class _Layer(nn.Module):
         return output
 
 
-def small_model(kind: str, width: int, size: int) -> nn.Module:
-    """A "chain" of `size` operators, so many "products", or so many "layers"."""
+def small_model(kind: str, width: int, size: int, head: int = HEAD) -> nn.Module:
+    """A "chain" of `size` operators, so many "products", or so many "layers".
+
+    `head`: the width of a head of attention.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if kind == "chain":
             return Chain(width, size)
         if kind == "products":
             return nn.Sequential(*(nn.Linear(width, width) for _ in range(size)))
-        return Layers(width, size)
+        return Layers(width, size, head)
 
 
 def small_batch(width: int, count: int, sequence: int) -> Tensor:
