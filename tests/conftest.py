@@ -9,6 +9,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+from autopar.sharding.rules import RULES
 from tests import long_tests
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -17,6 +18,14 @@ settings.load_profile("repeatable")
 os.environ.pop("COLUMNS", None)
 # Answers of other runs are not remembered (`autopar.remembered`).
 os.environ["AUTOPAR_CACHE"] = ""
+
+
+@pytest.fixture(autouse=True)
+def rules_stay() -> Generator[None, None, None]:
+    """Fail a test that leaves a sharding rule behind, or takes one away, for the tests after it."""
+    before = set(RULES)
+    yield
+    assert set(RULES) == before
 
 
 REFUSED = re.compile(r"torch 2\.1[12]\.\S+ holds no parameter that lies as \[.*?\]")
