@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from autopar.errors import UsageError, unknown
 
 from .graph import DTYPE_BYTES, Graph, NarrowCopy, Operator, Role, Tensor, Value
+from .stored_products import STORED, with_stored_products
 
 PLAIN = "bf16"
 """The precision in which no product is narrow."""
@@ -126,14 +127,20 @@ ALIGNED = 16
 dimensions must be divisible by 16").
 """
 EXPERTS = "autopar.experts"
-LINEAR = "aten.linear.default"
-CHOOSING = frozenset(("aten.topk.default", "aten.sort.default", "aten.argmax.default"))
+CHOOSING = frozenset(
+    (
+        *("aten.topk.default", "aten.sort.default", "aten.argmax.default"),
+        *("onnx.TopK", "onnx.ArgMax"),
+    )
+)
 """Operators that choose experts: the product that scores them is a router's."""
 ATTENTION = "aten.scaled_dot_product_attention.default"
+ATTENTIONS = frozenset((ATTENTION, "onnx.Attention"))
 MULTIPLYING = frozenset(
     (
-        *(LINEAR, EXPERTS, ATTENTION),
+        *(*STORED, EXPERTS, *ATTENTIONS),
         *("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.addmm.default"),
+        *("onnx.MatMul", "onnx.Gemm"),
     )
 )
 
@@ -166,6 +173,7 @@ def with_precision(graph: Graph, name: str | None) -> Graph:
     recipe = recipe_named(name)
     if recipe is None:
         return graph
+    graph = with_stored_products(graph)
     narrow = _narrow(graph)
     if not narrow:
         raise UsageError(
@@ -294,7 +302,7 @@ def _narrow(graph: Graph) -> frozenset[str]:
 
 def _is_product(graph: Graph, operator: Operator) -> bool:
     """Whether an operator multiplies values by a stored matrix with sides for narrow kernels."""
-    if operator.kind != LINEAR:
+    if operator.kind not in STORED:
         return False
     values, weight = (graph.tensors[name] for name in operator.inputs[:2])
     return (
@@ -307,7 +315,10 @@ def _is_product(graph: Graph, operator: Operator) -> bool:
 
 
 VIEWS = frozenset(
-    ("aten.view.default", "aten.reshape.default", "aten.transpose.int", "aten.contiguous.default")
+    (
+        *("aten.view.default", "aten.reshape.default", "aten.transpose.int"),
+        *("aten.contiguous.default", "onnx.Reshape", "onnx.Transpose"),
+    )
 )
 
 
@@ -321,18 +332,23 @@ def _read_once(graph: Graph, narrow: Iterable[str]) -> frozenset[str]:
     makers = {name: op for op in graph.operators for name in op.outputs}
     alone = set()
     for operator in graph.operators:
-        if operator.name not in chosen or operator.kind != LINEAR:
+        if operator.name not in chosen or operator.kind not in STORED:
             continue
         name = operator.inputs[0]
         root = name
         while root in makers and makers[root].kind in VIEWS and len(readers[root]) == 1:
             root = makers[root].inputs[0]
         # Attention keeps its result itself, as activations keep theirs.
-        keeps = root not in makers or makers[root].kind in (ATTENTION, *VIEWS, *KEEPING)
+        keeps = root not in makers or makers[root].kind in ATTENTIONS | VIEWS | KEEPING
         if len(readers[root]) == 1 and not keeps:
             alone.add(operator.name)
     return frozenset(alone)
 
 
-KEEPING = frozenset(("aten.relu.default", "aten.tanh.default", "aten.sigmoid.default"))
+KEEPING = frozenset(
+    (
+        *("aten.relu.default", "aten.tanh.default", "aten.sigmoid.default"),
+        *("onnx.Relu", "onnx.Tanh", "onnx.Sigmoid"),
+    )
+)
 """Operators whose result is kept for their own backward pass."""

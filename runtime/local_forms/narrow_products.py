@@ -11,6 +11,7 @@ of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from autopar.ir import Value
-from autopar.ir.recipes import LINEAR, RECIPES, Recipe
+from autopar.ir.recipes import RECIPES, Recipe
+from autopar.ir.stored_products import AFFINE, LINEAR
 from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import all_reduce
@@ -69,16 +71,18 @@ class _Linear(torch.autograd.Function):
         recipe: Recipe,
         groups: Groups,
         keeps_narrow: bool,
+        affine: bool,
     ) -> Tensor:
         kind = recipe.values
         of_values = _whole(x, recipe, groups[0])
         held = isinstance(weight, NarrowWeight)
         ctx.of_weights = None if held else _whole(weight, recipe, groups[1])
         values = narrowed(x, recipe, kind, along_columns(recipe), of_values)
-        read = _read(weight, recipe, along_columns(recipe), ctx.of_weights)
+        read = _read(weight, recipe, along_columns(recipe), ctx.of_weights, affine)
         y = linear(values.wide(), read, None if bias is None else bias.to(_work(x)))
         # Scales of whole tensors are communicated once, and serve the backward pass, too.
         ctx.recipe = recipe
+        ctx.affine = affine
         ctx.groups = groups
         ctx.of_values = of_values
         ctx.biased = bias is not None
@@ -104,25 +108,31 @@ class _Linear(torch.autograd.Function):
         of_x = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
             rows = narrowed(gradient, recipe, kind, along_columns(recipe), whole)
-            read = _read(weight, recipe, along_rows(recipe), ctx.of_weights)
+            read = _read(weight, recipe, along_rows(recipe), ctx.of_weights, ctx.affine)
             of_x = (rows.wide() @ read).to(weight.dtype)
         if ctx.needs_input_grad[1]:
             columns = narrowed(gradient, recipe, kind, along_rows(recipe), whole)
             copied: Narrow = ctx.copied or narrowed(
                 x, recipe, recipe.values, along_rows(recipe), ctx.of_values
             )
-            of_weight = (_flat(columns.wide()).T @ _flat(copied.wide())).to(weight.dtype)
+            sides = (columns.wide(), copied.wide())
+            left, right = reversed(sides) if ctx.affine else sides
+            of_weight = (_flat(left).T @ _flat(right)).to(weight.dtype)
         if ctx.biased and ctx.needs_input_grad[2]:
             of_bias = _flat(gradient.to(_work(gradient))).sum(0).to(weight.dtype)
-        return of_x, of_weight, of_bias, None, None, None
+        return of_x, of_weight, of_bias, None, None, None, None
 
 
-def _read(weight: Tensor, recipe: Recipe, blocks: Blocks, whole: Tensor | None) -> Tensor:
-    """The weights as a product reads them: as they come if narrow, else rounded now."""
+def _read(
+    weight: Tensor, recipe: Recipe, blocks: Blocks, whole: Tensor | None, affine: bool
+) -> Tensor:
+    """The weights [out, in] as a product reads them: as they come if narrow, else rounded now."""
     if isinstance(weight, NarrowWeight):
-        return weight.wide(_work(weight))
-    blocks = of_weights(recipe, blocks)
-    return narrowed(weight, recipe, recipe.values, blocks, whole).wide()
+        made = weight.wide(_work(weight))
+    else:
+        blocks = of_weights(recipe, blocks[::-1] if affine else blocks)
+        made = narrowed(weight, recipe, recipe.values, blocks, whole).wide()
+    return made.T if affine else made
 
 
 def _work(value: Tensor) -> torch.dtype:
@@ -140,12 +150,18 @@ def narrow_linear(
     groups: Groups,
     bias: Tensor | None = None,
     keeps_narrow: bool = False,
+    affine: bool = False,
 ) -> Tensor:
-    """The linear product of this rank's shards by a recipe."""
+    """The product of this rank's shards by a recipe; `affine`: its matrix is stored [in, out]."""
     out: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-        input, weight, bias, RECIPES[recipe], groups, keeps_narrow
+        input, weight, bias, RECIPES[recipe], groups, keeps_narrow, affine
     )
     return out
+
+
+def affine(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product of values with a matrix stored [in, out]."""
+    return linear(input, weight.T, bias)
 
 
 def shard_linear(call: LocalCall) -> Mapping[str, Any] | None:
@@ -162,3 +178,6 @@ def shard_linear(call: LocalCall) -> Mapping[str, Any] | None:
 
 
 register(LINEAR, knows=shard_linear, local=narrow_linear)
+register(
+    AFFINE, function=affine, knows=shard_linear, local=functools.partial(narrow_linear, affine=True)
+)

@@ -12,7 +12,7 @@ import pytest
 
 from autopar.api import plan_loaded
 from autopar.frontends.load import ModelOptions, load_model
-from autopar.ir.recipes import with_precision
+from autopar.ir.recipes import recipe_of, with_precision
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.planning.model.pins import Pins
@@ -20,7 +20,7 @@ from autopar.planning.planner import search_plan
 from autopar.runtime.run import RunReport, run_plan
 from tests.end_to_end.models import load
 from tests.end_to_end.plans import request
-from tests.planning.model.narrow_models import blocks, example
+from tests.planning.model.narrow_models import Stored, blocks, example
 
 PIPELINE = {"scheme": "pipeline-1f1b", "stages": 2, "micro_batches": 4}
 WAYS = {
@@ -69,6 +69,42 @@ def test_ranks_equal_one_device(name: str, way: str, ranks: int) -> None:
     _, report = _ran(name, way, ranks)
     assert report.ok and "as priced" in report.collectives, report
     assert "tolerance 1e-09" in report.check
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("fp8", "megatron"),
+        ("mxfp8", "megatron"),
+        pytest.param("fp8-block", "zero3", marks=pytest.mark.slow),
+        pytest.param("nvfp4", "zero3", marks=pytest.mark.slow),
+        pytest.param("fp8-block", "megatron", marks=pytest.mark.slow),
+        pytest.param("fp8", "pipeline", marks=pytest.mark.slow),
+    ],
+)
+def test_matrices_in_either_order(name: str, way: str) -> None:
+    """Matrices of `addmm`, `mm` and `matmul` are rounded, split and gathered as they are stored."""
+    (inputs,) = example()
+    model = load_model(Stored(), ModelOptions(dtype="float64", precision=name), (inputs,))
+    ranks = 4 if way == "pipeline" else 2
+    plan = plan_loaded(model, devices=ranks, cluster="dgx-b200", **WAYS[way]).plan
+    kinds = [op.kind for op in model.graph.operators if recipe_of(op) is not None]
+    assert sorted(kinds) == ["aten.linear.default", "autopar.affine", "autopar.affine"]
+    report = run_plan(model, plan, steps=2, check=True)
+    assert report.ok and "as priced" in report.collectives, report
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("fp8", "megatron"), pytest.param("fp8-block", "zero3", marks=pytest.mark.slow)],
+)
+def test_products_of_onnx(name: str, way: str, tmp_path: Path) -> None:
+    model = load("gpt2_onnx", tmp_path, train=True, dtype="float64")
+    model = replace(model, graph=with_precision(model.graph, name), precision=name)
+    plan = plan_loaded(model, devices=2, cluster="dgx-b200", **WAYS[way]).plan
+    assert {op.kind for op in model.graph.operators if recipe_of(op)} == {"autopar.affine"}
+    report = run_plan(model, plan, steps=2, check=True)
+    assert report.ok and "as priced" in report.collectives, report
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-block"])

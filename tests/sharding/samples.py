@@ -142,6 +142,8 @@ def products() -> Iterator[Sample]:
     yield sample("aten.linear.default", input=n(6, 2, 12), weight=n(6, 12), bias=n(6))
     yield sample("aten.linear.default", "no bias", input=n(6, 12), weight=n(6, 12), bias=None)
     yield sample("aten.linear.default", "vector", input=n(12), weight=n(6, 12), bias=n(6))
+    yield sample("autopar.affine", input=n(6, 2, 12), weight=n(12, 6), bias=n(6))
+    yield sample("autopar.affine", "no bias", input=n(6, 12), weight=n(12, 6))
     for shape in ((6, 12), (12,), (6, 1), (1,)):
         yield sample("aten.addmm.default", self=n(*shape), mat1=n(6, 6), mat2=n(6, 12))
     yield sample(

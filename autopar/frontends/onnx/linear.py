@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from autopar.ir import Role
-from autopar.ir.recipes import LINEAR as LINEAR
+from autopar.ir.stored_products import LINEAR as LINEAR
 
 from .builder import Record
 from .values import Val, is_float_code

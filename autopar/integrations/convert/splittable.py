@@ -15,6 +15,7 @@ PRODUCTS = (
     "aten.matmul.default",
     "aten.mm.default",
     "aten.addmm.default",
+    "autopar.affine",
     "aten.bmm.default",
     "onnx.MatMul",
     "onnx.Gemm",

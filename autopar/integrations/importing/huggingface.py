@@ -63,6 +63,7 @@ _OUTPUT_DIM: Mapping[str, int] = {
     "aten.matmul.default": 1,
     "aten.mm.default": 1,
     "aten.addmm.default": 1,
+    "autopar.affine": 1,
     "onnx.Gemm": 1,
 }
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES, Operator
-from autopar.ir.recipes import LINEAR, recipe_of
+from autopar.ir.recipes import recipe_of
+from autopar.ir.stored_products import STORED
 
 from ..layout import Kind, Layout
 from ..mesh import Axes, axis_sets
@@ -29,7 +30,7 @@ NBYTES = DTYPE_BYTES["float32"]
 def has_largest(operator: Operator) -> bool:
     """Whether an operator needs largest elements of whole tensors."""
     recipe = recipe_of(operator)
-    return recipe is not None and recipe.whole and operator.kind == LINEAR
+    return recipe is not None and recipe.whole and operator.kind in STORED
 
 
 def axes_of_operands(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 
 from autopar.errors import RuleError
+from autopar.ir.stored_products import AFFINE
 
 from .narrow_products import blocked
 from .registry import Call, register
@@ -59,6 +60,11 @@ def _linear(call: Call) -> str:
     return (
         "* k, n k, +n -> * n | k: sum" if len(call.inputs[1].shape) == 2 else "* k, k -> * | k: sum"
     )
+
+
+def _affine(call: Call) -> str:
+    """`* k, k n, +n -> * n`."""
+    return blocked(call) or "* k, k n, +n -> * n | k: sum"
 
 
 def _addmm(call: Call) -> str:
@@ -234,6 +240,7 @@ def _rotary(call: Call) -> str:
 register("onnx.Attention", _onnx_attention, products=("ex", "wx"))
 register("onnx.RotaryEmbedding", _rotary, linear=((0,),))
 register("aten.linear.default", _linear, linear=((0,),), products=("",))
+register(AFFINE, _affine, linear=((0,),), products=("",))
 register("aten.addmm.default", _addmm, products=("",))
 register("aten.mm.default", "m k, k n -> m n | k: sum", linear=((0,), (1,)), products=("",))
 register("aten.bmm.default", "b m k, b k n -> b m n | k: sum", linear=((0,), (1,)), products=("",))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from autopar.ir.recipes import recipe_of
+from autopar.ir.stored_products import AFFINE
 
 from .registry import Call
 
@@ -20,7 +21,8 @@ def blocked(call: Call) -> str | None:
     if recipe is None or not recipe.block:
         return None
     values = call.inputs[0].shape
-    weight = call.inputs[1].shape
+    affine = call.operator.kind == AFFINE
+    weight = call.inputs[1].shape[::-1] if affine else call.inputs[1].shape
 
     def dim(name: str, size: int) -> str:
         blocks, rest = divmod(size, recipe.block)
@@ -32,7 +34,8 @@ def blocked(call: Call) -> str | None:
     leading = " ".join(rows)
     inner = dim("k", weight[1])
     outer = dim("n", weight[0])
-    return f"{leading} {inner}, {outer} {inner}, +{outer} -> {leading} {outer} | k: sum"
+    matrix = f"{inner} {outer}" if affine else f"{outer} {inner}"
+    return f"{leading} {inner}, {matrix}, +{outer} -> {leading} {outer} | k: sum"
 
 
 def blocked_experts(call: Call, text: str, inner: int) -> str:

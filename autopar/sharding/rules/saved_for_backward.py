@@ -78,7 +78,7 @@ CONVOLUTIONS = (
 )
 
 _ROWS: tuple[tuple[str, str], ...] = (
-    ("aten.linear.default", "input*weight"),
+    ("aten.linear.default autopar.affine", "input*weight"),
     ("aten.addmm.default", "mat1*mat2"),
     ("aten.mm.default aten.bmm.default", "self*mat2"),
     ("aten.baddbmm.default", "batch1*batch2"),
