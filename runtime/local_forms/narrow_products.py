@@ -115,6 +115,7 @@ class _Linear(torch.autograd.Function):
             copied: Narrow = ctx.copied or narrowed(
                 x, recipe, recipe.values, along_rows(recipe), ctx.of_values
             )
+            # The gradient is made in the order of the matrix, without a copy that turns it.
             sides = (columns.wide(), copied.wide())
             left, right = reversed(sides) if ctx.affine else sides
             of_weight = (_flat(left).T @ _flat(right)).to(weight.dtype)
@@ -130,6 +131,7 @@ def _read(
     if isinstance(weight, NarrowWeight):
         made = weight.wide(_work(weight))
     else:
+        # Blocks are named by the sides of [out, in].
         blocks = of_weights(recipe, blocks[::-1] if affine else blocks)
         made = narrowed(weight, recipe, recipe.values, blocks, whole).wide()
     return made.T if affine else made
