@@ -32,12 +32,20 @@ from autopar.sharding.rules.experts import (
 from autopar.sharding.strategies import Strategies
 
 from . import Device
-from .device import ITEMSIZE
-from .elementwise import memory_seconds, with_launch
-from .kernel_seconds import grouped_seconds, product_seconds
+from .device import ITEMSIZE, TF32
+from .elementwise import CAST_TRAFFIC, memory_seconds, with_launch
+from .kernel_seconds import grouped_seconds
 from .products import Product
 
 Floats = NDArray[np.float64]
+BIAS_FORWARD = 28.0
+BIAS_BACKWARD = 40.0
+"""Bytes moved for an element of the results where last biases are added in pieces (`biases_apart`).
+
+Forward a bias is weighed (4 written), added (10), joined with those of other experts (8) and cast
+(6), in float32; backward the gradients are cast both ways (12), multiplied by weights and by
+biases, each with its sum (24), and joined (4).
+"""
 COPYING = 12.0
 """Launches in which rows are chosen, packed and unpacked along an axis (`experts_once`)."""
 
@@ -68,6 +76,9 @@ class Layer:
         self.summed = float(summed) if isinstance(summed, int) else 0.0
         # A plan's program makes gradients of weights in the type of the values (`Recipe`).
         self.recipe = recipe_of(call.operator)
+        self.casts = CAST_TRAFFIC if self.cast not in ("", TF32) else 0.0
+        if self.recipe is not None:
+            self.casts = self.recipe.traffic
         self.network = network_of(call)
         names = [factor.name for factor in strategies.rule.factors]
         sizes = {factor.name: factor.size for factor in strategies.rule.factors}
@@ -97,7 +108,7 @@ class Layer:
     def forward(self) -> Floats:
         """Sorting, the calls in order, and back."""
         return self._moving(weighing=3.0) + sum(
-            (self._ahead(inner) for inner in self.network), np.zeros(len(self.rows))
+            (self._ahead(inner) for inner in self.network), self._biases(BIAS_FORWARD)
         )
 
     def backward(self) -> Floats:
@@ -109,7 +120,7 @@ class Layer:
         if not self.trained:
             return np.zeros(len(self.rows))
         return self._moving(weighing=4.0) + sum(
-            (self._back(inner) for inner in self.network), np.zeros(len(self.rows))
+            (self._back(inner) for inner in self.network), self._biases(BIAS_BACKWARD)
         )
 
     def weight(self) -> Floats:
@@ -157,7 +168,8 @@ class Layer:
 
     def _weights_cast(self, inner: Inner) -> Floats:
         """Seconds of casting a product's weights, where that is done in every pass."""
-        if self._held(inner):
+        # Frameworks cast them once a step, which is not counted.
+        if self._held(inner) or self.recipe is None:
             return np.zeros(len(self.rows))
         return self._cast(self._bytes(self._weights(inner)))
 
@@ -182,6 +194,12 @@ class Layer:
         seconds = seconds + self._time(0.0, weighing * self.rows * sums, launches=2.0)
         copied = self._time(0.0, 2 * self.copies * (self._token_bytes(0) + sums), launches=COPYING)
         return np.asarray(seconds + np.where(self.copies > 0, copied, 0.0))
+
+    def _biases(self, nbytes: float) -> Floats:
+        """Seconds of adding last biases in pieces, which moves `nbytes` of each element."""
+        if self.call.get("biases_apart") is not True:
+            return np.zeros(len(self.rows))
+        return self._time(0.0, nbytes * self.rows * result_of(self.call).width)
 
     def _token_bytes(self, index: int | None) -> float:
         """Bytes of a token of an input, or of the results."""
@@ -218,11 +236,10 @@ class Layer:
         """A product [k, rows] x [rows, n] for each expert that a rank has."""
         product = self._product(inner).turned()[1]
         dtype = self.dtype(inner) if self.recipe is None else inner.results[0].dtype
-        size = ITEMSIZE[dtype]
         # A sum over micro-batches is read and written.
         out = 2.0 * self.summed if self.summed else float(DTYPE_BYTES[inner.results[0].dtype])
-        return product_seconds(
-            product, dtype, self.device, itemsize=size, nbytes=product.traffic(size, out)
+        return grouped_seconds(
+            product, dtype, self.device, nbytes=product.traffic(ITEMSIZE[dtype], out)
         )
 
     def dtype(self, inner: Inner) -> str:
@@ -249,13 +266,12 @@ class Layer:
         return Product(batch=self.experts, m=self.rows / self.experts, n=n, k=k)
 
     def _grouped(self, inner: Inner, n: Floats, k: Floats) -> Floats:
-        return grouped_seconds(self.rows, self.experts, n, k, self.dtype(inner), self.device)
+        product = Product(batch=self.experts, m=self.rows / self.experts, n=n, k=k)
+        return grouped_seconds(product, self.dtype(inner), self.device)
 
     def _cast(self, nbytes: Floats) -> Floats:
-        """Seconds of bringing a product's operands to narrow types, as a plan's program does."""
-        if self.recipe is None:
-            return np.zeros(len(self.rows))
-        return memory_seconds(self.recipe.traffic * nbytes, self.device)
+        """Seconds of bringing a product's operands to narrow types."""
+        return memory_seconds(self.casts * nbytes, self.device)
 
     def _time(self, arithmetic: Floats | float, nbytes: Floats, *, launches: float = 1.0) -> Floats:
         return with_launch(

@@ -107,10 +107,14 @@ class GroupedForm:
         speed: Speed,
         *,
         itemsize: float,
+        nbytes: Floats | None = None,
         sustained: bool = True,
         slower: Floats | float = 1.0,
     ) -> Floats:
-        """Return the seconds of the products of all experts, without launch."""
+        """Return the seconds of the products of all experts, without launch.
+
+        `nbytes`: the bytes that they move (None: weights, rows and results, as below).
+        """
         dealt = product.dealt
         n = product.n
         k = product.k
@@ -128,7 +132,8 @@ class GroupedForm:
         tiles = dealt.tiles * np.ceil(n / _COLUMNS) / speed.units
         compute = (waves(tiles, self.quantum) * work).min(axis=0) * slower
         # Weights of the experts with rows, the rows themselves, and results of 16 bits.
-        nbytes = (dealt.active * n + dealt.rows) * k * itemsize + 2 * dealt.rows * n
+        if nbytes is None:
+            nbytes = (dealt.active * n + dealt.rows) * k * itemsize + 2 * dealt.rows * n
         traffic = nbytes / (speed.memory * self.stream)
         return heated(
             (compute**self.blend + traffic**self.blend) ** (1 / self.blend), compute, clock

@@ -133,22 +133,38 @@ def attention_seconds(
 
 
 def grouped_seconds(
-    rows: Floats, experts: Floats, n: Floats, k: Floats, dtype: str, device: Device
+    product: Product, dtype: str, device: Device, *, nbytes: Floats | None = None
 ) -> Floats:
-    """Return the seconds of products [rows, k] x [k, n], each row with one of a rank's `experts`.
+    """Return the seconds of a product for each expert of a rank, in the kernel of its layers.
 
-    The experts have equally many rows.
+    `nbytes`: the bytes that they move (None: both operands and the result, each once).
+    """
+    kernel = experts_kernel(FAMILIES[dtype], device.kernels) if device.kernels else None
+    return batched_seconds(product, kernel, dtype, device, nbytes=nbytes)
+
+
+def batched_seconds(
+    product: Product,
+    kernel: str | None,
+    dtype: str,
+    device: Device,
+    *,
+    nbytes: Floats | None = None,
+) -> Floats:
+    """Return the seconds of many products in one grouped kernel, of which [m, k] holds the rows.
+
+    Where the kernel was not measured (None), they take as long as a library's products.
     """
     itemsize = ITEMSIZE[dtype]
-    kernel = experts_kernel(FAMILIES[dtype], device.kernels) if device.kernels else None
-    if device.kernels is None or kernel is None:
-        return product_seconds(
-            Product(batch=experts, m=rows / experts, n=n, k=k), dtype, device, itemsize=itemsize
-        )
-    form = device.kernels.grouped[kernel]
-    product = GroupedProduct(dealt=Dealt.evenly(rows, experts), n=n, k=k)
+    form = device.kernels.grouped.get(kernel or "") if device.kernels else None
+    if form is None:
+        return product_seconds(product, dtype, device, itemsize=itemsize, nbytes=nbytes)
+    dealt = Dealt.evenly(product.batch * product.m, product.batch)
+    each = GroupedProduct(dealt=dealt, n=product.n, k=product.k)
     # The form's own launch is that of a whole layer, of which this is one product.
-    return device.launch + form.product(product, speed_of(device, dtype), itemsize=itemsize)
+    return device.launch + form.product(
+        each, speed_of(device, dtype), itemsize=itemsize, nbytes=nbytes
+    )
 
 
 def large_product_rate(device: Device, dtype: str, side: float = 8192.0) -> float:

@@ -22,6 +22,7 @@ from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.contraction import INDEX_SCORES
 from autopar.sharding.rules.experts import EXPERTS
+from autopar.sharding.rules.recurrent import TRITON_SCAN
 from autopar.sharding.rules.saved_for_backward import Keeps, keeps
 from autopar.sharding.strategies import Strategies
 
@@ -33,6 +34,7 @@ from .index_scores import index_scores_seconds
 from .kernel_seconds import AttentionWork, attention_seconds, product_seconds
 from .local_attention import attention_flops, local_scores
 from .products import Product
+from .scan_kernels import ScanKernels
 from .scans import SCANS, Scan
 
 Floats = NDArray[np.float64]
@@ -136,7 +138,9 @@ def _of_scan(
 ) -> OperatorSeconds:
     """The seconds of a scan, whose vectors of parameters need no product of their own."""
     local = _local_sizes(strategies, mesh)
-    scan = Scan(call, strategies.rule, local, _computed_in(call.inputs[:1]), device)
+    # Frameworks run kernels of their own, plans the operators of torch.
+    form = ScanKernels if call.get("kernel") == TRITON_SCAN else Scan
+    scan = form(call, strategies.rule, local, _computed_in(call.inputs[:1]), device)
     trained = any(t.name in gradients for t in call.outputs)
     nothing = np.zeros(len(local))
     return OperatorSeconds(

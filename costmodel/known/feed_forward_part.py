@@ -170,6 +170,8 @@ def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, width: int) -> st
         "network": (first, *middle, final),
         **b.of_products(name),
     }
+    if s.bias and b.kernels.biases_apart:
+        attributes["biases_apart"] = True
     if b.routed:
         attributes |= {"sequences": b.batch, "sorts": b.routed.sorts, "capacity": b.routed.capacity}
     rows = b.result(name, (b.size(flat)[0] * s.top_k, hidden))

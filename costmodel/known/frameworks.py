@@ -80,7 +80,7 @@ _MEGATRON_2022 = replace(
 # positions are one kernel each; gate and up are one product, attention is cuDNN's, messages of
 # context parallelism run under it. An update reads the norm's gradients (4), gradient, master and
 # moments (16), writes the latter (12), reads the master and writes the parameter (6), and zeroes
-# gradients (4).
+# gradients (4). Last biases of experts: megatron/core/transformer/moe/experts.py (_apply_bias).
 _MEGATRON_CORE = Framework(
     habits=Habits(
         overlap_tensor=True,
@@ -91,7 +91,7 @@ _MEGATRON_CORE = Framework(
         update_traffic=42.0,
         overlap_context=True,
     ),
-    kernels=Kernels(attention="cudnn", joined=True),
+    kernels=Kernels(attention="cudnn", joined=True, biases_apart=True),
 )
 # Gradients are summed in 16 bits where the scripts say so, and reduced and gathered under the
 # passes. A master holds only the 16 bits that its parameter lacks. 24.03 fuses neither the

@@ -42,7 +42,8 @@ class Kernels:
     add their results (0: they write them). `repeats_keys`: keys and values are copied for every
     head. `skips_masked`: the kernel of scale, mask and softmax skips scores behind a causal mask;
     it needs a number of score matrices divisible by four (Megatron-LM, fused_softmax.py and
-    scaled_upper_triang_masked_softmax.h).
+    scaled_upper_triang_masked_softmax.h). `biases_apart`: the last biases of experts are added
+    expert by expert in float32.
     """
 
     attention: str = "flash2"
@@ -53,6 +54,7 @@ class Kernels:
     accumulates: int = 0
     repeats_keys: bool = False
     skips_masked: bool = False
+    biases_apart: bool = False
 
     def __post_init__(self) -> None:
         for name, valid in (("attention", ATTENTIONS), ("norm", NORMS), ("products", PRODUCTS)):

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.collectives.dispatch import Group
+from autopar.costmodel.device import scan_kernels
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
@@ -32,6 +33,7 @@ from autopar.sharding.program_builder import build_program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
+from autopar.sharding.rules.recurrent import STATE_SPACE
 
 from .analysed_graphs import analysed, own_kernels, routed
 from .configuration import Configuration
@@ -193,18 +195,17 @@ class Parts:
         if self.c.habits.filled:
             seconds = self._filled(step, seconds)
         part.forward += seconds.forward
-        part.backward += seconds.backward + (seconds.forward if SCAN in name else 0.0)
+        # The backward pass of a scan has its own kernels for what it computes again.
+        again = SCAN in name and step.operator.kind != STATE_SPACE
+        part.backward += seconds.backward + (seconds.forward if again else 0.0)
         part.weight += seconds.weight
         if RULES[step.operator.kind].products:
             part.arithmetic += seconds.forward + seconds.backward
         recomputed = self.c.repeats(name)
         part.recomputed += seconds.forward if recomputed else 0.0
-        # The graph has one operator for a layer of experts; frameworks run many.
-        launches = calls_of_experts(self.shape, self.c) if step.operator.kind == EXPERTS else 1
-        if self.c.habits.graphed and in_a_graph(name):
-            launches = 0
-        part.issued_forward += launches
-        part.issued_backward += launches * ((seconds.backward > 0) + (seconds.weight > 0))
+        calls_ahead, calls_back = self._calls(step, seconds)
+        part.issued_forward += calls_ahead
+        part.issued_backward += calls_back
         covers.add(step, seconds)
         if ".experts.shared." in name:
             part.shared_forward += seconds.forward
@@ -234,6 +235,19 @@ class Parts:
         part.moved_forward += moved["forward"]
         part.moved_backward += moved["backward"]
         part.recomputed += moved["forward"] if recomputed else 0.0
+
+    def _calls(self, step: Compute, seconds: Seconds) -> tuple[int, int]:
+        """Return the calls that the host issues for an operator forward and backward.
+
+        The graph has one operator for a layer of experts and for a scan; frameworks run many.
+        """
+        operator = step.operator
+        if self.c.habits.graphed and in_a_graph(operator.name):
+            return 0, 0
+        if operator.kind == STATE_SPACE:
+            return scan_kernels.FORWARD, scan_kernels.BACKWARD
+        calls = calls_of_experts(self.shape, self.c) if operator.kind == EXPERTS else 1
+        return calls, calls * ((seconds.backward > 0) + (seconds.weight > 0))
 
     def move(self, step: Redistribute, part: PartSeconds, covers: Covers) -> None:
         """Add a redistribution.

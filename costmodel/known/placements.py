@@ -38,10 +38,7 @@ HEADS = Wanted(data=S(0), context=S(2), tensor=S(1), sequence=S(1))
 SCALAR = Wanted(data=P, context=P, tensor=R, sequence=R)
 GROUPS = Wanted(data=S(0), context=S(3), tensor=S(1), sequence=S(1))
 GROUPED = Wanted(data=S(0), context=S(1), tensor=S(2), sequence=S(2))
-CHUNKS = Wanted(data=S(0), context=S(1), tensor=S(3), sequence=S(3))
-CHUNKED = Wanted(data=S(0), context=S(1), tensor=S(2), sequence=S(2))
-"""Groups of state-space heads behind the sequence, behind the rows of its chunks, and before these.
-"""
+"""Groups of state-space heads behind the sequence."""
 
 
 def tokens(sequences: int) -> Wanted:

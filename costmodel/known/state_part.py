@@ -6,19 +6,30 @@ and queries C [Q, n]:
     states = B^T x                     [n, w], summed up over the chunks, one behind the other
     y      = (C B^T, masked) x + C states
 
-T. Dao and A. Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6. Kernels:
-state-spaces/mamba, ssd_combined.py, whose backward pass computes all this again. No table has
-measurements of them, so they are priced as batched products: assumed.
+T. Dao and A. Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6. Its kernels are in
+`device/scan_kernels.py`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from autopar.sharding.rules.recurrent import STATE_SPACE, TRITON_SCAN
+
 from .graph_builder import GraphBuilder
-from .placements import CHUNKED, CHUNKS, GROUPED, INNER, SUM
+from .placements import GROUPED, INNER, SUM
 from .shape import StateSpace
 
 SCAN = ".scan."
 """In the names of operators that the kernels compute again backward, without keeping anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What a scan reads: inputs, keys and queries side by side for each group, and its steps."""
+
+    mixed: str
+    steps: str
 
 
 def state_space(b: GraphBuilder, name: str, x: str) -> str:
@@ -34,10 +45,10 @@ def state_space(b: GraphBuilder, name: str, x: str) -> str:
     flat = b.linear(f"{name}.in", x, m.groups * (own + joined + each), INNER, bias=False)
     view = (batch, length, m.groups, own + joined + each)
     grouped = b.view(f"{name}.groups", "aten.view.default", flat, view, GROUPED, size=view)
-    gate, mixed, _ = b.pieces(f"{name}.split", grouped, (own, joined, each), GROUPED)
+    gate, mixed, steps = b.pieces(f"{name}.split", grouped, (own, joined, each), GROUPED)
     # The convolution is a few elements wide: one kernel with its activation, bound by its traffic.
     mixed = b.pointwise(f"{name}.scan.convolution", "aten.silu.default", mixed, GROUPED)
-    y = _scan(b, f"{name}.scan", mixed, m)
+    y = _scan(b, f"{name}.scan", Rows(mixed=mixed, steps=steps), m)
     y = b.pointwise(f"{name}.scan.gate", "aten.mul.Tensor", y, GROUPED, other=gate)
     y = b.normalised(f"{name}.norm", y, GROUPED)
     rows = (batch, length, m.inner)
@@ -45,47 +56,33 @@ def state_space(b: GraphBuilder, name: str, x: str) -> str:
     return b.linear(f"{name}.out", y, b.shape.hidden, SUM, bias=False)
 
 
-def _scan(b: GraphBuilder, name: str, mixed: str, m: StateSpace) -> str:
-    """The scan of rows [batch, sequence, groups, inputs + keys + queries]."""
-    batch, length, groups, joined = b.size(mixed)
-    rows = min(m.chunk, length)
-    chunks = length // rows
-    own = joined - 2 * m.size
-    apart = (batch, chunks, rows, groups, joined)
-    x = b.view(f"{name}.chunks", "aten.view.default", mixed, apart, CHUNKS, size=apart)
-    x, keys, queries = (
-        b.view(
-            f"{name}.turn{i}",
-            "aten.transpose.int",
-            part,
-            (batch, chunks, groups, rows, b.size(part)[-1]),
-            CHUNKED,
-            dim0=2,
-            dim1=3,
-        )
-        for i, part in enumerate(b.pieces(f"{name}.pieces", x, (own, m.size, m.size), CHUNKS))
-    )
-    across = (batch, chunks, groups, m.size, rows)
-    turned = b.view(f"{name}.keys", "aten.transpose.int", keys, across, CHUNKED, dim0=-1, dim1=-2)
-
-    def product(what: str, left: str, right: str) -> str:
-        out = (*b.size(left)[:-1], b.size(right)[-1])
-        return b.op(
-            f"{name}.{what}", "aten.matmul.default", {"self": left, "other": right}, out, CHUNKED
-        )[0]
-
-    # Summing the states up over the chunks reads and writes them once.
-    passed = b.pointwise(
-        f"{name}.passed", "aten.clone.default", product("states", turned, x), CHUNKED
-    )
-    inside = product("inside", product("scores", queries, turned), x)
-    y = b.pointwise(
-        f"{name}.sum", "aten.add.Tensor", product("outside", queries, passed), CHUNKED, other=inside
-    )
-    back = (batch, chunks, rows, groups, own)
-    y = b.view(f"{name}.back", "aten.transpose.int", y, back, CHUNKS, dim0=2, dim1=3)
+def _scan(b: GraphBuilder, name: str, rows: Rows, m: StateSpace) -> str:
+    """The scan of rows of heads, to results [batch, sequence, heads, width]."""
+    batch, length, groups, _ = b.size(rows.mixed)
+    own = m.inner // groups
+    x, keys, queries = b.pieces(f"{name}.pieces", rows.mixed, (own, m.size, m.size), GROUPED)
+    each = (batch, length, m.heads, m.width)
+    one = (batch, length, m.heads)
+    inputs = {
+        "x": b.view(f"{name}.heads", "aten.view.default", x, each, GROUPED, size=each),
+        "step": b.view(f"{name}.step", "aten.view.default", rows.steps, one, GROUPED, size=one),
+        "decay": b.weight(f"{name}.decay", m.heads),
+        "key": keys,
+        "query": queries,
+        "skip": b.weight(f"{name}.skip", m.heads),
+        "bias": b.weight(f"{name}.bias", m.heads),
+    }
+    made = b.op(
+        f"{name}.chunks",
+        STATE_SPACE,
+        inputs,
+        each,
+        GROUPED,
+        kernel=TRITON_SCAN,
+        chunk_size=min(m.chunk, length),
+    )[0]
     whole = (batch, length, groups, own)
-    return b.view(f"{name}.whole", "aten.reshape.default", y, whole, GROUPED, shape=whole)
+    return b.view(f"{name}.whole", "aten.view.default", made, whole, GROUPED, size=whole)
 
 
 def scan_flops(m: StateSpace) -> float:

@@ -12,6 +12,8 @@ from .spelling import by_name, whole
 
 DELTA_RULE = "autopar.gated_delta_rule.default"
 STATE_SPACE = "autopar.state_space_scan.default"
+TRITON_SCAN = "triton"
+"""The attribute `kernel` of a scan in kernels of a framework (state-spaces/mamba)."""
 
 
 def _recurrent(call: Call) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from autopar.ir import DTYPE_BYTES
 
-from .recurrent import DELTA_RULE, STATE_SPACE
+from .recurrent import DELTA_RULE, STATE_SPACE, TRITON_SCAN
 from .registry import Call
 from .saved_for_backward import OWN, Keeps, Made, Own
 
@@ -91,6 +91,9 @@ def _scratch(call: Call) -> tuple[Made, ...]:
     size = _Sizes.of(call)
     width = size.width
     rows = size.rows
+    if call.get("kernel") == TRITON_SCAN:
+        # States and their gradients, and both in 16 bits.
+        return (size.made(size.values, 3 * width / rows, split=False),)
     if not size.delta:
         return (
             size.made(size.heads, 8 * width + 5 * rows, split=False),

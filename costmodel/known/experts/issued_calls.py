@@ -14,8 +14,8 @@ EXPERT_PRODUCTS = 2
 """Products of an expert: each a call of its own, as is the cast of its rows (TransformerEngine,
 GroupedLinear).
 """
-
-
+EXPERT_BIAS = 2
+"""Calls for the last bias of an expert: it is weighed and added (experts.py, _apply_bias)."""
 OVERLAP_NODES = 5
 """Pieces of a layer that the merged passes of two micro-batches schedule by themselves: attention,
 router, dispatch, experts, combine.
@@ -41,7 +41,8 @@ def calls_of_experts(shape: Shape, c: Configuration) -> int:
     own = -(-shape.experts // c.expert)
     # Products of cast operands have a call for the cast as well.
     calls_of_product = 2 if c.kernels.products else 1
-    return EXPERT_OPERATORS + EXPERT_PRODUCTS * own * calls_of_product
+    biases = EXPERT_BIAS * own if shape.bias and c.kernels.biases_apart else 0
+    return EXPERT_OPERATORS + EXPERT_PRODUCTS * own * calls_of_product + biases
 
 
 def in_a_graph(operator: str) -> bool:

@@ -298,8 +298,9 @@ def test_sixteen_bits_stand_for_each_other_and_for_what_was_not_measured() -> No
         experts_kernel("float32", h100.kernels) is None
         and experts_kernel("float16", v100.kernels) is None
     )
-    sizes = [np.array([size]) for size in (16384.0, 8.0, 4096.0, 2048.0)]
-    assert grouped_seconds(*sizes, "float16", h100) == grouped_seconds(*sizes, "bfloat16", h100)
+    batch, m, n, k = (np.array([size]) for size in (8.0, 2048.0, 4096.0, 2048.0))
+    each = Product(batch=batch, m=m, n=n, k=k)
+    assert grouped_seconds(each, "float16", h100) == grouped_seconds(each, "bfloat16", h100)
     form = replace(h100.kernels, products={"float64": h100.kernels.products["bfloat16"]})
     assert stands_for("float32", form) == "float64"
     one = Product(

@@ -5,6 +5,7 @@ and what splits them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
+from autopar.costmodel.device import scan_kernels
 from autopar.costmodel.device.kernel_seconds import product_seconds
 from autopar.costmodel.device.products import Product
+from autopar.costmodel.device.scan_kernels import Kernel, ScanKernels
 from autopar.costmodel.known import Configuration, Shape, framework_named, price
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.part_seconds import Parts
@@ -24,6 +27,8 @@ from autopar.costmodel.known.state_part import SCAN, scan_flops
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import ModelError, UsageError
 from autopar.sharding.program import Compute
+from autopar.sharding.rules import Call, rule_of
+from autopar.sharding.rules.recurrent import STATE_SPACE
 
 CLUSTER = load_cluster("dgx-h100")
 STATE = StateSpace(heads=32, width=64, size=128, groups=8)
@@ -71,20 +76,39 @@ def test_every_letter_of_a_pattern_is_a_layer_of_its_own() -> None:
     assert parameters(SHAPE) == whole - 5 * (2 * 4096 * 1024 + 1024), "the ends once"
 
 
+def kernels_of_scan(state: StateSpace) -> ScanKernels:
+    """The kernels of a scan of 1,024 rows on one device."""
+    graph = transformer(replace(SHAPE, layers=1, pattern="M", state=state), batch=1).graph
+    call = Call.of(graph, next(op for op in graph.operators if op.kind == STATE_SPACE))
+    rule = rule_of(call)
+    local = np.array([[float(factor.size) for factor in rule.factors]])
+    return ScanKernels(call, rule, local, "bfloat16", CLUSTER.device)
+
+
 def test_the_products_of_a_scan_are_those_of_the_formula() -> None:
     """Per token 2 Q (g n + w) for the chunk's own rows and 4 n w for the states, w of all heads
-    together.
+    together. Backward scores, states, and what reads both are computed once more.
     """
-    model = transformer(replace(SHAPE, layers=1, pattern="M"), batch=2)
-    done = 0.0
-    for op in model.graph.operators:
-        if op.kind == "aten.matmul.default" and SCAN in op.name:
-            left, out = (model.graph.tensors[name].shape for name in (op.inputs[0], op.outputs[0]))
-            size = 1.0
-            for side in out:
-                size *= side
-            done += 2 * size * left[-1]
-    assert done / (2 * 1024) == scan_flops(STATE) == 2.0 * (128 * (8 * 128 + 2048) + 2 * 128 * 2048)
+    scan = kernels_of_scan(STATE)
+
+    def flops(kernels: Iterable[Kernel]) -> float:
+        products = [kernel.product for kernel in kernels if kernel.product is not None]
+        return float(sum((2 * p.batch * p.m * p.n * p.k)[0] for p in products)) / 1024
+
+    ahead = scan.ahead()
+    back = scan.back()
+    assert (len(ahead), len(back)) == (scan_kernels.FORWARD, scan_kernels.BACKWARD)
+    assert flops(ahead) == scan_flops(STATE) == 2.0 * (128 * (8 * 128 + 2048) + 2 * 128 * 2048)
+    assert flops(back) == 2.0 * (128 * (3 * 8 * 128 + 3 * 2048) + 5 * 128 * 2048)
+
+
+def test_states_are_written_wide_and_passed_on_narrow() -> None:
+    """Longer chunks have fewer states, whose bytes are most of what a pass moves."""
+    states = 8 * 32 * 64 * 128  # elements of 8 chunks of 32 heads
+    short, long = (kernels_of_scan(replace(STATE, chunk=size)).ahead() for size in (128, 256))
+    assert short[2].nbytes[0] == states * (4 + 2)
+    assert long[2].nbytes[0] == short[2].nbytes[0] / 2
+    assert short[1].nbytes[0] == 1024 * (2048 + 8 * 128) * 2 + states * 4
 
 
 def test_kernels_of_a_scan_compute_it_again_backward_and_keep_nothing() -> None:
@@ -98,9 +122,15 @@ def test_kernels_of_a_scan_compute_it_again_backward_and_keep_nothing() -> None:
     ]
     actual = parts.parts()["state"]
     each = {step.operator.name: parts.operator(step) for step in steps}
-    again = sum(seconds.forward for name, seconds in each.items() if SCAN in name)
+    again = sum(
+        seconds.forward
+        for name, seconds in each.items()
+        if SCAN in name and not name.endswith(".chunks")
+    )
     assert again > 0
     assert actual.backward > sum(seconds.backward for seconds in each.values()) + 0.99 * again
+    scan = next(seconds for name, seconds in each.items() if name.endswith(".chunks"))
+    assert 2 * scan.forward < scan.backward < 5 * scan.forward, "with its own repetition, once"
     rows = 1024 * 2  # elements of a column, and bytes of one
     kept = working(shape, c, CLUSTER)["state"].saved
     # Rows before and behind the norm, what the first product makes, the scan's result before and
