@@ -48,8 +48,9 @@ from benchmarks.kernels.fits import (
 from benchmarks.kernels.generations import experts_of, generations_of
 from benchmarks.kernels.names import attention_kernel, layer_kernel
 from benchmarks.kernels.rows import DTYPES, Floats, Rows, devices_in, read
-from benchmarks.kernels.sheet import Sheet
+from benchmarks.kernels.sheet import BEST, Sheet
 from benchmarks.kernels.transfer import transferred
+from benchmarks.kernels.widths import widened
 
 Form = TypeVar("Form", ProductForm, AttentionForm, GroupedForm)
 HERE = Path(__file__).resolve().parent
@@ -198,7 +199,7 @@ class Device:
                     forms[name],
                     Method(fit=fit, priced=priced),
                 )
-        return forms
+        return widened(forms, kernels_of(SHEET).attention[BEST].widths)
 
     def grouped(self) -> dict[str, GroupedForm]:
         rows = read(self.folder, "moe", self.name)
