@@ -26,7 +26,7 @@ SCAN = ".scan."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What a scan reads: inputs, keys and queries side by side for each group, and its steps."""
+    """Operands of a scan: inputs, keys and queries side by side for each group, and its steps."""
 
     mixed: str
     steps: str

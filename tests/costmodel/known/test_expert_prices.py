@@ -1,4 +1,4 @@
-"""What a framework's layer of experts takes beside its products: casts of rows and last biases."""
+"""Prices of a framework's layer of experts beside its products: casts of rows and last biases."""
 
 from __future__ import annotations
 
