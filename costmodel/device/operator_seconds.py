@@ -139,7 +139,9 @@ def _of_scan(
     """The seconds of a scan, whose vectors of parameters need no product of their own."""
     local = _local_sizes(strategies, mesh)
     # Frameworks run kernels of their own, plans the operators of torch.
-    form = ScanKernels if call.get("kernel") == TRITON_SCAN else Scan
+    form: type[Scan] | type[ScanKernels] = Scan
+    if call.get("kernel") == TRITON_SCAN:
+        form = ScanKernels
     scan = form(call, strategies.rule, local, _computed_in(call.inputs[:1]), device)
     trained = any(t.name in gradients for t in call.outputs)
     nothing = np.zeros(len(local))
