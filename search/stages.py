@@ -15,13 +15,16 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .tables import Indices, Table, shared_map
+from .tables import Indices, Table
 
+Array = TypeVar("Array", Table, Indices)
+T = TypeVar("T")
 MOVES = 4
 """The most moves of a cut, on average."""
 EXACT = 1e-9
@@ -45,19 +48,20 @@ def partition(costs: Sequence[Table]) -> tuple[int, ...] | None:
     # The second pass minimises the sum of squares over cuts whose stages all stay within the
     # bottleneck.
     padded, windows = _begin(rows, longest)
-    square = shared_map(
-        lambda cost: np.ascontiguousarray(np.where(cost <= worst, cost * cost, math.inf).T)
-    )
+    squares: list[Table] = []
     before: list[Table] = []
-    for cost in costs:
+    for square in _of_each(
+        costs, lambda cost: np.ascontiguousarray(np.where(cost <= worst, cost * cost, math.inf).T)
+    ):
+        squares.append(square)
         before.append(padded.copy())
-        padded[longest:] = (windows + square(cost)).min(axis=0)[:-1]
+        padded[longest:] = (windows + square).min(axis=0)[:-1]
     # Where a stage begins is looked up for the stages of the cheapest way alone.
     cuts = [rows - 1]
-    for values, cost in zip(reversed(before), reversed(costs), strict=True):
+    for values, square in zip(reversed(before), reversed(squares), strict=True):
         stop = cuts[-1]
         cuts.append(
-            stop - longest + int((values[stop : stop + longest] + square(cost)[:, stop]).argmin())
+            stop - longest + int((values[stop : stop + longest] + square[:, stop]).argmin())
         )
     return tuple(reversed(cuts))
 
@@ -75,8 +79,8 @@ def least_worst(
         from i:    min(reach_s[i], the last j with totals_s[j] <= totals_s[i] + T)
     """
     # Plain lists are bisected faster than arrays.
-    bounds: list[list[float]] = [total.tolist() for total in totals]
-    far: list[list[int]] = [row.tolist() for row in reach]
+    bounds: list[list[float]] = [*_of_each(totals, lambda total: total.tolist())]
+    far: list[list[int]] = [*_of_each(reach, lambda row: row.tolist())]
     last = len(bounds[0]) - 1
 
     def ends(most: float) -> bool:
@@ -103,9 +107,8 @@ def _bottleneck(costs: Sequence[Table]) -> float:
     rows, longest = costs[0].shape
     padded, windows = _begin(rows, longest)
     best = math.inf
-    turned = shared_map(lambda cost: np.ascontiguousarray(cost.T))
-    for cost in costs:
-        slowest = np.maximum(windows, turned(cost)).min(axis=0)
+    for turned in _of_each(costs, lambda cost: np.ascontiguousarray(cost.T)):
+        slowest = np.maximum(windows, turned).min(axis=0)
         padded[longest:] = slowest[:-1]
         best = float(slowest[-1])
     return best
@@ -159,6 +162,16 @@ def balance(cuts: Sequence[int], costs: Sequence[Table], devices: int) -> tuple[
         moved[cut] += step
         spent[cut - 1 : cut + 1] = after
     return tuple(moved)
+
+
+def _of_each(arrays: Iterable[Array], function: Callable[[Array], T]) -> Iterator[T]:
+    """Yield `function` of every stage's array, worked out once for stages that share theirs."""
+    # The caller has all arrays, so that no two of them have one number.
+    results: dict[int, T] = {}
+    for array in arrays:
+        if id(array) not in results:
+            results[id(array)] = function(array)
+        yield results[id(array)]
 
 
 def interval_sums(values: Table, longest: int | None = None, fill: float = math.inf) -> Table:

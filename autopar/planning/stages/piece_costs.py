@@ -88,14 +88,15 @@ class PieceCosts:
         for kind, stages in self._stages_of:
             # Stages with as much in flight and as much room reach equally far.
             cases = [(flying[stage], limits[stage], hosts[stage]) for stage in stages]
-            places = {case: place for place, case in enumerate(dict.fromkeys(cases))}
+            places = tuple(dict.fromkeys(cases))
             flown, most, room = (
                 np.array(values, dtype=np.float64) for values in zip(*places, strict=True)
             )
             # All stages of a kind are found in one pass over the pieces.
             rows = self._memories[kind].furthest(flown, most, room, most_pieces)
+            shared = dict(zip(places, rows, strict=True))
             for stage, case in zip(stages, cases, strict=True):
-                ends[stage] = rows[places[case]]
+                ends[stage] = shared[case]
         return ends
 
     def costs(self, reach: Sequence[Ints], longest: int) -> list[Floats]:
