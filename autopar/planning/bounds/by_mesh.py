@@ -28,7 +28,7 @@ from .least_passes import NOTHING, least_passes
 
 Sums = dict[tuple[int, int, Mesh, int, float], float]
 Parts = OrderedDict[tuple[Analysis, int, int, Mesh], Known]
-OfParameters = dict[tuple[int, int, Mesh], Known]
+OfMesh = dict[tuple[int, int, Mesh], Known]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Alone:
     reading: Reading
 
 
-def _nothing() -> tuple[Sums, Parts, OfParameters]:
+def _nothing() -> tuple[Sums, Parts, OfMesh]:
     return {}, OrderedDict(), {}
 
 
@@ -61,7 +61,7 @@ class Bounds:
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
         # None of these depends on memory: a search of the subject within another limit finds them
         # again.
-        self.sums, self.known, self.of_parameters = folded.remembered(
+        self.sums, self.known, self.of_mesh = folded.remembered(
             replace(request, memory=None), _nothing
         )
 
@@ -201,8 +201,8 @@ class Bounds:
         request = self.request
         prices = self.folded.prices(request.cluster.sized(devices), mesh, stages)
         key = (analysis, devices, stages, mesh)
-        of_parameters = self.of_parameters.setdefault((devices, stages, mesh), Known())
-        known = self.known.setdefault(key, Known(of_parameters=of_parameters))
+        of_mesh = self.of_mesh.setdefault((devices, stages, mesh), Known())
+        known = self.known.setdefault(key, Known(of_mesh=of_mesh))
         self.known.move_to_end(key)
         # Parts of tables are large; those used longest ago go first.
         if len(self.known) > EFFORT.remembered:

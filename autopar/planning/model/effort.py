@@ -56,7 +56,7 @@ class Effort:
 
     bounded: float = 2e-3
     """The gap at which a solution counts as exact, as its program is played anyway."""
-    remembered: int = 32
+    remembered: int = 128
     """Candidates of which parts of tables are remembered for the next mode."""
     exposed: float = 1.005
     """A program may take this much longer than promised until smaller hidden shares are tried."""

@@ -79,7 +79,7 @@ class Choosing:
             often,
             tensor.name in basis.analysis.matrices,
         )
-        choices = self.known.parameters.once(
+        choices = self.known.on_mesh.once(
             key, lambda: self._stored(tensor, space, count, counted=counted)
         )
         if self.limits.storage is None:

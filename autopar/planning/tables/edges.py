@@ -169,7 +169,7 @@ class TableEdges:
         scale = back or 1.0
         often = (ahead / scale, back / scale)
         exposed = work.once * (1 - hidden) / scale
-        known = self.known.parameters
+        known = self.known.on_mesh
         key = (
             "distances",
             parameter.space,
@@ -208,7 +208,7 @@ class TableEdges:
         basis = self.basis
         work = self.basis.work
         tensor = parameter.tensor
-        known = self.known.parameters
+        known = self.known.on_mesh
         key = (
             "handled",
             parameter.space,

@@ -50,12 +50,12 @@ class Known:
     """Parts of tables, by keys of all that they depend on.
 
     A key is made of values: numbers, names, and objects of which equal ones are made only once.
-    `of_parameters`: the parts that are equal for any number of micro-batches on the same mesh
-    (None: they are kept here).
+    `of_mesh`: the parts that are equal for any number of micro-batches on the same mesh (None: they
+    are kept here).
     """
 
     parts: dict[object, Any] = field(default_factory=dict)
-    of_parameters: Known | None = None
+    of_mesh: Known | None = None
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """Return the value of `make`, computed once for each key."""
@@ -65,13 +65,13 @@ class Known:
         return cast(T, self.parts[key])
 
     @property
-    def parameters(self) -> Known:
-        """The parts that depend on parameters alone."""
-        return self.of_parameters or self
+    def on_mesh(self) -> Known:
+        """The parts that do not depend on the number of micro-batches."""
+        return self.of_mesh or self
 
     def codes(self, array: Ints) -> Codes:
         """Return the one object for all arrays of these codes, whatever they are codes of."""
-        return self.parameters.once(("codes", array.tobytes()), lambda: Codes(array))
+        return self.on_mesh.once(("codes", array.tobytes()), lambda: Codes(array))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ For any multiplicities one product gives all of them:
     seconds = n c d        n: equal joins, c: how often a micro-batch counts, d: forward and
                            backward, once
 
-The arrays hold the tables of all joins, one behind the other, those of equal joins once.
+Equal joins have one table.
 """
 
 from __future__ import annotations
@@ -28,26 +28,23 @@ from .tables import Basis, Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTables:
-    """Arrays [entries of all tables]: `counts` n, `seconds` d.
+    """The `counts` n and `seconds` d of each class of equal joins.
 
-    `spans`, `shapes`: of each class of equal joins, its part of the arrays, and its table's shape,
-    the earlier variable first. `class_of`: by the number of a join.
+    A table's first axis is the earlier variable. `class_of`: by the number of a join.
     """
 
-    counts: Floats
-    seconds: Floats
-    spans: tuple[slice, ...]
-    shapes: tuple[tuple[int, int], ...]
+    counts: tuple[int, ...]
+    seconds: tuple[Floats, ...]
     class_of: Mapping[int, int]
 
     def priced(self, work: Multiplicities) -> list[Floats]:
         """The table of each class."""
         # A layout out of reach takes infinitely long, and 0 times infinity is not a number. Where
         # passes do not count, `_distances` made the other seconds 0 already.
-        seconds = (self.counts * (work.counted or 1.0)) * self.seconds
+        often = work.counted or 1.0
         return [
-            seconds[span].reshape(shape)
-            for span, shape in zip(self.spans, self.shapes, strict=True)
+            (count * often) * seconds
+            for count, seconds in zip(self.counts, self.seconds, strict=True)
         ]
 
 
@@ -83,14 +80,7 @@ def value_tables(basis: Basis, outline: Outline) -> ValueTables:
             tables.append(np.ascontiguousarray(table.T if turned else table))
             counts.append(join.count)
         class_of[number] = classes[key]
-    ends = np.cumsum([0, *(table.size for table in tables)]).tolist()
-    return ValueTables(
-        counts=np.repeat(np.array(counts, dtype=np.float64), [table.size for table in tables]),
-        seconds=np.concatenate([table.ravel() for table in tables]) if tables else np.zeros(0),
-        spans=tuple(map(slice, ends[:-1], ends[1:])),
-        shapes=tuple((len(table), table.shape[1]) for table in tables),
-        class_of=class_of,
-    )
+    return ValueTables(counts=tuple(counts), seconds=tuple(tables), class_of=class_of)
 
 
 def _is_repeated(basis: Basis, outline: Outline, join: Join) -> bool:
@@ -138,4 +128,5 @@ def _distances(basis: Basis, join: Join, repeated: bool) -> Distances:
         waits,
         space.valid(tensor.shape).tobytes(),
     )
-    return basis.known.once(key, make)
+    # A tensor of half the bytes in half as many micro-batches has the same ones.
+    return basis.known.on_mesh.once(key, make)
