@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from autopar.frontends.torch.masks.bands import COMPARED, MOST, Band, compared, joined, triangle
+from autopar.frontends.torch.masks.patterns import Plain, pattern_of
 
 KEYS = 5
+PLACES = 8
 SEEDS = range(4)
 
 
@@ -78,3 +80,29 @@ def test_what_is_too_large_is_not_laid_out() -> None:
     places = torch.arange(MOST // 64 + 1)
     band = compared("aten.le.Tensor", places.unsqueeze(0), places[:64].unsqueeze(1))
     assert band is not None and band.whole() is None
+
+
+def mask_of(low: Tensor, high: Tensor) -> Band:
+    holds = torch.tensor(True)
+    return Band(low=low, high=high, keys=PLACES, inside=holds, outside=~holds)
+
+
+@pytest.mark.parametrize("before", [0, 2, PLACES])
+@pytest.mark.parametrize("after", [0, 1, PLACES])
+def test_a_mask_has_the_pattern_of_its_band(before: int, after: int) -> None:
+    places = torch.arange(PLACES).unsqueeze(1)
+    low = (places - before).clamp(min=0)
+    band = mask_of(low, (places + after + 1).clamp(max=PLACES))
+    pattern = pattern_of(band, PLACES, PLACES)
+    assert pattern is not None
+    assert pattern_of(band.whole(), PLACES, PLACES) == pattern
+
+
+def test_a_mask_of_two_pieces_has_no_pattern() -> None:
+    mask = torch.ones(PLACES, PLACES, dtype=torch.bool)
+    assert pattern_of(mask, PLACES, PLACES) is Plain.WHOLE
+    # Both sides of a hole are seen, in the middle and at either end of a row.
+    for key in (1, PLACES // 2, PLACES - 2):
+        holed = mask.clone()
+        holed[3, key] = False
+        assert pattern_of(holed, PLACES, PLACES) is None

