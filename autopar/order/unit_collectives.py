@@ -233,7 +233,7 @@ def scale_messages(program: Program, group: Sequence[int]) -> list[Collective]:
     step = program.steps[group[0]]
     assert isinstance(step, Redistribute)
     count = len(summed_scales(program.graph, step, program.assignment.mesh.shape))
-    return _joined(program, group, PLAIN.types)[0][:count]
+    return _joined(program, group, PLAIN.types)[0][:count] if count else []
 
 
 def _talk(collectives: Sequence[Collective], mesh: Sequence[int]) -> list[Collective]:

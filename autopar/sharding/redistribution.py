@@ -89,6 +89,8 @@ class Change(NamedTuple):
         return transfers(self.before, self.after, self.degree)
 
 
+# The chains of a model consist of a few steps, which every room looks at again.
+@lru_cache(maxsize=1 << 12)
 def changed_axes(before: Layout, after: Layout) -> Axes:
     """The axes on which two neighbours in a chain differ."""
     return tuple(axis for axis, (b, a) in enumerate(zip(before, after, strict=True)) if b != a)
@@ -96,6 +98,11 @@ def changed_axes(before: Layout, after: Layout) -> Axes:
 
 def change(before: Layout, after: Layout, mesh: Sequence[int]) -> Change:
     """The step between two neighbours in a chain."""
+    return _change(before, after, tuple(mesh))
+
+
+@lru_cache(maxsize=1 << 12)
+def _change(before: Layout, after: Layout, mesh: tuple[int, ...]) -> Change:
     axes = changed_axes(before, after)
     return Change(axes, before[axes[0]], after[axes[0]], degree_of(axes, mesh))
 

@@ -205,8 +205,11 @@ def _rivals(unary: Table, memory: Table, rows: Sequence[Table]) -> tuple[Indices
     saving = unary[:, None] - unary
     promise = saving.copy()
     for table in rows:
-        at_best = _difference(table.min(axis=1)[:, None], table[:, table.argmin(axis=1)].T)
-        at_worst = _difference(table[:, table.argmax(axis=1)], table.max(axis=1))
+        best = table.argmin(axis=1)
+        worst = table.argmax(axis=1)
+        # A choice that is alive has a finite entry, so its least one is.
+        at_best = table[every, best][:, None] - table[:, best].T
+        at_worst = _difference(table[:, worst], table[every, worst])
         promise += np.minimum(at_best, at_worst)
     # A replacement of more bytes could exceed the limit.
     promise[memory[:, None] < memory] = -np.inf
