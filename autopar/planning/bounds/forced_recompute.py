@@ -1,17 +1,20 @@
 """The recompute that memory forces on a candidate, seen without a solution of its tables.
 
 With S_r the bytes that a model saves for its backward pass on one device, for the whole batch and
-with recompute r, D devices of M bytes each, and f the fewest micro-batches that any stage has in
-flight, a candidate of m micro-batches may have r only if
+with recompute r, M bytes on all devices of a stage, P those of all parameters, and f_s of the m
+micro-batches in flight on stage s, a candidate may have r only if
 
-    f S_r / m + parameters  <=  D M
+    S_r / m  <=  sum over s of M / f_s  -  P / max over s of f_s
 
 No way to split an operator saves less than its share on every device, and every parameter is stored
-somewhere. The mode of those left that repeats least work bounds the seconds of them all.
+somewhere: stage s holds f_s times what it saves, and its parameters. The mode of those left that
+repeats least work bounds the seconds of them all.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +43,24 @@ class Repeated:
     saved: float
 
 
+@functools.cache
+def shares_in_flight(name: str, chunks: int, stages: int, count: int) -> tuple[float, float]:
+    """Return the sum over all stages of 1 / f_s or a little more, and 1 / f_0, the least of them.
+
+    Later stages have no more in flight. So of stages in a row the last one stands for all, and the
+    rows double from the last stage on.
+    """
+    total = 0.0
+    last = stages
+    length = 1
+    while last > 0:
+        first = max(last - length, 0)
+        total += (last - first) / in_flight(name, last - 1, stages, count, chunks)
+        length = stages - first
+        last = first
+    return total, 1 / in_flight(name, 0, stages, count, chunks)
+
+
 class ForcedRecompute:
     """The kinds of recompute that candidates may have, and the seconds that these repeat."""
 
@@ -61,23 +82,22 @@ class ForcedRecompute:
         """
         if not self.request.train:
             return True
-        stages = candidate.stages
-        count = candidate.micro_batches
-        # Of several chunks the last one, which may be nearly all of a stage, is in flight once.
-        flying = min(
-            (
-                in_flight(name, stage, stages, count) if chunks == 1 else 1
-                for name, chunks in schedules
-                for stage in (0, stages - 1)
-            ),
-            default=1,
-        )
-        held = flying * self._of(recompute).saved / count
-        limit = candidate.devices * self.request.memory_limit_on(candidate.cluster)
+        limit = candidate.mesh.devices * self.request.memory_limit_on(candidate.cluster)
         # Stages are played with their own peaks, which may be below the sum of their tables.
-        if stages > 1:
+        if candidate.stages > 1:
             limit /= UNDERCUT
-        return held + self.folded.parameters <= limit
+        count = candidate.micro_batches
+        flights = [(1.0, 1.0)]
+        if candidate.stages > 1:
+            flights = [
+                shares_in_flight(*schedule, candidate.stages, count) for schedule in schedules
+            ]
+        # Parameters cost least where most is in flight, so that they take least room there.
+        room = max(
+            (limit * every - self.folded.parameters * least for every, least in flights),
+            default=math.inf,
+        )
+        return self._of(recompute).saved / count <= room
 
     def forced(self, candidate: Candidate, schedules: Sequence[tuple[str, int]]) -> float:
         """Return the seconds on one device that every plan of a candidate repeats.

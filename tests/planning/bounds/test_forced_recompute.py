@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
+import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
+from autopar.order.schedules import SCHEDULES, PipelineSchedule, in_flight
+from autopar.planning.bounds.forced_recompute import UNDERCUT, ForcedRecompute, shares_in_flight
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.outer_search.book import Book
 from autopar.planning.outer_search.candidate_solver import CandidateSolver
+from autopar.planning.outer_search.evaluator import Evaluator
+from autopar.planning.outer_search.whole_programs import WholePrograms
 from autopar.planning.space.candidates import Candidate, meshes
 from autopar.planning.space.groups import CandidateGroups
 from autopar.planning.space.modes import Mode
+from autopar.planning.stages.parts import Terms
+from autopar.search import solve
 
 CLUSTER = load_cluster("dgx-h100").sized(4)
 GRAPH = transformer(
@@ -61,6 +71,49 @@ def test_what_is_forced_rises_as_memory_falls_and_is_not_carried_on() -> None:
     book.proof.raise_by(whole)
     assert book.sure[whole] >= tight.bounds.proven(whole) + tight.bounds.forced(whole)
     assert before <= book.sure[part] < book.sure[whole]
+
+
+@pytest.mark.parametrize("row", SCHEDULES.values(), ids=lambda row: row.name)
+def test_later_stages_have_no_more_in_flight(row: PipelineSchedule) -> None:
+    for stages, count, chunks in itertools.product(
+        (2, 3, 7, 16), (1, 2, 4, 7, 16, 48), row.chunks or (1,)
+    ):
+        if row.refusal(stages, count, chunks):
+            continue
+        held = [in_flight(row.name, stage, stages, count, chunks) for stage in range(stages)]
+        assert sorted(held, reverse=True) == held
+        every, least = shares_in_flight(row.name, chunks, stages, count)
+        exact = math.fsum(1 / one for one in held)
+        assert exact <= every * (1 + 1e-12) and every < 1.3 * exact and least == 1 / held[0]
+
+
+def test_no_cut_within_the_memory_saves_more_than_there_is_room_for() -> None:
+    """Drawn cuts into chunks of any size, with the bytes that a plan states of them."""
+    candidate = Candidate(cluster=CLUSTER, stages=4, mesh=meshes(CLUSTER, 4)[0], micro_batches=8)
+    solver = solver_within(None)
+    terms = Terms(
+        request=solver.request,
+        schedule=solver.schedule_of(candidate, Mode(zero=1, recompute="none"), short=False),
+        always=0.0,
+    )
+    tables = WholePrograms(Evaluator(solver)).tables(candidate, Mode(zero=1, recompute="none"))
+    cutter, pairs = terms.cutter([terms.part(solver.group(candidate), tables, solve(tables.graph))])
+    rng = np.random.default_rng(0)
+    least = math.inf
+    for (name, chunks), _ in itertools.product(pairs, range(20)):
+        flying = [in_flight(name, stage, 4, 8, chunks) for stage in range(4)]
+        inner = np.sort(rng.choice(np.arange(1, cutter.costs.count), 4 * chunks - 1, False))
+        ends = [0, *inner.tolist(), cutter.costs.count]
+        held = [0.0] * 4
+        for number, (i, j) in enumerate(itertools.pairwise(ends)):
+            held[number % 4] += cutter.costs.stage(number % 4, i, j, flying[number % 4]).memory
+        least = min(least, max(held))
+        request = Request(cluster=CLUSTER, memory=UNDERCUT * max(held))
+        tight = ForcedRecompute(FOLDED, request)
+        assert tight.fits(candidate, "none", [(name, chunks)])
+    # It is no bound of nothing.
+    few = Request(cluster=CLUSTER, memory=0.2 * least)
+    assert not ForcedRecompute(FOLDED, few).fits(candidate, "none", pairs)
 
 
 def test_pinned_recompute_is_forced_whatever_the_memory() -> None:
