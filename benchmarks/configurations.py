@@ -2,10 +2,13 @@
 
     benchmarks/configurations.py FOLDER [--devices 1024] [--cluster dgx-h100] [--batch 1024]
                                  [--seq 4096] [--only NAME ...] [--jobs 2] [--page FILE] [--json]
+    benchmarks/configurations.py FOLDER --training [--only NAME ...]
 
 Every row is the whole command `autopar plan hf:FOLDER/NAME/config.json` in a process of its own
 with one thread of arithmetic; its CPU seconds and peak memory are those of that process. Files that
 describe the same model with weights stored otherwise are one row: what is trained is the same.
+`--training`: a few of the models at a training's batch instead, each on devices of its own number,
+for the table of gaps in docs/search.md.
 The parameters are those of the module that transformers itself makes of the file.
 """
 
@@ -33,15 +36,24 @@ STORED = {
     "use_cache",
 }
 """Fields of a configuration that say how weights are stored, not what the model computes."""
+TRAINING = (
+    ("Meta-Llama-3.1-8B", 64, 8),
+    ("Meta-Llama-3.1-70B", 256, 4),
+    ("Meta-Llama-3.1-405B", 16384, 1),
+    ("Qwen3-30B-A3B", 64, 8),
+    ("gpt-oss-120b", 64, 8),
+    ("gpt-oss-120b", 1024, 8),
+    ("Qwen3-235B-A22B", 256, 8),
+    ("DeepSeek-V3", 1024, 8),
+)
+"""Models with a number of devices, and the sequences of 4,096 tokens for each device."""
 HEAD = """# Plans of public models
 
 Every model below is planned from its `config.json` alone, with all of its layers, on {devices:,}
 devices of the cluster `{cluster}`: {batch:,} sequences of {seq:,} tokens a step, AdamW, bfloat16.
 Parameters are those of transformers' own module, each one of them. Steps, memory and gaps are
 predictions ([what they are worth](published-runs.md)); CPU seconds are of the whole command on one
-core of a small cloud machine, with reading and exporting the model. Bounds count exchanges of
-experts in full, so a gap says nothing of plans that hide them, as merged passes do
-([search](search.md)).
+core of a small cloud machine, with reading and exporting the model.
 `benchmarks/configurations.py FOLDER --page docs/public-models.md` makes this page.
 
 """
@@ -57,6 +69,17 @@ COLUMNS = (
     ("gap", "{gap:.0f} %"),
     ("CPU", "{cpu_s:.0f} s"),
 )
+
+
+BRIEF = (
+    ("model", "{name}"),
+    ("devices", "{devices:,}"),
+    ("batch", "{batch:,}"),
+    ("step", "{step:.3g} s"),
+    ("gap", "{gap:.1f} %"),
+    ("CPU", "{cpu_s:.0f} s"),
+)
+"""The columns of `TRAINING`."""
 
 
 def models(folder: Path, only: Sequence[str]) -> Iterator[tuple[Path, list[str]]]:
@@ -92,6 +115,8 @@ def row(path: Path, names: Sequence[str], options: argparse.Namespace) -> dict[s
     return {
         "name": ", ".join(names),
         "kind": described["kind"],
+        "devices": options.devices,
+        "batch": options.batch,
         "parameters": described["parameters"],
         "billions": described["parameters"] / 1e9,
         "active": described["active"] / 1e9,
@@ -106,14 +131,26 @@ def row(path: Path, names: Sequence[str], options: argparse.Namespace) -> dict[s
     }
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]] = COLUMNS) -> str:
     """The rows in Markdown."""
-    lines = ["| " + " | ".join(title for title, _ in COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines = ["| " + " | ".join(title for title, _ in columns) + " |", "|" + "---|" * len(columns)]
     lines += [
-        "| " + " | ".join(text.format(**measures) for _, text in COLUMNS) + " |"
+        "| " + " | ".join(text.format(**measures) for _, text in columns) + " |"
         for measures in rows
     ]
     return "\n".join(lines) + "\n"
+
+
+def at_training_batches(options: argparse.Namespace) -> None:
+    """Print the rows of `TRAINING`."""
+    for name, devices, sequences in TRAINING:
+        if options.only and name not in options.only:
+            continue
+        sized = {"devices": devices, "batch": devices * sequences, "seq": 4096}
+        asked = argparse.Namespace(**{**vars(options), **sized})
+        made = row(options.folder.resolve() / name / "config.json", [name], asked)
+        text = table([made], BRIEF).splitlines()[-1]
+        print(json.dumps(made) if options.json else text, flush=True)
 
 
 def main() -> None:
@@ -127,7 +164,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="rows made at the same time")
     parser.add_argument("--page", type=Path, help="write the page of the documents")
     parser.add_argument("--json", action="store_true", help="print an object for each row")
+    parser.add_argument("--training", action="store_true", help="models at a training's batch")
     options = parser.parse_args()
+    if options.training:
+        at_training_batches(options)
+        return
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = []
         chosen = models(options.folder.resolve(), options.only)
