@@ -8,7 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.analysis.searches.gap_parts import CANDIDATE, MEMORY, PROGRAM, GapParts, gap_parts
+from autopar.analysis.searches.gap_parts import (
+    CANDIDATE,
+    EXCHANGES,
+    MEMORY,
+    PROGRAM,
+    GapParts,
+    gap_parts,
+)
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
@@ -50,6 +57,30 @@ def test_parts_add_up_to_the_gap(stages: int) -> None:
     assert all(seconds >= 0 for seconds in parts.seconds.values())
     assert list(parts.seconds) == [part for part in MEANINGS if part in parts.seconds]
     assert ("passes" in parts.seconds) == (stages > 1)
+
+
+def test_exchanges_that_may_hide_are_a_part_of_their_own() -> None:
+    shape = Shape(
+        layers=2,
+        hidden=256,
+        heads=4,
+        kv_heads=4,
+        ffn=512,
+        vocab=8192,
+        sequence=128,
+        experts=4,
+        top_k=2,
+        expert_ffn=512,
+        dropout=False,
+    )
+    graph = transformer(shape, batch=16).graph
+    plan = search_plan(graph, Request(cluster=CLUSTER, stages=1, micro_batches=2, fewer=False))
+    parts = gap_parts(plan, analyse(graph, train=True), CLUSTER)
+    assert list(parts.seconds) == [part for part in MEANINGS if part in parts.seconds]
+    assert EXCHANGES in parts.seconds and EXCHANGES not in parts_of(planned(1)).seconds
+    assert math.fsum(parts.seconds.values()) == pytest.approx(
+        plan.predicted.step - plan.provenance.lower_bound, abs=1e-12
+    )
 
 
 def test_a_lower_bound_of_another_candidate_is_its_part() -> None:

@@ -3,7 +3,7 @@
 A bound is a chain of relaxations. At the plan's own candidate (stages, mesh, micro-batches, mode)
 they are closed one after the other, and the seconds that each adds are its part:
 
-    step - bound = sum of parts        part i = min(max(V_i, V_i-1), V_6) - V_i-1
+    step - bound = sum of parts        part i = min(max(V_i, V_i-1), V_7) - V_i-1
 
     V_0   the bound of the plan, the least of all candidates
     V_1   the bound of its own candidate in its own mode, without a limit of memory
@@ -11,7 +11,9 @@ they are closed one after the other, and the seconds that each adds are its part
     V_3   tables that count the passes of equal stages under the plan's schedule, within the memory
     V_4   the same with the parameters' messages, of which the search takes a share as hidden
     V_5   the same with the plan's own strategies and storage
-    V_6   the step of the plan
+    V_6   the same with exchanges of experts that may run under other computation, where the plan's
+          passes are merged or have something beside them
+    V_7   the step of the plan
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from autopar.costmodel import Cluster
 from autopar.order.schedules import in_flight
 from autopar.plan import Plan
 from autopar.planning.bounds.forced_recompute import UNDERCUT
+from autopar.planning.bounds.hidden_exchanges import HiddenExchanges
 from autopar.planning.bounds.stages_within_memory import Leaf, StagesWithinMemory
 from autopar.planning.bounds.with_stages import PipelineBounds
 from autopar.planning.bounds.within_memory import least_within
@@ -41,6 +44,7 @@ from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
 from autopar.planning.space.multiplicities import Multiplicities
 from autopar.planning.tables.requested import requested_tables, with_host_choices
+from autopar.planning.tables.tables import Known, Tables
 from autopar.schemes import stages_of
 from autopar.search import NoAssignment, bound_within, least_memory, nearly, solve
 from autopar.sharding.analysis import Analysis
@@ -51,6 +55,7 @@ MEMORY = "memory"
 PASSES = "passes"
 HIDDEN = "hidden"
 CHOICES = "choices"
+EXCHANGES = "exchanges"
 PROGRAM = "program"
 ROUNDING = 1e-12
 """The share of a bound up to which another one is the same."""
@@ -92,7 +97,7 @@ def gap_parts(
 
 
 class _Levels:
-    """The values V_1 to V_5 of a plan."""
+    """The values V_1 to V_6 of a plan."""
 
     def __init__(
         self, plan: Plan, analysis: Analysis, cluster: Cluster, memory: float | None
@@ -110,14 +115,16 @@ class _Levels:
         )
         self.graph = analysis.graph
         folded = FoldedModel(analysis.graph, train=analysis.train)
-        self.solver = CandidateSolver(folded, self.request)
-        self.pipelines = PipelineBounds(self.solver.bounds)
         self.candidate = Candidate(
             cluster=used,
             stages=stages_of(plan),
             mesh=plan.mesh_,
             micro_batches=schedule.micro_batches,
         )
+        exchanges = HiddenExchanges(folded, self.request)
+        self.hiding = schedule.overlap_experts or exchanges.certain(self.candidate)
+        self.solver = CandidateSolver(folded, self.request, hiding=self.hiding)
+        self.pipelines = PipelineBounds(self.solver.bounds)
         self.mode = Mode(
             zero=zero_stage(schedule.gathered, schedule.accumulated), recompute=self._recompute()
         )
@@ -141,7 +148,10 @@ class _Levels:
             room = room / UNDERCUT
             yield PASSES, self._within(replace(work, once=0.0), room)
         yield HIDDEN, self._within(work, room)
-        yield CHOICES, self._as_planned(work)
+        tables = self._as_planned(work)
+        if self.hiding:
+            yield CHOICES, solve(self._left_out(tables, work).graph).cost / stages
+        yield EXCHANGES if self.hiding else CHOICES, solve(tables.graph).cost / stages
 
     @property
     def _schedule(self) -> tuple[str, int]:
@@ -191,8 +201,20 @@ class _Levels:
         least = tables.graph.memory_of(least_memory(tables.graph))
         return bound_within(tables.graph, max(room, least)).bound / self.candidate.stages
 
-    def _as_planned(self, work: Multiplicities) -> float:
-        """Seconds of a step that the tables' sum has with the plan's strategies and storage."""
+    def _left_out(self, tables: Tables, work: Multiplicities) -> Tables:
+        """Tables of the plan's own choices without the exchanges that may hide."""
+        whole = FoldedModel(self.graph, train=self.request.train, folded=False)
+        work = replace(work, counts=Counts(), segments=self.plan.schedule.recompute)
+        return HiddenExchanges(whole, self.request).left_out(
+            tables,
+            work,
+            stages=self.candidate.stages,
+            several=self.candidate.micro_batches > 1,
+            known=Known(),
+        )
+
+    def _as_planned(self, work: Multiplicities) -> Tables:
+        """Tables of the plan's own strategies and storage."""
         count = self.candidate.micro_batches
         folded = FoldedModel(self.graph, train=self.request.train, folded=False)
         pins, _ = reuse(self.plan, folded.analysis(short=False))
@@ -204,5 +226,4 @@ class _Levels:
             replace(work, counts=Counts(), segments=self.plan.schedule.recompute),
             whole=False,
         )
-        tables = with_host_choices(request, tables, self.candidate.stages)
-        return solve(tables.graph).cost / self.candidate.stages
+        return with_host_choices(request, tables, self.candidate.stages)

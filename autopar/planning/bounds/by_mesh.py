@@ -12,7 +12,7 @@ from functools import cached_property
 from autopar.planning.model import FoldedModel, Request
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.space import Candidate, Multiplicities
-from autopar.planning.space.schedules import schedules_of, thrifty
+from autopar.planning.space.schedules import merging, schedules_of, thrifty
 from autopar.planning.stages.estimate import Pipe
 from autopar.planning.tables import Tables, requested_tables
 from autopar.planning.tables.alone import longest_operator, tables_alone, weight_share
@@ -24,9 +24,10 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.mesh import Mesh
 
 from .forced_recompute import ForcedRecompute
+from .hidden_exchanges import HiddenExchanges
 from .least_passes import NOTHING, least_passes
 
-Sums = dict[tuple[int, int, Mesh, int, float], float]
+Sums = dict[tuple[bool, int, int, Mesh, int, float], float]
 Parts = OrderedDict[tuple[Analysis, int, int, Mesh], Known]
 OfMesh = dict[tuple[int, int, Mesh], Known]
 
@@ -51,12 +52,16 @@ def _nothing() -> tuple[Sums, Parts, OfMesh]:
 class Bounds:
     """Seconds that no plan of a candidate undercuts.
 
-    Solutions of tables ignore memory; the recompute that it forces is added.
+    Solutions of tables ignore memory; the recompute that it forces is added. `hiding`: the bounds
+    are of plans whose exchanges of experts may run under other computation; otherwise of those
+    whose exchanges count in full.
     """
 
-    def __init__(self, folded: FoldedModel, request: Request) -> None:
+    def __init__(self, folded: FoldedModel, request: Request, *, hiding: bool = False) -> None:
         self.folded = folded
         self.request = request
+        self.hiding = hiding
+        self.exchanges = HiddenExchanges(folded, request)
         self.recompute = ForcedRecompute(folded, request)
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
         # None of these depends on memory: a search of the subject within another limit finds them
@@ -86,6 +91,16 @@ class Bounds:
         if solved is None:
             base += self.forced(candidate)
         return (base + waits * arithmetic) / stages
+
+    def cover(self, candidate: Candidate) -> bool:
+        """Return whether a candidate may have plans of the kind that the bounds are of."""
+        if self.hiding:
+            return self.exchanges.possible(candidate)
+        return not self.exchanges.certain(candidate)
+
+    def carries(self, candidate: Candidate, other: Candidate) -> bool:
+        """Return whether a bound of a candidate holds for more micro-batches on its mesh."""
+        return not self.hiding or self.exchanges.carries(candidate, other)
 
     def forced(self, candidate: Candidate, schedule: tuple[str, int] | None = None) -> float:
         """Return the seconds of recompute that memory forces on a candidate (under a schedule).
@@ -162,7 +177,7 @@ class Bounds:
         self, devices: int, stages: int, mesh: Mesh, micro_batches: int, passes: float
     ) -> float:
         """Return the least that the tables of a mesh add up to for passes of a micro-batch."""
-        key = (devices, stages, mesh, micro_batches, passes)
+        key = (self.hiding, devices, stages, mesh, micro_batches, passes)
         if key not in self.sums:
             early = self.early(stages, mesh)
             # Of stages all of what parameters send may be hidden under what the others compute.
@@ -207,13 +222,12 @@ class Bounds:
         # Parts of tables are large; those used longest ago go first.
         if len(self.known) > EFFORT.remembered:
             self.known.popitem(last=False)
-        return requested_tables(
-            request,
-            analysis,
-            prices,
-            work,
-            whole=analysis is self.folded.analysis(short=True),
-            known=known,
+        whole = analysis is self.folded.analysis(short=True)
+        tables = requested_tables(request, analysis, prices, work, whole=whole, known=known)
+        if not self.hiding:
+            return tables
+        return self.exchanges.left_out(
+            tables, work, stages=stages, several=stages > 1 or not whole, known=known
         )
 
     def thrifty(self, stages: int, micro_batches: int) -> str:
@@ -228,6 +242,8 @@ class Bounds:
 
     def schedules(self, stages: int, micro_batches: int) -> tuple[tuple[str, int], ...]:
         """Return the pipeline schedules for so many stages and micro-batches."""
+        if self.hiding:
+            return merging(self.folded, self.request, stages, micro_batches)
         return schedules_of(self.folded, self.request, stages, micro_batches)
 
     def least_bubble(self, stages: int, micro_batches: int) -> float:

@@ -56,7 +56,7 @@ class Proof:
 
         `alone`: only candidates of one stage are looked at.
         """
-        candidates = [c for c in self.sure if c.stages == 1 or not alone]
+        candidates = [c for c in self.sure if self.bounds.cover(c) and (c.stages == 1 or not alone)]
         for number in itertools.count():
             self.clock.look()
             if number >= EFFORT.proven and not self.aim.is_patient:
@@ -82,6 +82,7 @@ class Proof:
             c
             for c in self.sure
             if c.place == candidate.place and c.micro_batches >= candidate.micro_batches
+            if c == candidate or self.bounds.carries(candidate, c)
         ]
         try:
             if candidate.stages == 1:

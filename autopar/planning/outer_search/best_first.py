@@ -76,6 +76,7 @@ class BestFirst:
         self.solver = CandidateSolver(folded, request)
         self.evaluator = Evaluator(self.solver)
         self.book = Book(self.solver, self.aim, self.clock)
+        self.hiding = Book(CandidateSolver(folded, request, hiding=True), self.aim, self.clock)
         self.whole = WholePrograms(self.evaluator)
         self.incumbents = Incumbents(self.whole)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
@@ -91,13 +92,18 @@ class BestFirst:
     @property
     def bound(self) -> float:
         """Seconds that no plan of the candidates undercuts."""
-        return min(self.book.least, self.incumbents.best)
+        return min(self._least, self.incumbents.best)
+
+    @property
+    def _least(self) -> float:
+        return min(self.book.least, self.hiding.least)
 
     @property
     def held_by(self) -> str:
         """The candidate that holds the bound ("" if the incumbent does)."""
-        holds = self.book.held_by if self.book.least < self.incumbents.best else None
-        return "" if holds is None else str(holds)
+        if self._least >= self.incumbents.best:
+            return ""
+        return str(min((self.book, self.hiding), key=lambda book: book.least).held_by)
 
     def run(self, progress: Progress | None = None) -> None:
         """Search until the incumbent is below the next promise, and certify it.
@@ -108,7 +114,7 @@ class BestFirst:
         try:
             self.find()
             if self.incumbents:
-                self.book.close_in(self.incumbents.best)
+                self._close_in()
         # Whoever interrupts the search is owed the best so far; without any, the interrupt goes on.
         except KeyboardInterrupt:
             self.complete = False
@@ -130,6 +136,12 @@ class BestFirst:
             self._search()
         if not self._is_near_enough():
             self._refine()
+
+    def _close_in(self) -> None:
+        """Raise the bounds of all plans, those that hide exchanges first, as they are lower."""
+        self.hiding.close_in(self.incumbents.best)
+        # Bounds above the least of all prove nothing more.
+        self.book.close_in(self.incumbents.best, self.hiding.least)
 
     def _search(self) -> None:
         """Replace nodes until none promises less than the incumbent takes.
@@ -158,9 +170,9 @@ class BestFirst:
             return False
         # Raising bounds costs as much as several programs, and they only rise.
         if best < self._certified:
-            self.book.close_in(best)
+            self._close_in()
             self._certified = best
-        return self.book.least >= self.aim.enough(best)
+        return self._least >= self.aim.enough(best)
 
     def _replace(self, promise: float, node: Node) -> None:
         if isinstance(node, Candidate):
@@ -190,6 +202,7 @@ class BestFirst:
     def _enter(self, place: Place) -> None:
         group = place[0] or place[1]
         self.book.enter(group)
+        self.hiding.enter(group)
         self._places += 1
         # A place promises as much as its best candidate, so that none of them comes too late.
         self.queue.push(min(self.book.sure[candidate] for candidate in group), place)
@@ -198,6 +211,8 @@ class BestFirst:
         # All candidates of a mesh are looked at only where pins forbid the usual ones.
         for group in place:
             if group and (allowed := self.book.bound_mesh(group)):
+                if group is not place[0]:
+                    self.hiding.enter(allowed)
                 self._report(str(allowed[0]))
                 self.micro_batches.enter(allowed)
                 for candidate in allowed:

@@ -34,14 +34,15 @@ class CandidateSolver:
     """The candidates of a request: their tables, and the optimum of these without a memory limit.
 
     `always`: bytes of a device that no choice changes, such as inputs and constants. `binding`: the
-    candidates and modes that memory binds, so that host memory is offered to them.
+    candidates and modes that memory binds, so that host memory is offered to them. `hiding`: see
+    `Bounds`.
     """
 
-    def __init__(self, folded: FoldedModel, request: Request) -> None:
+    def __init__(self, folded: FoldedModel, request: Request, *, hiding: bool = False) -> None:
         self.folded = folded
         self.request = request
         self.always = certain_bytes(folded.analysis(short=False))
-        self.bounds = Bounds(folded, request)
+        self.bounds = Bounds(folded, request, hiding=hiding)
         self.binding: set[tuple[Candidate, Mode]] = set()
         self.too_slow = TooSlow()
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
 from autopar.order.schedules import SCHEDULES, in_flight
+from autopar.planning.bounds import Bounds
 from autopar.planning.model.counts import Counts
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
@@ -56,6 +57,19 @@ class Combination:
 
     groups: tuple[Group, ...]
     micro_batches: int
+    seconds: float
+    least: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Stages of a group on their mesh.
+
+    `seconds`: of the whole model on one such stage; `least`: the same, less all that may hide.
+    """
+
+    stages: int
+    mesh: Mesh
     seconds: float
     least: float
 
@@ -142,7 +156,7 @@ class UnequalGroups:
         ):
             return
         # The same group comes back in several orders of stages.
-        known: dict[Cluster, list[tuple[int, Mesh, float]]] = {}
+        known: dict[Cluster, list[Choice]] = {}
         for order in self.pools():
             for pool, _ in order:
                 if pool not in known:
@@ -150,31 +164,28 @@ class UnequalGroups:
             for chosen in itertools.product(*(known[pool] for pool, _ in order)):
                 yield from self._combined(order, chosen)
 
-    def _choices(self, pool: Cluster) -> Iterator[tuple[int, Mesh, float]]:
-        """The numbers of stages and meshes of a group, each with the seconds of the whole model on
-        one such stage.
-        """
-        solver = CandidateSolver(self.folded, replace(self.request, cluster=pool))
+    def _choices(self, pool: Cluster) -> Iterator[Choice]:
+        """The numbers of stages and meshes of a group."""
+        request = replace(self.request, cluster=pool)
+        bounds = Bounds(self.folded, request)
         # There are at least two groups, so that a pipeline has at least two stages.
         counts = micro_batches_to_try(self.folded, 2)
         for stages in stage_counts(pool.devices, SMALL_STAGES - 1) if counts else ():
             for mesh in meshes(pool, stages, EFFORT.plain_axes):
-                try:
-                    yield (
-                        stages,
-                        mesh,
-                        solver.bounds.base_seconds(pool.devices, stages, mesh, counts[0]),
-                    )
-                except NoAssignment:
-                    continue
+                with contextlib.suppress(NoAssignment):
+                    seconds = bounds.base_seconds(pool.devices, stages, mesh, counts[0])
+                    # Stages may hide exchanges of experts, so that only the arithmetic is certain.
+                    certain = bounds.least_seconds(mesh.devices)
+                    least = certain if bounds.exchanges.exist else seconds
+                    yield Choice(stages=stages, mesh=mesh, seconds=seconds, least=least)
 
     def _combined(
-        self, order: Sequence[tuple[Cluster, int]], chosen: Sequence[tuple[int, Mesh, float]]
+        self, order: Sequence[tuple[Cluster, int]], chosen: Sequence[Choice]
     ) -> Iterator[Combination]:
         """The combination of these stages and meshes, with micro-batches that fill it, and with as
         many as stages.
         """
-        stages = sum(count for count, _, _ in chosen)
+        stages = sum(one.stages for one in chosen)
         if self.request.stages not in (None, stages):
             return
         counts = micro_batches_to_try(self.folded, stages, self.request.micro_batches)
@@ -182,21 +193,22 @@ class UnequalGroups:
             return
         wanted = {_nearest(counts, EFFORT.filled * stages), _nearest(counts, stages)}
         # This is 1 / t of the formula above.
-        rate = sum(count / seconds for count, _, seconds in chosen)
+        rate = sum(one.stages / one.seconds for one in chosen)
+        least = 1.0 / sum(one.stages / one.least for one in chosen)
         groups = tuple(
             Group(
                 cluster=pool,
                 whole=self.request.cluster,
                 start=start,
-                stages=count,
-                mesh=mesh,
-                share=count / seconds / rate,
+                stages=one.stages,
+                mesh=one.mesh,
+                share=one.stages / one.seconds / rate,
             )
-            for (pool, start), (count, mesh, seconds) in zip(order, chosen, strict=True)
+            for (pool, start), one in zip(order, chosen, strict=True)
         )
         for count in sorted(wanted):
             seconds = self._passes(stages, count) / count / rate
-            yield Combination(groups=groups, micro_batches=count, seconds=seconds, least=1.0 / rate)
+            yield Combination(groups=groups, micro_batches=count, seconds=seconds, least=least)
 
     def _passes(self, stages: int, micro_batches: int) -> float:
         """The micro-batches plus the bubble, in passes, of the schedule with fewest micro-batches

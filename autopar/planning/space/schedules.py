@@ -50,12 +50,26 @@ def schedules_of(
     Tables do not know what merged passes hide. Without that they are no faster than others, so they
     are left out where others are possible.
     """
+    return _among(without_merged(request.schedules), folded, request, stages, micro_batches)
+
+
+def merging(
+    folded: FoldedModel, request: Request, stages: int, micro_batches: int
+) -> tuple[tuple[str, int], ...]:
+    """The pairs of `schedules_of` that it leaves out: those whose schedule merges passes."""
+    names = tuple(name for name in request.schedules if SCHEDULES[name].merges)
+    return _among(names, folded, request, stages, micro_batches)
+
+
+def _among(
+    names: Collection[str], folded: FoldedModel, request: Request, stages: int, micro_batches: int
+) -> tuple[tuple[str, int], ...]:
     return tuple(
         schedules_for(
             stages,
             micro_batches,
             pieces=len(folded.cuts),
-            names=without_merged(request.schedules),
+            names=names,
             interleave=request.interleave,
         )
     )

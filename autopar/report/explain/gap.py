@@ -8,6 +8,7 @@ from typing import Any
 from autopar.analysis.searches.gap_parts import (
     CANDIDATE,
     CHOICES,
+    EXCHANGES,
     HIDDEN,
     MEMORY,
     PASSES,
@@ -28,6 +29,8 @@ MEANINGS = {
     "under computation that the plan does not have in their place",
     CHOICES: "the plan's strategies and storage are dearer than the tables' best: memory at one "
     "moment, or the tries of the search, decided",
+    EXCHANGES: "exchanges of experts might all run under other computation, in merged passes or "
+    "beside a layer",
     PROGRAM: "the program takes longer than its tables add up to: unequal stages, messages between "
     "stages, units of parameters, launches",
 }
