@@ -7,8 +7,7 @@
 Every row is the whole command `autopar plan hf:FOLDER/NAME/config.json` in a process of its own
 with one thread of arithmetic; its CPU seconds and peak memory are those of that process. Files that
 describe the same model with weights stored otherwise are one row: what is trained is the same.
-`--training`: a few of the models at a training's batch instead, each on devices of its own number,
-for the table of gaps in docs/search.md.
+`--training`: a few of the models at a training's batch instead, each on devices of its own number.
 The parameters are those of the module that transformers itself makes of the file.
 """
 
