@@ -10,15 +10,22 @@ With p ranks, l = ceil(log2 p) and q = (p - 1) / p, as multiples of the collecti
     hypercube        l, l (2 more beyond a power of two)    l, q
     halving          2l, 2q
     ring             2(p-1), 2q          p-1, q
+    torus            2(a+b-2), 2q        a+b-2, q
+    chain            2(p-1), 2                           p-1, 1
+    two_tree         2l, 2                               l, 1
+    in_switch        4, 1+1/p            2, 1            2, 1
 
-and of an all-to-all: naive 1, q; pairwise p-1, q; bruck l, about l/2. Sources: Thakur,
-Rabenseifner, Gropp 2005; Bruck et al. 1997; Patarasuk, Yuan 2009; Li et al. 2014 (parameter
-server). What backends run is in `backends`.
+and of an all-to-all: naive 1, q; pairwise p-1, q; bruck l, about l/2. A torus has a rows of b
+ranks, a b = p, as square as p allows. Chain, two trees and the switch stream the buffer in segments so
+small that each latency passes once. Sources: Thakur, Rabenseifner, Gropp 2005; Bruck et al. 1997;
+Patarasuk, Yuan 2009; Li et al. 2014 (parameter server); Mikami et al. 2018 (torus); Sanders, Speck,
+Träff 2009 (two trees); Graham et al. 2016 (in the switch). What backends run is in `backends`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 from autopar.costmodel.cluster.axis_binding import bind_axes, parse_span
@@ -42,9 +49,26 @@ def _bruck(n: int) -> float:
     return sum(d >> k & 1 for k in range(log2_up(n)) for d in range(n)) / n
 
 
+def sides(n: int) -> tuple[int, int]:
+    """The sides of a torus of n ranks, as square as n allows.
+
+    >>> sides(16), sides(8), sides(7)
+    ((4, 4), (2, 4), (1, 7))
+    """
+    rows = max(side for side in range(1, math.isqrt(n) + 1) if n % side == 0)
+    return rows, n // rows
+
+
+def _around(n: int) -> int:
+    """Steps around the rings of a torus, first along a row and then along a column."""
+    return sum(sides(n)) - 2
+
+
 TERMS: Mapping[str, Callable[[int], float]] = {
     "1": lambda n: 1,
     "2": lambda n: 2,
+    "4": lambda n: 4,
+    "1 + 1 / p": lambda n: 1 + 1 / n,
     "p - 1": lambda n: n - 1,
     "2 (p - 1)": lambda n: 2 * (n - 1),
     "l": log2_up,
@@ -54,14 +78,23 @@ TERMS: Mapping[str, Callable[[int], float]] = {
     "2 q": lambda n: 2 * share(n),
     "q + p - 1": lambda n: share(n) + n - 1,
     "q + l": lambda n: share(n) + log2_up(n),
-    "b": _bruck,
+    "w": _bruck,
+    "a + b - 2": _around,
+    "2 (a + b - 2)": lambda n: 2 * _around(n),
 }
-"""The terms of closed forms; d: l, or two more than the power of two below p; b: about l / 2."""
+"""The terms of closed forms.
+
+d: l, or two more than that of the power of two below p; w: the traffic of bruck, about l / 2; a, b:
+the sides of a torus.
+"""
 # The whole buffer goes over every edge of a broadcast; a reduction is one run backwards.
 _SPREAD = {
     "naive": ("p - 1", "p - 1"),
     "parameter_server": ("1", "p - 1"),
     "binomial_tree": ("l", "l"),
+    "chain": ("p - 1", "1"),
+    "two_tree": ("l", "1"),
+    "in_switch": ("2", "1"),
 }
 # Each rank's own part stays where it is, so that q of the bytes passes the root's port.
 _PARTED = {"naive": ("p - 1", "q"), "parameter_server": ("1", "q"), "binomial_tree": ("l", "q")}
@@ -72,6 +105,8 @@ _TO_ALL = {
     "binomial_tree": ("2 l", "q + l"),
     "hypercube": ("l", "q"),
     "ring": ("p - 1", "q"),
+    "torus": ("a + b - 2", "q"),
+    "in_switch": ("2", "1"),
 }
 METHODS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "all_reduce": {
@@ -81,10 +116,14 @@ METHODS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "hypercube": ("d", "d"),
         "halving": ("2 l", "2 q"),
         "ring": ("2 (p - 1)", "2 q"),
+        "torus": ("2 (a + b - 2)", "2 q"),
+        "chain": ("2 (p - 1)", "2"),
+        "two_tree": ("2 l", "2"),
+        "in_switch": ("4", "1 + 1 / p"),
     },
     "all_gather": _TO_ALL,
     "reduce_scatter": _TO_ALL,
-    "all_to_all": {"naive": ("1", "q"), "pairwise": ("p - 1", "q"), "bruck": ("l", "b")},
+    "all_to_all": {"naive": ("1", "q"), "pairwise": ("p - 1", "q"), "bruck": ("l", "w")},
     "broadcast": _SPREAD,
     "reduce": _SPREAD,
     "gather": _PARTED,

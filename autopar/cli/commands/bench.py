@@ -25,6 +25,10 @@ METHODS = (
     "hypercube",
     "halving",
     "ring",
+    "torus",
+    "chain",
+    "two_tree",
+    "in_switch",
     "pairwise",
     "bruck",
 )

@@ -106,8 +106,9 @@ def methods_parts(rows: Sequence[MethodRow], cluster: Cluster) -> list[str | Tab
     title = f"Methods among {cluster.devices} devices of {cluster.name}"
     terms = (
         "Time: launch + steps x latency + traffic x bytes / rate, on the slowest level. p: "
-        "devices; l: log2 p, rounded up; q: (p - 1) / p; d: l, or two more than the power of two "
-        "below p; b: about l / 2."
+        "devices; l: log2 p, rounded up; q: (p - 1) / p; d: l, or two more than that of the power "
+        "of two below p; w: about l / 2; a x b: the devices as a torus. chain, two_tree and "
+        "in_switch stream small segments; in_switch needs a switch that adds up."
     )
     return [Table(title=title, columns=columns, rows=told), terms]
 

@@ -10,12 +10,15 @@ from autopar.analysis.measurements.collective_methods import method_rows
 from autopar.cli import run
 from autopar.cli.commands import bench
 from autopar.costmodel import load_cluster
-from autopar.costmodel.collectives.methods import METHODS, NAMES, method_line, method_of
+from autopar.costmodel.collectives.methods import METHODS, NAMES, method_line, method_of, sides
 from autopar.errors import ClusterError, UsageError
 from tests.costmodel.collectives.schedules.algorithms import costs
 
 SIMULATED = {"naive": "linear", "hypercube": "recursive_doubling", "halving": "recursive_halving"}
 """The names of methods in the simulator, where they are others."""
+STREAMED = ("chain", "two_tree", "in_switch")
+SMALL = 2**16
+"""Segments of a streamed buffer, so many that another one adds nothing that a port notices."""
 ALL = [(kind, name) for kind, methods in METHODS.items() for name in methods]
 
 
@@ -28,7 +31,14 @@ def simulated(kind: str, name: str, ranks: int) -> tuple[float, float]:
         # Without segments: gathered whole, then given back.
         parts = [costs(one, called, ranks)[0] for one in ("reduce", "broadcast")]
         return sum(part.steps for part in parts), sum(part.traffic for part in parts)
-    (cost,) = costs(kind, called, ranks)
+    if name == "torus":
+        both = costs(kind, called, sides(ranks))
+        return sum(cost.steps for cost in both), sum(cost.traffic for cost in both)
+    (cost,) = costs(kind, called, ranks, segments=SMALL)
+    if name in STREAMED and cost.steps >= SMALL:
+        # All segments but one follow the first: their bytes are the traffic, not the latency.
+        streams = 2 if cost.steps >= 2 * SMALL else 1
+        return cost.steps - streams * (SMALL - 1), cost.traffic
     return cost.steps, cost.traffic
 
 
@@ -40,7 +50,8 @@ def test_closed_forms_are_those_of_the_simulated_schedules(
     method = method_of(kind, name)
     steps, traffic = simulated(kind, name, ranks)
     assert method.steps(ranks) == pytest.approx(steps)
-    assert method.traffic(ranks) == pytest.approx(traffic)
+    # The last of many segments is all that a streamed method carries beside the whole.
+    assert method.traffic(ranks) == pytest.approx(traffic, rel=1e-3 if name in STREAMED else 1e-9)
 
 
 def test_the_time_is_that_of_the_formula() -> None:
@@ -58,7 +69,9 @@ def test_rows_name_what_the_backend_takes() -> None:
     large = {row.method: row for row in rows if row.nbytes == 2**30}
     assert large["ring"].port == pytest.approx(2 * 15 / 16 * 2**30)
     assert large["ring"].seconds < large["parameter_server"].seconds
-    assert all(row.taken_seconds <= row.seconds for row in large.values())
+    # Outside a node no switch of this cluster adds up.
+    able = [row for row in large.values() if row.method != "in_switch"]
+    assert all(row.taken_seconds <= row.seconds for row in able)
     assert {row.taken for row in rows if row.nbytes == 2**10} != {large["ring"].taken}
 
 
