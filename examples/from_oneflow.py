@@ -46,7 +46,7 @@ def pipeline() -> float:
     w0 = autopar.randn(5, 8, placement=first, sbp=broadcast, requires_grad=True)
     w1 = autopar.randn(8, 3, placement=second, sbp=broadcast, requires_grad=True)
     x = autopar.randn(4, 5)
-    in_stage0 = autopar.to_global(x, placement=first, sbp=broadcast)
+    in_stage0 = x.to_global(placement=first, sbp=broadcast)
     out_stage0 = autopar.matmul(in_stage0, w0)
     in_stage1 = out_stage0.to_global(placement=second, sbp=broadcast)
     out_stage1 = autopar.matmul(in_stage1, w1)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from autopar.errors import UsageError
+from autopar.errors import UsageError, unknown
 from autopar.options.option import Option
 from autopar.options.table import TABLE
 from autopar.units import parse_count
@@ -28,6 +28,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise `UsageError` about a value that is no choice, with the valid ones."""
+        if action.choices is not None and value not in action.choices:
+            named = action.option_strings[-1:] or [str(action.metavar or action.dest).lower()]
+            raise UsageError(unknown(named[0], value, action.choices))
 
 
 def planning_options(parser: Parser, options: Iterable[Option]) -> None:

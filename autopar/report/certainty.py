@@ -56,16 +56,14 @@ def room_of(cluster: Cluster) -> float:
 def chance_text(chance: float) -> str:
     """The chance to fit, in words.
 
-    >>> chance_text(0.9), chance_text(0.999), chance_text(0.3)
-    ('will not fit in one run of 10', 'fits', 'fits in one run of 3')
+    >>> chance_text(0.9), chance_text(0.999), chance_text(0.001)
+    ('fits in 90% of runs', 'fits', 'does not fit')
     """
     if chance >= SURE:
         return "fits"
     if chance <= 1 - SURE:
         return "does not fit"
-    if chance > 0.5:
-        return f"will not fit in one run of {1 / (1 - chance):.0f}"
-    return f"fits in one run of {1 / chance:.0f}"
+    return f"fits in {chance:.0%} of runs"
 
 
 SURE = 0.995

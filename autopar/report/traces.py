@@ -11,6 +11,7 @@ from autopar.costmodel.step.trace import chrome_trace
 from autopar.ir import Graph
 from autopar.outputs import write_whole
 from autopar.plan import Plan
+from autopar.sharding.analysis import analyse
 
 
 def write_trace(path: str | Path, plan: Plan, graph: Graph, cluster: Cluster) -> None:
@@ -18,4 +19,5 @@ def write_trace(path: str | Path, plan: Plan, graph: Graph, cluster: Cluster) ->
 
     They are those of every stage, or of one rank without stages.
     """
-    write_whole(Path(path), json.dumps(chrome_trace(timelines(plan, graph, cluster))) + "\n")
+    analysis = analyse(graph, train=plan.model.mode == "train")
+    write_whole(Path(path), json.dumps(chrome_trace(timelines(plan, analysis, cluster))) + "\n")

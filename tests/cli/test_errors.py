@@ -48,6 +48,7 @@ def test_an_answer_is_the_only_object(capsys: pytest.CaptureFixture[str]) -> Non
     ("words", "told"),
     [
         (["--devcies", "4"], "unknown option --devcies: perhaps you meant --devices?"),
+        (["--optimizer", "adam"], "Perhaps you meant 'adamw'?"),
         (["--zzz", "4"], "unknown option --zzz: there is none of a similar name"),
     ],
 )
@@ -56,7 +57,7 @@ def test_a_mistyped_option_is_told_in_a_line(
 ) -> None:
     assert _status(["plan", "model.onnx", *words], monkeypatch) == 2
     error = capsys.readouterr().err
-    assert told in error and len(error) < 120 and error.count("\n") == 1
+    assert told in error and len(error) < 130 and error.count("\n") == 1
 
 
 def test_a_configuration_without_its_prefix_is_hinted_at(

@@ -22,6 +22,7 @@ from autopar.report.page import Compared, Contents, figures, page
 from autopar.report.page.drawing import UNITS, timeline
 from autopar.report.page.modules import tokens
 from autopar.report.page.spans import timeline_of
+from autopar.sharding.analysis import analyse
 
 VOID = {"meta", "input", "line"}
 EVIL = "h.0/<script>alert(1)</script>\"'\x1b[2J‮/{{ 7*7 }}/&amp;MatMul"
@@ -191,7 +192,8 @@ def test_what_a_device_does_adds_up_to_the_step(plan: Plan, staged: Plan) -> Non
 def test_pictures_of_time_hold_every_span() -> None:
     """The script draws any part of the step from the starts, lengths and names in the page."""
     planned_model = planned(pins=MEGATRON)
-    drawn = timeline_of(planned_model.plan, planned_model.model.graph, planned_model.cluster)
+    analysis = analyse(planned_model.model.graph, train=True)
+    drawn = timeline_of(planned_model.plan, analysis, planned_model.cluster)
     parsed = Page(timeline(drawn, "a step").svg)
     groups = parsed.attributes_of("g")
     names = next(str(g["data-names"]) for g in groups if g["class"] == "played").split("\n")
@@ -211,10 +213,29 @@ def test_pictures_of_time_hold_every_span() -> None:
 def test_the_first_table_says_whether_it_fits() -> None:
     planned_model = planned(pins=MEGATRON)
     large = planned_model.plan.predicted.model_copy(update={"memory": 78e9})
-    for predicted, said in ((planned_model.plan.predicted, "it fits"), (large, "in one run of")):
+    for predicted, said in ((planned_model.plan.predicted, "it fits: "), (large, "it fits in ")):
         plan = planned_model.plan.model_copy(update={"predicted": predicted})
         first = figures.summary(plan, None, planned_model.cluster).first
         assert first is not None and said in dict(first.rows)["Does it fit?"]
+        next_ = dict(first.rows)["What next?"]
+        assert ("autopar plan --memory 5" in next_) == (predicted is large)
+
+
+def test_the_parts_of_a_step_are_those_of_its_lanes() -> None:
+    """Computation, made longer by transfers, and waits: the picture's sums are the table's."""
+    planned_model = planned(layers=4, hidden=256, scheme="zero3")
+    plan = planned_model.plan
+    drawn = timeline_of(plan, analyse(planned_model.model.graph, train=True), planned_model.cluster)
+    parts = figures.times(plan, drawn.slowed)
+    assert sum(parts.values()) == pytest.approx(plan.predicted.step)
+    (lane,) = drawn.computing().lanes
+    computing = sum(s.end - s.start for s in lane.spans if s.kind in ("forward", "backward"))
+    waiting = sum(s.end - s.start for s in lane.spans if s.kind == "waiting")
+    assert drawn.slowed > 0
+    assert computing == pytest.approx(
+        sum(took for name, took in parts.items() if name.startswith("computes"))
+    )
+    assert waiting == pytest.approx(parts["waits for communication"])
 
 
 def test_large_plans_are_small_pages(staged: Plan) -> None:

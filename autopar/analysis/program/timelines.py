@@ -10,10 +10,9 @@ from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.costmodel.step.streams import COMPUTE, Event
 from autopar.costmodel.step.timeline import Timeline
 from autopar.costmodel.step.trace import pipeline_events
-from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.planning.tables.parameters.traffic import once_seconds
-from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.analysis import Analysis
 from autopar.sharding.micro_batches import split_batch
 
 from .played_stages import played_stages
@@ -22,9 +21,8 @@ ROUNDING = 1e-9
 """The share of a step below which a span is no event."""
 
 
-def timelines(plan: Plan, graph: Graph, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
+def timelines(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str, Sequence[Event]]:
     """The events of a step by rank or stage."""
-    analysis = analyse(graph, train=plan.model.mode == "train")
     if plan.stages:
         return _of_stages(plan, analysis, cluster)
     role = f"each of {plan.devices} ranks" if plan.devices > 1 else "the only rank"

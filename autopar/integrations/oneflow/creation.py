@@ -40,6 +40,16 @@ def _sizes(size: Sequence[Any]) -> tuple[int, ...]:
     return tuple(size[0]) if len(size) == 1 and isinstance(size[0], tuple | list) else tuple(size)
 
 
+class LocalTensor(Tensor):
+    """A plain tensor of this rank, which `to_global` brings onto a placement."""
+
+    def to_global(
+        self, placement: TensorPlacement | None = None, sbp: Words | None = None
+    ) -> GlobalTensor:
+        """The tensor on the ranks of `placement`, as of the function `to_global`."""
+        return to_global(self.as_subclass(Tensor), placement, sbp)
+
+
 def _made(
     make: Callable[[], Tensor],
     where: TensorPlacement,
@@ -68,14 +78,15 @@ def randn(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Normal random numbers.
+    """Normal random numbers; without a placement a tensor of this rank, with `to_global`.
 
     With a placement they are drawn from rank 0's generator, so that the whole is the same for any
     `sbp`.
     """
     shape = _sizes(size)
     if placement is None:
-        return torch.randn(shape, dtype=dtype, requires_grad=requires_grad)
+        local = torch.randn(shape, dtype=dtype).as_subclass(LocalTensor)
+        return local.requires_grad_(requires_grad)
     seed = first_rank_says(int(torch.randint(2**62, ())), device=device_of_group())
     return _made(
         lambda: torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -37,6 +38,8 @@ from autopar.sharding.layout import (
 from autopar.sharding.program import Collective
 from autopar.units import bytes_text, seconds_text
 
+MOST_NUMBERS = 8
+"""The most numbers of a folded name that a table lists."""
 BARE = {"R": "replicated", "B": "replicated, gradients as shares", "P": "partial sum passed on"}
 
 
@@ -63,6 +66,23 @@ def find_operators(names: Sequence[str], wanted: str) -> list[str]:
         also = f"the plan holds {len(names)}; a module path or a pattern such as '*attn*' works too"
         raise UsageError(f"unknown operator {wanted!r}: {hint} ({also})")
     return matches
+
+
+def short_name(name: str) -> str:
+    """A folded name with the first of many numbers.
+
+    >>> short_name("MatMul_{0..3,7}"), short_name("Add_{1,3,5,7,9,11,13,15,17,19}")
+    ('MatMul_{0..3,7}', 'Add_{1,3,5,7,9,11,13,15, and 2 more}')
+    """
+
+    def short(braces: re.Match[str]) -> str:
+        numbers = braces[1].split(",")
+        left = len(numbers) - MOST_NUMBERS
+        if left <= 0:
+            return braces[0]
+        return f"{{{','.join(numbers[:MOST_NUMBERS])}, and {left} more}}"
+
+    return re.sub(r"\{([^{}]*)\}", short, name)
 
 
 def layout_words(layout: Layout, axes: Sequence[str]) -> str:
@@ -260,7 +280,7 @@ def bare_table(plan: Plan, names: Iterable[str]) -> Table:
         return (name.strip("/"), held.kind, *held.strategy, *lacks)
 
     rows_folded = folded(map(row, names))
-    rows = tuple((cells[0], str(count), *cells[1:]) for count, cells in rows_folded)
+    rows = tuple((short_name(cells[0]), str(count), *cells[1:]) for count, cells in rows_folded)
     title = "Operators: the factor that each axis splits (R, B: none; P: a partial sum passes)"
     return Table(title=title, columns=("operators", ">ops", "kind", *axes), rows=rows)
 
@@ -311,7 +331,7 @@ def storage_table(plan: Plan) -> Table:
         (name, p.dtype, " x ".join(map(str, p.shape)), stored_words(p))
         for name, p in plan.parameters.items()
     )
-    rows = tuple((row[0], str(count), *row[1:]) for count, row in rows_folded)
+    rows = tuple((short_name(row[0]), str(count), *row[1:]) for count, row in rows_folded)
     axes = " ".join(axis.name for axis in plan.mesh)
     return Table(
         title=f"Parameters: storage layout on {axes}",

@@ -72,13 +72,16 @@ class Contents:
         require_consistent(plan)
         account = None
         named = None
+        analysis = None
         if graph is not None and cluster is not None:
             analysis = analyse(graph, train=plan.model.mode == "train")
             named = scheme_of(plan, analysis)
             account = account_of(plan, analysis, cluster) if has_account(plan) else None
+        drawn = timeline_of(plan, analysis, cluster)
+        budget = compared.budget
         sections = [
-            figures.summary(plan, named, cluster, compared.budget),
-            figures.time(plan, timeline_of(plan, graph, cluster)),
+            figures.summary(plan, named, cluster, budget=budget, slowed=drawn.slowed),
+            figures.time(plan, drawn),
         ]
         sections += [figures.memory(plan, cluster), communication(plan, account, cluster)]
         if compared.rivals:

@@ -9,7 +9,7 @@ from autopar.costmodel import Cluster
 from autopar.costmodel.calibration.intervals import memory_interval
 from autopar.plan import Plan
 from autopar.planning.model.request import default_limit
-from autopar.report.certainty import certainty_lines, fit_line, fit_text, step_around
+from autopar.report.certainty import certainty_lines, fit_line, fit_text, room_of, step_around
 from autopar.report.stages import stages_table
 from autopar.report.tables import Table, gap_text, summary_lines
 from autopar.report.throughput import DEFINITION, speed_text, unit_of
@@ -26,9 +26,17 @@ MOST_LANES = 20
 
 
 def summary(
-    plan: Plan, named: Named | None, cluster: Cluster | None, budget: Budget | None = None
+    plan: Plan,
+    named: Named | None,
+    cluster: Cluster | None,
+    *,
+    budget: Budget | None = None,
+    slowed: float = 0.0,
 ) -> Section:
-    """The main figures as a table, and the sentences that `autopar plan` prints."""
+    """The main figures as a table, and the sentences that `autopar plan` prints.
+
+    `slowed`: seconds by which transfers make computation longer, as of `times`.
+    """
     told = summary_lines(
         plan,
         f"cluster {plan.cluster}" + (f"; {cluster.inventory}" if cluster else ""),
@@ -45,12 +53,14 @@ def summary(
     first = Table(
         title="At a glance",
         columns=("question", "answer"),
-        rows=tuple(_glance(plan, named, cluster)),
+        rows=tuple(_glance(plan, named, cluster, slowed)),
     )
     return Section(anchor="summary", title="Summary", first=first, told=tuple(told))
 
 
-def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterator[tuple[str, str]]:
+def _glance(
+    plan: Plan, named: Named | None, cluster: Cluster | None, slowed: float
+) -> Iterator[tuple[str, str]]:
     p = plan.predicted
     around = step_around(plan, cluster) if cluster else None
     between = (
@@ -71,8 +81,8 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
         if speed.tokens:
             of_all += f", {amount_text(speed.tokens_per_second)} tokens"
         yield "How much is that a second?", f"{of_all}; {speed_text(speed, unit_of(cluster))}"
-    limit = min(default_limit(pool) for pool in cluster.pools) if cluster else None
-    of = f" of {bytes_text(limit)} ({p.memory / limit:.0%})" if limit else ""
+    room = room_of(cluster) if cluster else None
+    of = f" of {bytes_text(room)} ({p.memory / room:.0%})" if room else ""
     held = memory_interval()
     chance = f"it {fit_text(p.memory, cluster)}: " if cluster else ""
     yield (
@@ -82,7 +92,7 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
     )
     said = [
         f"{share(seconds, p.step)} {words}"
-        for words, seconds in sorted(times(plan).items(), key=lambda part: -part[1])
+        for words, seconds in sorted(times(plan, slowed).items(), key=lambda part: -part[1])
         if seconds > 0.001 * p.step
     ]
     yield "Where does the time go?", "; ".join(said)
@@ -96,30 +106,36 @@ def _glance(plan: Plan, named: Named | None, cluster: Cluster | None) -> Iterato
         f"{used}. {named.sentence}" if named is not None and named.sentence else used,
     )
     yield "Could it be better?", gap_text(plan)
-    yield "What next?", _next(plan, limit)
+    yield "What next?", _next(plan, room)
 
 
-def times(plan: Plan) -> dict[str, float]:
+def times(plan: Plan, slowed: float = 0.0) -> dict[str, float]:
     """The seconds of a step by what a device does; they add up to the step.
 
-    Communication that hides under computation is none of them.
+    Communication that hides under computation is none of them, but it slows the computation by
+    `slowed` seconds.
     """
     p = plan.predicted
+    exposed = max(p.communication - p.overlapped, 0.0)
     return {
         "computes forward": p.forward,
         "computes backward": p.backward,
         "updates parameters": p.update,
-        "waits for communication": max(p.communication - p.overlapped, 0.0),
+        "waits for communication": exposed - slowed,
+        **({"computes longer beside communication": slowed} if slowed else {}),
         "waits for other stages": p.bubble,
     }
 
 
-def _next(plan: Plan, limit: float | None) -> str:
+def _next(plan: Plan, room: float | None) -> str:
     """The command that answers what is asked next, by what the step waits for most."""
     p = plan.predicted
     exposed = max(p.communication - p.overlapped, 0.0)
-    if limit and p.memory * memory_interval().high > limit:
-        first = "it may not fit: autopar plan with less --memory, or what-if --recompute full"
+    if room and p.memory * memory_interval().high > room:
+        surely = bytes_text(room / memory_interval().high).replace(" ", "")
+        first = (
+            f"it may not fit: autopar plan --memory {surely} asks for one that fits in 95% of runs"
+        )
     elif p.bubble > max(exposed, 0.1 * p.step):
         first = "stages wait: autopar what-if --micro-batches N, or --stages N"
     elif exposed > 0.1 * p.step:
@@ -132,7 +148,7 @@ def _next(plan: Plan, limit: float | None) -> str:
 def time(plan: Plan, drawn: Timeline) -> Section:
     """The step's timeline, its sums, and the stages."""
     p = plan.predicted
-    parts = times(plan)
+    parts = times(plan, drawn.slowed)
     rows = [*parts.items(), ("in all", sum(parts.values()))]
     if p.overlapped:
         rows.append(("communicates meanwhile, hidden", p.overlapped))
@@ -247,8 +263,10 @@ def memory(plan: Plan, cluster: Cluster | None) -> Section:
         f"{bytes_text(p.memory)} are predicted."
     ]
     if limit:
-        used = p.memory / limit
-        told.append(f"A device has room for {bytes_text(limit)} ({used:.0%} of it is used).")
+        told.append(
+            f"A plan may take {bytes_text(limit)} of a device, of which {p.memory / limit:.0%} are "
+            "used."
+        )
     if cluster:
         told.append(f"The {fit_line(p.memory, cluster)}.")
     if p.host_memory:

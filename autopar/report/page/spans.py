@@ -10,10 +10,10 @@ from autopar.costmodel import Cluster
 from autopar.costmodel.step.pipeline_simulation import simulate
 from autopar.costmodel.step.streams import COMPUTE, Event
 from autopar.costmodel.step.trace import pipeline_events
-from autopar.ir import Graph
 from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.times import Times
 from autopar.plan import Plan
+from autopar.sharding.analysis import Analysis
 
 MOST_PASSES = 4000
 """The most passes to draw; a longer step is drawn with fewer micro-batches, which look alike."""
@@ -44,11 +44,15 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Lanes over `seconds`, with a sentence about their source."""
+    """Lanes over `seconds`, with a sentence about their source.
+
+    `slowed`: seconds by which transfers make a device's computation longer, where they are known.
+    """
 
     lanes: tuple[Lane, ...]
     seconds: float
     told: str
+    slowed: float = 0.0
 
     def computing(self) -> Timeline:
         """The timeline with only the lanes of computation."""
@@ -58,16 +62,16 @@ class Timeline:
         return replace(self, lanes=shown or self.lanes)
 
 
-def timeline_of(plan: Plan, graph: Graph | None, cluster: Cluster | None) -> Timeline:
+def timeline_of(plan: Plan, analysis: Analysis | None, cluster: Cluster | None) -> Timeline:
     """The timeline of a step."""
     if (
-        graph is not None
+        analysis is not None
         and cluster is not None
         and all(stage.mesh == plan.mesh for stage in plan.stages)
     ):
-        return _played(
-            timelines(plan, graph, cluster), "Played action by action on the streams of a device."
-        )
+        events = timelines(plan, analysis, cluster)
+        drawn = _played(events, "Played action by action on the streams of a device.")
+        return drawn if plan.stages else replace(drawn, slowed=_slowed(plan, events))
     return _of_stages(plan) if plan.stages else _of_figures(plan)
 
 
@@ -88,6 +92,19 @@ def _played(events: Mapping[str, Sequence[Event]], told: str) -> Timeline:
             whole = list(_with_waits(spans, end)) if stream == COMPUTE else spans
             lanes.append(Lane(name=f"{role}: {stream}", spans=tuple(whole)))
     return Timeline(lanes=tuple(lanes), seconds=end, told=told)
+
+
+def _slowed(plan: Plan, events: Mapping[str, Sequence[Event]]) -> float:
+    """Seconds by which the computation of a step is longer than it would be without transfers."""
+    computing = sum(
+        event.end - event.start
+        for done in events.values()
+        for event in done
+        if event.stream == COMPUTE and event.phase in ("forward", "backward")
+    )
+    exposed = max(plan.predicted.communication - plan.predicted.overlapped, 0.0)
+    alone = plan.predicted.forward + plan.predicted.backward
+    return min(max(computing - alone, 0.0), exposed)
 
 
 def _with_waits(spans: Iterable[Span], end: float) -> Iterable[Span]:

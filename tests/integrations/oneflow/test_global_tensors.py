@@ -87,7 +87,7 @@ def _pipeline() -> list[Any]:
     w0 = autopar.randn(5, 8, placement=first, sbp=broadcast, requires_grad=True)
     w1 = autopar.randn(8, 3, placement=second, sbp=broadcast, requires_grad=True)
     x = autopar.randn(4, 5)
-    stage0 = autopar.to_global(x, placement=first, sbp=broadcast)
+    stage0 = x.to_global(placement=first, sbp=broadcast)
     out0 = autopar.matmul(stage0, w0)
     assert tuple(out0.shape) == (4, 8)
     out1 = autopar.matmul(out0.to_global(placement=second, sbp=broadcast), w1)

@@ -32,13 +32,21 @@ from autopar.sharding.mesh import Mesh, factorisations
 from autopar.sharding.rules import RULES
 from autopar.sharding.strategies import Option, Strategies
 
-from .marks import CUTS, Cuts, marked
+from .marks import CUTS, Cuts, marked, strays
 
 Bools = NDArray[np.bool_]
 
 
 def cuts_of(model: LoadedModel) -> dict[str, Cuts]:
-    """The cut operators of a model, by name, as its modules are marked."""
+    """The cut operators of a model, by name, as its modules are marked.
+
+    `UsageError` if its forward pass reaches a cut operator by no attribute.
+    """
+    for name in strays(model.given, CUTS):
+        raise UsageError(
+            f"shard of {name}: the cut operator is no attribute of the model. Keep it as one, as "
+            "self.matmul, or in nn.ModuleList or nn.ModuleDict"
+        )
     cuts_by_operator = {}
     for path, cuts in marked(model.given, CUTS):
         operator = _operator_of(model.graph, path, cuts)

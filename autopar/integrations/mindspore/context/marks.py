@@ -8,7 +8,7 @@ imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autopar.errors import UsageError, unknown
@@ -99,6 +99,35 @@ def marked(module: Any, mark: str) -> Iterator[tuple[str, Any]]:
     for path, part in module.named_modules() if hasattr(module, "named_modules") else ():
         if mark in vars(part):
             yield path, vars(part)[mark]
+
+
+def strays(module: Any, mark: str) -> Iterator[str]:
+    """The names under which a module reaches marked modules that are no attributes of its own.
+
+    They are in lists and dicts of the module, or global names of its forward pass: no path of the
+    model leads to them, so their marks would count for nothing.
+    """
+    for path, part in module.named_modules() if hasattr(module, "named_modules") else ():
+        before = f"{path}." if path else ""
+        for name, value in vars(part).items():
+            # Torch holds parameters and modules in dicts of its own.
+            if not name.startswith("_") and any(_has(one, mark) for one in _members(value)):
+                yield f"{before}{name}"
+        code = getattr(type(part).forward, "__code__", None)
+        known = getattr(type(part).forward, "__globals__", {})
+        for name in code.co_names if code is not None else ():
+            if _has(known.get(name), mark):
+                yield f"{before or type(part).__name__ + '.'}forward: {name}"
+
+
+def _members(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple | set) else ()
+
+
+def _has(value: Any, mark: str) -> bool:
+    return hasattr(value, "named_modules") and mark in vars(value)
 
 
 def own_parameters(module: Any) -> tuple[str, ...]:

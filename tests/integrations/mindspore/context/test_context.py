@@ -312,6 +312,40 @@ def test_cuts_are_checked_against_shapes_and_devices(cuts: Any, why: str) -> Non
         autopar.plan(module, (inputs(),), cluster="local-cpu", mode="infer")
 
 
+CUT = autopar.shard(torch.matmul, ((1, 1), (1, 4)))
+
+
+class _InADict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 8))
+        self.products = {"first": CUT}
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = self.products["first"](x, self.weight)
+        return product
+
+
+class _Global(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = CUT(x, self.weight)
+        return product
+
+
+@pytest.mark.parametrize(
+    ("made", "name"), [(_InADict, "shard of products"), (_Global, "shard of _Global.forward: CUT")]
+)
+def test_a_cut_that_no_attribute_holds_is_refused(made: type[nn.Module], name: str) -> None:
+    """No path of the model leads to such an operator, so that nothing would be cut."""
+    autopar.set_auto_parallel_context(parallel_mode="semi_auto_parallel", device_num=4)
+    with pytest.raises(UsageError, match=f"{name}: the cut operator is no attribute"):
+        autopar.plan(made(), (torch.zeros(8, 8),), cluster="local-cpu", mode="infer")
+
+
 @pytest.mark.parametrize(
     ("call", "why"),
     [
