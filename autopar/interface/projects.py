@@ -53,19 +53,18 @@ def import_plan(
     of names that it leaves to its caller, such as a script's variables, and its arguments by their
     numbers. What the plan leaves out of it is a warning.
     """
-    from autopar.configured import load_any
+    from autopar.configured import is_configuration, load_any
+    from autopar.frontends.huggingface import OPTIONS
     from autopar.frontends.load import options_asked
     from autopar.integrations.importing import Hardware, import_configuration, read_configuration
 
     configuration = read_configuration(str(config), form, values)
-    data = 1
-    if devices is not None or configuration.data is not None:
-        data = 1 if configuration.styles else configuration.degree_of_data(devices)
+    sequence = {} if configuration.sequence is None else {OPTIONS["seq"]: configuration.sequence}
     read = options_asked(
-        batch=configuration.batch_on(data),
+        batch=configuration.global_batch(devices),
         dtype=dtype or configuration.dtype,
         precision=configuration.precision,
-        dims=dims or {},
+        dims={**(sequence if is_configuration(model) else {}), **(dims or {})},
     )
     hardware = Hardware(devices=devices, cluster=cluster, **checked({"memory": memory}))
     loaded = load_any(model, read, example_inputs)

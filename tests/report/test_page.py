@@ -284,7 +284,7 @@ def test_the_parts_of_a_stage_fill_the_step(staged: Plan) -> None:
         }
     )
     for each, hides in ((staged, False), (slow, True)):
-        for bar in figures._stage_bars(each):
+        for bar in figures._stage_bars(each, timeline_of(each, None, None)):
             assert sum(size for _, size, _ in bar.parts) == pytest.approx(each.predicted.step)
             assert ("hides" in bar.text) == hides
 

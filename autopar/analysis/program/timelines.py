@@ -45,7 +45,11 @@ def _of_stages(plan: Plan, analysis: Analysis, cluster: Cluster) -> Mapping[str,
     """
     played = played_stages(plan, analysis, cluster)
     run = played.run
-    ends = [run.seconds + once_seconds([one], cluster.backend) for one in played.once]
+    # What one stage does alone at the end others may cover: none ends after the step.
+    ends = [
+        min(run.seconds + once_seconds([one], cluster.backend), played.seconds)
+        for one in played.once
+    ]
     return {
         name: [*events, *_ending(run.seconds, end, own.update)]
         for (name, events), end, own in zip(

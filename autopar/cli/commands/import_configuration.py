@@ -104,11 +104,8 @@ def _sized_model(args: argparse.Namespace, configuration: Configuration) -> Load
     from autopar.frontends.huggingface import PREFIX
 
     check_words(args, [])
-    if args.devices is not None or configuration.data is not None:
-        data = 1 if configuration.styles else configuration.degree_of_data(args.devices)
-        batch = configuration.batch_on(data)
-        if args.batch is None:
-            args.batch = batch
+    if args.batch is None:
+        args.batch = configuration.global_batch(args.devices)
     if args.seq is None and args.model.startswith(PREFIX):
         args.seq = configuration.sequence
     if args.dtype is None:

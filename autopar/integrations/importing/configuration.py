@@ -111,11 +111,12 @@ class Configuration:
         """Whether whole experts lie on the devices that split tensors elsewhere."""
         return self.expert_tensor == 1 < self.tensor and self.expert % self.tensor == 0
 
-    def batch_on(self, data: int) -> int | None:
-        """The global batch on so many devices that split it."""
-        if self.batch is None and self.local_batch is not None:
-            return self.local_batch * data
-        return self.batch
+    def global_batch(self, devices: int | None) -> int | None:
+        """The global batch on so many devices in all; None where the configuration tells none."""
+        known = (devices, self.data, self.launched) != (None, None, None)
+        if self.batch is not None or self.local_batch is None or not known:
+            return self.batch
+        return self.local_batch * (1 if self.styles else self.degree_of_data(devices))
 
     def count(self, data: int, batch: int | None) -> int | None:
         """Micro-batches of a step of so many samples on so many devices that split the batch."""

@@ -40,7 +40,7 @@ KINDS = {
     "collective": "#e69f00",
     "waiting": "#dddddd",
 }
-WAITING = "waiting or hidden"
+WAITING = "waiting"
 LETTERS = {"forward": "F", "backward": "B", "update": "U", "collective": "C"}
 MOST_SPANS = 60_000
 """The most spans that a page holds one by one, for its script to draw larger: about a megabyte."""
@@ -75,8 +75,10 @@ def bars(
     if not top > 0:
         return nothing(label)
 
+    beside = max([130.0, *(LETTER * len(row.text) + 12 for row in rows)])
+
     def length(value: float) -> float:
-        return value / top * (WIDTH - LABEL - 130)
+        return value / top * (WIDTH - LABEL - beside)
 
     legend = [] if alike else names
     colours = {name: COLOURS[0 if alike else i % len(COLOURS)] for i, name in enumerate(names)} | {

@@ -18,7 +18,7 @@ from autopar.units import amount_text, bytes_text, seconds_text
 
 from .drawing import WAITING, Bar, bars, timeline
 from .section import Section, share
-from .spans import Timeline
+from .spans import Lane, Timeline
 
 MOST_LANES = 20
 """The most lanes of a picture with lanes of messages; in larger ones these are only in the table.
@@ -174,7 +174,7 @@ def time(plan: Plan, drawn: Timeline) -> Section:
     tables = [figures]
     if plan.stages:
         pictures.append(
-            bars(_stage_bars(plan), "Seconds of every stage: compute, communication, waiting")
+            bars(_stage_bars(plan, drawn), "Seconds of every stage: compute, communication, waiting")
         )
         tables.append(stages_table(plan))
     tables.append(_lanes(drawn))
@@ -191,11 +191,7 @@ def _lanes(drawn: Timeline) -> Table:
     """The timeline in numbers."""
     rows = []
     for lane in drawn.lanes:
-        sums = {
-            kind: sum(span.end - span.start for span in lane.spans if span.kind == kind)
-            for kind in _KINDS
-        }
-        rows.append((lane.name, *map(seconds_text, sums.values())))
+        rows.append((lane.name, *map(seconds_text, _sums(lane).values())))
     return Table(
         title="The timeline's lanes",
         columns=("lane", *(f">{kind}" for kind in _KINDS)),
@@ -203,27 +199,40 @@ def _lanes(drawn: Timeline) -> Table:
     )
 
 
+def _sums(lane: Lane) -> dict[str, float]:
+    """The seconds of a lane by kind."""
+    return {
+        kind: sum(span.end - span.start for span in lane.spans if span.kind == kind)
+        for kind in _KINDS
+    }
+
+
 _KINDS = ("forward", "backward", "update", "collective", "waiting")
 
 
-def _stage_bars(plan: Plan) -> list[Bar]:
-    """The seconds that each stage computes, sends and waits in a step, summed over its chunks."""
+def _stage_bars(plan: Plan, drawn: Timeline) -> list[Bar]:
+    """The seconds that each stage computes, sends and waits in a step, summed over its chunks.
+
+    They are those of its lane, whose passes hold their communication that nothing hides.
+    """
     count = plan.schedule.micro_batches
     stages = stages_of(plan)
     stage_bars = []
-    for number in range(stages):
+    for number, lane in enumerate(drawn.computing().lanes):
         held = plan.stages[number::stages]
         moved = sum(s.moved for s in held)
-        once = sum(s.once for s in held)
-        compute = count * sum(s.forward + s.backward for s in held) - moved
-        # The parts fill the step: communication beyond it hides under computation.
-        room = max(plan.predicted.step - compute - plan.predicted.update, 0.0)
-        exposed = min(moved + once, room)
-        hidden = moved + once - exposed
+        sums = _sums(lane)
+        passes = (sums["forward"] + sums["backward"]) / drawn.drawn
+        compute = min(count * sum(s.forward + s.backward for s in held) - moved, passes)
+        # The plan file alone does not tell what hides of the work once a step: it fills the step.
+        room = max(plan.predicted.step - compute - sums["update"], 0.0)
+        exposed = min(passes - compute + sums["collective"], room)
+        hidden = max(moved + sum(s.once for s in held) - exposed, 0.0)
+        busy = compute + exposed + sums["update"]
         parts = (
             ("compute", compute),
             ("communication", exposed),
-            ("update", plan.predicted.update),
+            ("update", sums["update"]),
             (WAITING, room - exposed),
         )
         shown = tuple(
@@ -233,7 +242,7 @@ def _stage_bars(plan: Plan) -> list[Bar]:
             Bar(
                 name=f"stage {number}",
                 parts=shown,
-                text=_busy(compute + plan.predicted.update + exposed, hidden, plan.predicted.step),
+                text=_busy(busy, hidden, plan.predicted.step),
             )
         )
     return stage_bars

@@ -47,12 +47,14 @@ class Timeline:
     """Lanes over `seconds`, with a sentence about their source.
 
     `slowed`: seconds by which transfers make a device's computation longer, where they are known.
+    `drawn`: the share of the micro-batches that the lanes have.
     """
 
     lanes: tuple[Lane, ...]
     seconds: float
     told: str
     slowed: float = 0.0
+    drawn: float = 1.0
 
     def computing(self) -> Timeline:
         """The timeline with only the lanes of computation."""
@@ -222,4 +224,4 @@ def _of_stages(plan: Plan) -> Timeline:
         "The order of the schedule with the seconds of the plan file; what hides once-a-step "
         "communication is left out." + fewer
     )
-    return _played(events_of, told)
+    return replace(_played(events_of, told), drawn=count / schedule.micro_batches)
