@@ -75,6 +75,16 @@ def fit_text(nbytes: float, cluster: Cluster) -> str:
     return chance_text(chance_to_fit(nbytes, room_of(cluster)))
 
 
+def fits_surely(nbytes: float, cluster: Cluster) -> bool:
+    """Whether a step of so many predicted bytes fits a device in 95 % of runs."""
+    return nbytes * memory_interval().high <= room_of(cluster)
+
+
+def memory_to_ask(cluster: Cluster) -> str:
+    """The limit within which a plan fits in 95 % of runs, as `--memory` takes it."""
+    return bytes_text(room_of(cluster) / memory_interval().high).replace(" ", "")
+
+
 def fit_line(nbytes: float, cluster: Cluster) -> str:
     """A line with the chance that a step of so many predicted bytes fits a device."""
     return (

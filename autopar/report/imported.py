@@ -28,7 +28,7 @@ def imported_parts(imported: Imported, saved: str | None) -> list[str | Table]:
     named = scheme_of(planned.plan, analysis)
     parts: list[str | Table] = [
         f"{imported.configuration.source} as {imported.scheme}",
-        *summary_lines(planned.plan, cluster_sentence(planned), named),
+        *summary_lines(planned.plan, cluster_sentence(planned), named, planned.cluster),
         *certainty_lines(planned.plan, planned.cluster),
     ]
     if not imported.fits:
@@ -42,7 +42,7 @@ def imported_parts(imported: Imported, saved: str | None) -> list[str | Table]:
     if imported.free is not None:
         best = scheme_of(imported.free.plan, analysis).called
         row = rival_of("configuration", planned.plan, named.called, fits=imported.fits)
-        parts.append(comparison_table(imported.free.plan, best, [row]))
+        parts.append(comparison_table(imported.free.plan, best, [row], planned.cluster))
     return [*parts, saved_line(saved)]
 
 

@@ -19,7 +19,7 @@ from autopar.schemes import Named, scheme_of, stages_of
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.units import bytes_text
 
-from .certainty import certainty_json, certainty_lines
+from .certainty import certainty_json, certainty_lines, fits_surely, memory_to_ask
 from .comparison import comparison_table
 from .stages import stages_table, where_line
 from .tables import Table, operators_table, summary_lines
@@ -68,9 +68,12 @@ def limit_line(planned: Planned, memory: float | None) -> str:
         f"{HEADROOM:.0%} of the {bytes_text(device.usable_memory)} of {device.name} are left to "
         "the allocator"
     )
+    surely = memory_to_ask(planned.cluster)
+    tight = not fits_surely(planned.plan.predicted.memory, planned.cluster)
+    how = f": {surely} asks for a plan that fits in 95% of runs" if tight else ""
     return (
         f"memory limit {bytes_text((1 - HEADROOM) * device.usable_memory)} per device: {left} "
-        "(--memory overrules it)"
+        f"(--memory overrules it{how})"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from autopar.plan import Plan
+from autopar.plan_origin import known_cluster
 from autopar.printable import printable
 
 from .tables import summary_lines
@@ -12,7 +13,8 @@ from .tables import summary_lines
 
 def summary(plan: Plan) -> str:
     """The main figures of a plan: mesh, seconds, bytes, gap, schedule."""
-    return printable("\n".join(summary_lines(plan, f"cluster {plan.cluster}")))
+    cluster = known_cluster(plan, None)
+    return printable("\n".join(summary_lines(plan, f"cluster {plan.cluster}", cluster=cluster)))
 
 
 def html(plan: Plan) -> str:

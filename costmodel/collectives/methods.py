@@ -16,10 +16,11 @@ With p ranks, l = ceil(log2 p) and q = (p - 1) / p, as multiples of the collecti
     in_switch        4, 1+1/p            2, 1            2, 1
 
 and of an all-to-all: naive 1, q; pairwise p-1, q; bruck l, about l/2. A torus has a rows of b
-ranks, a b = p, as square as p allows. Chain, two trees and the switch stream the buffer in segments so
-small that each latency passes once. Sources: Thakur, Rabenseifner, Gropp 2005; Bruck et al. 1997;
-Patarasuk, Yuan 2009; Li et al. 2014 (parameter server); Mikami et al. 2018 (torus); Sanders, Speck,
-Träff 2009 (two trees); Graham et al. 2016 (in the switch). What backends run is in `backends`.
+ranks, a b = p, as square as p allows. Chain, two trees and the switch stream the buffer in small
+segments, so that each latency passes once. Sources: Thakur, Rabenseifner, Gropp 2005; Bruck et al.
+1997; Patarasuk, Yuan 2009; Li et al. 2014 (parameter server); Mikami et al. 2018 (torus); Sanders,
+Speck, Träff 2009 (two trees); Graham et al. 2016 (in the switch). What backends run is in
+`backends`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -160,3 +161,17 @@ def test_170_billion_parameters_need_680_gigabytes() -> None:
     assert error.value.minimum == pytest.approx(85e9, rel=0.01)
     plan = autopar.plan(model, (x,), devices=16, cluster="dgx-a100-80g", mode="infer")
     assert plan.predicted.memory == pytest.approx(680e9 / 16, rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_trainer_of_transformers_trains_as_one_device_does() -> None:
+    pytest.importorskip("accelerate")
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "examples/hf_trainer.py"]
+    # Torchrun says more than the rank does, so that the rank's own line is looked for.
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (line,) = [row for row in done.stdout.splitlines() if row.startswith('{"plan"')]
+    losses = json.loads(line)
+    assert losses["plan"] == pytest.approx(losses["device"], rel=1e-3) and len(losses["plan"]) == 3

@@ -157,7 +157,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["damaged.safetensors", "-o", "out"],
         "cannot be read as a safetensors file",
     ),
-    "an integer type": (["runs", "-o", "out", "--dtype", "int8"], "unknown --dtype 'int8': valid are "),
+    "an integer type": (
+        ["runs", "-o", "out", "--dtype", "int8"],
+        "unknown --dtype 'int8': valid are ",
+    ),
 }
 
 

@@ -15,6 +15,7 @@ from report_models import MEGATRON, planned
 
 from autopar.analysis.searches.rivals import Rival
 from autopar.cli import run
+from autopar.costmodel import load_cluster
 from autopar.errors import PlanError, UsageError
 from autopar.plan import Plan
 from autopar.plan_parts import OperatorPlan, StagePlan
@@ -290,18 +291,19 @@ def test_the_parts_of_a_stage_fill_the_step(staged: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "limit", "said"),
+    ("changed", "cluster", "said"),
     [
-        ({"memory": 90.0}, 100.0, "may not fit"),
+        ({"memory": 70e9}, "dgx-h100", "may not fit: autopar plan --memory 5"),
         ({"bubble": 0.5}, None, "stages wait"),
         ({"communication": 0.5, "overlapped": 0.1}, None, "communication waits"),
         ({}, None, "the devices compute"),
     ],
 )
 def test_the_summary_says_what_is_asked_next(
-    plan: Plan, changed: dict[str, float], limit: float | None, said: str
+    plan: Plan, changed: dict[str, float], cluster: str | None, said: str
 ) -> None:
     quiet = {"step": 1.0, "communication": 0.0, "overlapped": 0.0, "bubble": 0.0, "memory": 1.0}
     predicted = plan.predicted.model_copy(update={**quiet, **changed})
-    told = figures._next(plan.model_copy(update={"predicted": predicted}), limit)
+    asked = plan.model_copy(update={"predicted": predicted})
+    told = figures._next(asked, load_cluster(cluster) if cluster else None)
     assert said in told and "autopar convert" in told

@@ -18,6 +18,13 @@ COMMON = frozenset({"bf16", "fp16", "optimizer", "seq-length", "world-size"})
 _EACH = "nproc-per-node"
 _LAUNCHED = re.compile(rf"(?<!\S)--({_EACH}|nnodes)[ =]([1-9]\d{{0,5}})(?!\S)")
 """Numbers of torchrun's; ranges of nodes, and what a caller gives, are none."""
+LAUNCHER = frozenset(
+    {
+        *("nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "standalone"),
+        *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "max-restarts", "log-dir", "tee"),
+    }
+)
+"""Options of torchrun: they start the processes, and are no arguments of the run."""
 _NAMES = re.compile(r"[A-Za-z_]\w*|(?<=[${])\d+")
 
 
@@ -44,7 +51,7 @@ def run_of(text: str, read: Collection[str], given: Mapping[str, str] | None = N
     runs = [options for options in runs if (set(options) & set(read)) - COMMON]
     if not runs:
         raise UsageError(_nothing(script, text))
-    options = dict(runs[0])
+    options = {name: value for name, value in runs[0].items() if name not in LAUNCHER}
     for other in runs[1:]:
         differ = sorted(name for name in read if options.get(name) != other.get(name))
         if differ:

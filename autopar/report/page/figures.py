@@ -9,7 +9,15 @@ from autopar.costmodel import Cluster
 from autopar.costmodel.calibration.intervals import memory_interval
 from autopar.plan import Plan
 from autopar.planning.model.request import default_limit
-from autopar.report.certainty import certainty_lines, fit_line, fit_text, room_of, step_around
+from autopar.report.certainty import (
+    certainty_lines,
+    fit_line,
+    fit_text,
+    fits_surely,
+    memory_to_ask,
+    room_of,
+    step_around,
+)
 from autopar.report.stages import stages_table
 from autopar.report.tables import Table, gap_text, summary_lines
 from autopar.report.throughput import DEFINITION, speed_text, unit_of
@@ -106,7 +114,7 @@ def _glance(
         f"{used}. {named.sentence}" if named is not None and named.sentence else used,
     )
     yield "Could it be better?", gap_text(plan)
-    yield "What next?", _next(plan, room)
+    yield "What next?", _next(plan, cluster)
 
 
 def times(plan: Plan, slowed: float = 0.0) -> dict[str, float]:
@@ -127,14 +135,14 @@ def times(plan: Plan, slowed: float = 0.0) -> dict[str, float]:
     }
 
 
-def _next(plan: Plan, room: float | None) -> str:
+def _next(plan: Plan, cluster: Cluster | None) -> str:
     """The command that answers what is asked next, by what the step waits for most."""
     p = plan.predicted
     exposed = max(p.communication - p.overlapped, 0.0)
-    if room and p.memory * memory_interval().high > room:
-        surely = bytes_text(room / memory_interval().high).replace(" ", "")
+    if cluster and not fits_surely(p.memory, cluster):
         first = (
-            f"it may not fit: autopar plan --memory {surely} asks for one that fits in 95% of runs"
+            f"it may not fit: autopar plan --memory {memory_to_ask(cluster)} asks for one that "
+            "fits in 95% of runs"
         )
     elif p.bubble > max(exposed, 0.1 * p.step):
         first = "stages wait: autopar what-if --micro-batches N, or --stages N"
@@ -174,7 +182,9 @@ def time(plan: Plan, drawn: Timeline) -> Section:
     tables = [figures]
     if plan.stages:
         pictures.append(
-            bars(_stage_bars(plan, drawn), "Seconds of every stage: compute, communication, waiting")
+            bars(
+                _stage_bars(plan, drawn), "Seconds of every stage: compute, communication, waiting"
+            )
         )
         tables.append(stages_table(plan))
     tables.append(_lanes(drawn))
@@ -239,11 +249,7 @@ def _stage_bars(plan: Plan, drawn: Timeline) -> list[Bar]:
             (name, max(seconds, 0.0), seconds_text(max(seconds, 0.0))) for name, seconds in parts
         )
         stage_bars.append(
-            Bar(
-                name=f"stage {number}",
-                parts=shown,
-                text=_busy(busy, hidden, plan.predicted.step),
-            )
+            Bar(name=f"stage {number}", parts=shown, text=_busy(busy, hidden, plan.predicted.step))
         )
     return stage_bars
 

@@ -210,10 +210,11 @@ def test_a_launcher_says_how_many_devices_there_are(
 
 def test_a_script_that_launches_its_devices_says_the_batch(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
-    text = "torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --bf16"
+    text = "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --micro-batch-size 1 --bf16"
     script.write_text(f"{text} --global-batch-size 128\n")
     configuration = read_configuration(script)
     assert configuration.data is None and configuration.global_batch(None) == 128
+    assert not configuration.lost
     assert configuration.count(configuration.degree_of_data(None), 128) == 16
     config = tmp_path / "t.toml"
     config.write_text("[training]\nlocal_batch_size = 3\n")
