@@ -110,6 +110,8 @@ def test_a_program_that_is_pickled_by_value_takes_autopar_along() -> None:
     assert actual is autopar and actual.plan is autopar.plan
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_ray_runs_the_example(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     program = [sys.executable, str(ROOT / "examples" / "ray_train.py"), "--workers", "2"]
