@@ -114,7 +114,7 @@ def _in_context(
 def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked: Any) -> Planned:
     """`plan` for a model that is loaded already, with notes; `asked`: as of `PlanOptions`."""
     wanted = PlanOptions(**asked)
-    cluster, sentence = choose_cluster(wanted.cluster, wanted.devices)
+    cluster, sentence = choose_cluster(wanted.cluster, wanted.devices, wanted.framework)
     for pool in cluster.pools:
         require_recipe(pool.device, model.precision)
     if wanted.load is not None:
@@ -166,7 +166,7 @@ def _loaded(model: LoadedModel, wanted: PlanOptions, cluster: Cluster) -> Planne
         raise PlanError(f"the plan is for {old.devices} devices, not {cluster.devices}")
     old.require_match(ruled.graph)
     old.program(analyse(ruled.graph, train=old.model.mode == "train"))
-    used = cluster_of_plan(old, wanted.cluster)
+    used = cluster_of_plan(old, wanted.cluster, wanted.framework)
     return Planned(
         plan=old,
         model=ruled,

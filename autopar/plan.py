@@ -45,17 +45,19 @@ from .sharding.program_builder import build_program
 class Plan(Part):
     """All strategies of a model on a mesh, with the predicted costs.
 
-    `mesh`: of all devices, or of each stage's devices if there are `stages` (a single stage is not
-    listed). `unused`: idle devices of the cluster. `redistributions`: for every tensor the chains
-    of layouts that bring it to its readers. `rules`: rules found for this model, not taken from the
-    table. `replicated`: operator kinds without a rule, computed whole on every device. `mixtures`:
-    equal layers with unequal strategies. `routing`: of tokens to experts, where ranks split them.
+    `framework`: whose habits are priced. `mesh`: of all devices, or of each stage's devices if
+    there are `stages` (a single stage is not listed). `unused`: idle devices of the cluster.
+    `redistributions`: for every tensor the chains of layouts that bring it to its readers. `rules`:
+    rules found for this model, not taken from the table. `replicated`: operator kinds without a
+    rule, computed whole on every device. `mixtures`: equal layers with unequal strategies.
+    `routing`: of tokens to experts, where ranks split them.
     """
 
     schema_: Literal["autopar-plan"] = Field(default="autopar-plan", alias="schema")
     version: Literal[3] = 3
     model: ModelSpec
     cluster: str
+    framework: str = "autopar"
     mesh: tuple[AxisSpec, ...]
     operators: dict[str, OperatorPlan]
     parameters: dict[str, ParameterPlan]

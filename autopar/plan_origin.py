@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.costmodel import Cluster, load_cluster, parse_span, presets
+from autopar.costmodel.known.frameworks import runner_named
 
 from .configured import empty_inputs, is_configuration, load_any
 from .errors import UsageError
@@ -19,24 +20,28 @@ from .operators import bring_rules
 from .plan import Plan
 
 
-def cluster_of_plan(plan: Plan, cluster: str | Path | Cluster | None = None) -> Cluster:
+def cluster_of_plan(
+    plan: Plan, cluster: str | Path | Cluster | None = None, framework: str | None = None
+) -> Cluster:
     """The cluster of a plan, or `cluster` instead, sized to the plan's devices, idle ones too.
 
-    It must have the levels of the mesh.
+    It must have the levels of the mesh. What is priced there is run by the plan's framework, or by
+    `framework` instead.
     """
     if cluster is None and plan.cluster not in presets():
         raise UsageError(
             f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster"
         )
     chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
-    sized = chosen.sized(plan.devices + plan.unused)
+    run = chosen.run_by(runner_named(framework or plan.framework))
+    sized = run.sized(plan.devices + plan.unused)
     for axis in plan.mesh:
         if axis.level != "device":
             parse_span(sized, axis.level, axis.size)
     return sized
 
 
-def known_cluster(plan: Plan, cluster: str | None) -> Cluster | None:
+def known_cluster(plan: Plan, cluster: str | None, framework: str | None = None) -> Cluster | None:
     """The cluster of a plan (`cluster_of_plan`).
 
     It is None if none is given and the plan's is no preset.
@@ -44,7 +49,7 @@ def known_cluster(plan: Plan, cluster: str | None) -> Cluster | None:
     return (
         None
         if cluster is None and plan.cluster not in presets()
-        else cluster_of_plan(plan, cluster)
+        else cluster_of_plan(plan, cluster, framework)
     )
 
 

@@ -35,8 +35,8 @@ def check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
         scheme_named(name)
     for text in getattr(args, "pins", ()):
         parse_pin(text)
-    if args.cluster or args.devices is not None:
-        choose_cluster(args.cluster, args.devices)
+    if args.cluster or args.devices is not None or args.framework is not None:
+        choose_cluster(args.cluster, args.devices, args.framework)
 
 
 def load_asked(args: argparse.Namespace) -> LoadedModel:

@@ -83,6 +83,7 @@ def explain(
     model: Any = None,
     example_inputs: Any = None,
     cluster: str | Path | Cluster | None = None,
+    framework: str | None = None,
     collectives: bool = False,
     stalls: bool = False,
     beside: Plan | str | Path | None = None,
@@ -91,7 +92,8 @@ def explain(
 
     `operator`: a name or a pattern; by default all, equal layers folded. `collectives`: those of a
     step, by axis. `stalls`: what makes a step longer than its computation. `beside`: another plan
-    to compare with. `cluster`: to price on; by default the plan's.
+    to compare with. `cluster`: to price on, `framework`: to price as it would run the plan; by
+    default the plan's.
     """
     from autopar.report.explain.explanation import Explained
 
@@ -100,11 +102,11 @@ def explain(
         if stalls:
             raise UsageError("stalls= needs model=")
         explained = replace(
-            Explained.of_file(of, operator), cluster=known_cluster(of, _named(cluster))
+            Explained.of_file(of, operator), cluster=known_cluster(of, _named(cluster), framework)
         )
     else:
         loaded = model_of_plan(model, of, example_inputs)
-        chosen = cluster_of_plan(of, cluster)
+        chosen = cluster_of_plan(of, cluster, framework)
         explained = Explained.of_model(of, loaded.graph, chosen, operator)
     explained = explained.with_stalls() if stalls else explained
     explained = explained.with_collectives() if collectives else explained
@@ -121,6 +123,7 @@ def report(
     model: Any = None,
     example_inputs: Any = None,
     cluster: str | Path | Cluster | None = None,
+    framework: str | None = None,
     beside: Plan | str | Path | None = None,
     schemes: Sequence[str] = (),
     tokens: float | None = None,
@@ -130,7 +133,8 @@ def report(
     """Write a plan as a page for the browser to `path`, which is returned.
 
     `model`: adds what every operator communicates; with it, `schemes` to price beside the plan.
-    `beside`: another plan to compare with. `tokens`, `price` and `jobs`: as of `compare`.
+    `cluster`, `framework`: as of `explain`. `beside`: another plan to compare with. `tokens`,
+    `price` and `jobs`: as of `compare`.
     """
     from autopar.analysis.searches.rivals import rivals
     from autopar.outputs import write_whole
@@ -143,10 +147,12 @@ def report(
     if model is None:
         if schemes:
             raise UsageError("schemes= needs model=")
-        contents = Contents.of(of, cluster=known_cluster(of, _named(cluster)), compared=compared)
+        contents = Contents.of(
+            of, cluster=known_cluster(of, _named(cluster), framework), compared=compared
+        )
     else:
         loaded = model_of_plan(model, of, example_inputs)
-        chosen = cluster_of_plan(of, cluster)
+        chosen = cluster_of_plan(of, cluster, framework)
         planned = Planned(plan=of, model=loaded, cluster=chosen, notes=())
         compared = replace(compared, rivals=rivals(planned, list(schemes), memory=None, jobs=jobs))
         contents = Contents.of(of, graph=loaded.graph, cluster=chosen, compared=compared)

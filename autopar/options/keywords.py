@@ -21,6 +21,7 @@ class PlanKeywords(TypedDict, total=False):
 
     devices: int | None
     cluster: str | Path | Cluster | None
+    framework: str | None
     mode: str
     batch: int | None
     dims: Mapping[str, int] | None

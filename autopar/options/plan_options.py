@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.costmodel import Cluster, default_cluster, load_cluster
+from autopar.costmodel.cluster.runner import Runner
+from autopar.costmodel.known.frameworks import runner_named
 from autopar.errors import PlanError, UsageError, unknown
 from autopar.model import LoadedModel
 from autopar.plan import Plan
@@ -32,6 +34,9 @@ from autopar.sharding.schedule import PLAINLY, Reductions, Types
 
 from .targets import within
 
+HALVES = ("float16", "bfloat16")
+"""Types of 16 bits, in which some frameworks reduce gradients."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
@@ -43,6 +48,7 @@ class PlanOptions:
 
     devices: int | None = None
     cluster: str | Path | Cluster | None = None
+    framework: str | None = None
     mode: str = "train"
     master: str | None = None
     reduce: str | None = None
@@ -115,7 +121,7 @@ class PlanOptions:
             seconds=self.seconds,
             fewer=self.fewer,
             uniform=not self.pins and self.reuse_from is None,
-            types=types_of(model, self.master, self.reduce, train=train),
+            types=types_of(model, self.master, self.reduce, cluster.runner, train=train),
             reductions=self.reductions if train else PLAINLY,
         )
         if self.scheme is not None:
@@ -175,9 +181,12 @@ def is_training(mode: str) -> bool:
 
 
 def choose_cluster(
-    cluster: str | Path | Cluster | None, devices: int | None
+    cluster: str | Path | Cluster | None, devices: int | None, framework: str | None = None
 ) -> tuple[Cluster, str]:
-    """The cluster to plan for, sized to `devices`, and a sentence that names it."""
+    """The cluster to plan for, sized to `devices`, and a sentence that names it.
+
+    `framework`: that which runs what is priced there; by default that of a `Cluster`.
+    """
     if devices is not None and devices < 1:
         raise UsageError(f"--devices is {devices}; it must be at least 1")
     if cluster is None:
@@ -185,14 +194,20 @@ def choose_cluster(
     else:
         chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
         sentence = f"cluster {chosen.name}"
+    if framework is not None:
+        chosen = chosen.run_by(runner_named(framework))
     return (chosen.sized(devices) if devices is not None else chosen), sentence
 
 
-def types_of(model: LoadedModel, master: str | None, reduce: str | None, *, train: bool) -> Types:
+def types_of(
+    model: LoadedModel, master: str | None, reduce: str | None, runner: Runner, *, train: bool
+) -> Types:
     """The types of stored parameters and of gradients.
 
-    They are the requested ones, or the usual ones for the model's `dtype`.
+    They are the requested ones, or the usual ones of the framework for the model's `dtype`.
     """
+    if reduce is None and runner.narrow_gradients and model.dtype in HALVES:
+        reduce = model.dtype
     types = Types.of(master, reduce, dtype=model.dtype if train else None)
     types.require(model.graph)
     return types.within(model.graph)

@@ -55,6 +55,15 @@ CLUSTER = (
         "dgx-h100)",
         told="a preset, a file or a `Cluster`; by default this machine's GPUs, else dgx-h100",
     ),
+    Option(
+        name="framework",
+        metavar="NAME",
+        help="the framework whose habits are priced: megatron, torchtitan, neutral (what most do), "
+        "... ; an unknown name lists all (default: autopar, whose runtime runs the plan)",
+        told="the framework whose habits are priced, a name of `autopar.costmodel.known`: "
+        '"megatron", "torchtitan", "neutral" (what most do), ...; by default "autopar", whose '
+        "runtime runs the plan",
+    ),
 )
 MODEL = (
     Option(

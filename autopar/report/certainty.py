@@ -18,7 +18,6 @@ from autopar.costmodel.calibration.intervals import (
 from autopar.costmodel.calibration.run_kinds import run_kind
 from autopar.costmodel.device import FAMILIES
 from autopar.costmodel.device.attention_kernels import price_of_attention
-from autopar.costmodel.device.operator_seconds import DEFAULT_KERNEL
 from autopar.costmodel.device.scans import SCANS
 from autopar.plan import Plan
 from autopar.sharding.rules import RULES
@@ -115,7 +114,8 @@ def attention_lines(plan: Plan, cluster: Cluster) -> list[str]:
     if not any(kind in RULES and len(RULES[kind].products) > 1 for kind in kinds):
         return []
     devices = {pool.device.name: pool.device for pool in cluster.pools}
-    said = {name: price_of_attention(DEFAULT_KERNEL, device) for name, device in devices.items()}
+    kernel = cluster.runner.attention
+    said = {name: price_of_attention(kernel, device) for name, device in devices.items()}
     return [f"attention on {name}: {text}" for name, text in said.items() if text]
 
 

@@ -137,6 +137,7 @@ def compared_json(
     rows = (rival_of("", planned.plan, named.called), *rivals)
     return {
         "cluster": planned.cluster.name,
+        "framework": planned.plan.framework,
         "devices": planned.cluster.devices,
         "model": planned.plan.model.name,
         "scheme": named.scheme,

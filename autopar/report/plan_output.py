@@ -21,6 +21,7 @@ from autopar.units import bytes_text
 
 from .certainty import certainty_json, certainty_lines, fits_surely, memory_to_ask
 from .comparison import comparison_table
+from .frameworks import repriced, repriced_lines
 from .stages import stages_table, where_line
 from .tables import Table, operators_table, summary_lines
 from .throughput import speed_json, warning_lines
@@ -89,6 +90,9 @@ def planned_parts(
     account, analysis, named = _account(planned)
     said = summary_lines(planned.plan, cluster_sentence(planned), named, planned.cluster, budget)
     sure = certainty_lines(planned.plan, planned.cluster)
+    # A plan that is loaded may have been made for another framework.
+    step = repriced(planned.plan, analysis, planned.cluster)
+    said += repriced_lines(planned.plan, step, planned.cluster)
     # The table of operators may be hundreds of lines long, so the sentences stand before it.
     parts: list[str | Table] = [
         *said,
@@ -155,6 +159,7 @@ def planned_json(
     return {
         "summary": {
             "cluster": planned.cluster.name,
+            "framework": plan.framework,
             "assumed": cluster_sentence(planned),
             "notes": list(planned.notes[1:]),
             "devices": plan.devices,

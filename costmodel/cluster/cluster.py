@@ -19,6 +19,7 @@ from autopar.errors import ClusterError, unknown
 
 from .level import Level
 from .measured_collectives import Measured
+from .runner import Runner
 from .source import Source
 
 BACKENDS = ("nccl", "gloo")
@@ -33,7 +34,8 @@ class Cluster:
     at the present number. `cores`: of the host for each rank; below 1, a waiting rank leaves its
     share to the others (None: each rank has its own). `sources`: the source of each figure, by
     "device.launch", "device.peak.float32", "nic.bandwidth". `measured`: calibrated collectives,
-    which overrule the table of algorithms. `joined`: the pools of a cluster of several kinds of
+    which overrule the table of algorithms. `runner`: the framework that runs
+    what is priced on it. `joined`: the pools of a cluster of several kinds of
     devices (`join`); `device` and `levels` are then those of a mesh over all pools.
     """
 
@@ -46,6 +48,7 @@ class Cluster:
     sources: Mapping[str, Source] = field(default_factory=dict, hash=False)
     measured: tuple[Measured, ...] = field(default=(), hash=False)
     joined: tuple[Cluster, ...] = field(default=(), hash=False)
+    runner: Runner = field(default=Runner(), hash=False)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -103,6 +106,15 @@ class Cluster:
         It is 1 where each rank has a core of its own.
         """
         return 1.0 if self.cores is None else min(self.cores, 1.0)
+
+    def run_by(self, runner: Runner) -> Cluster:
+        """The cluster where this framework runs what is priced."""
+        pools = tuple(pool.run_by(runner) for pool in self.joined)
+        return replace(self, runner=runner, joined=pools)
+
+    def host_seconds(self, action: str) -> float:
+        """Seconds of the host for one of `HOST_ACTIONS`; 0 where the runner does not take them."""
+        return self.device.host_seconds(action) if action in self.runner.actions else 0.0
 
     def level(self, name: str) -> Level:
         """The level called `name`."""
@@ -260,6 +272,7 @@ def join(
         device=_slowest(name, [pool.device for pool in pools]),
         backend=pools[0].backend,
         sources=sources or {},
+        runner=pools[0].runner,
         levels=(replace(inner, size=held), replace(between, size=nodes)),
         joined=tuple(pools),
     )

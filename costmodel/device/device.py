@@ -172,8 +172,11 @@ class Device:
         return self.peak[family]
 
     def host_seconds(self, action: str) -> float:
-        """Seconds of the host for one of `HOST_ACTIONS`; 0 where they were not measured."""
-        return self.host.get(action, 0.0)
+        """Seconds of the host for one of `HOST_ACTIONS`.
+
+        Where they were not measured an update takes a launch, and all others nothing.
+        """
+        return self.host.get(action, self.launch if action == "update" else 0.0)
 
     @property
     def usable_memory(self) -> float:

@@ -39,7 +39,6 @@ from .scans import SCANS, Scan
 
 Floats = NDArray[np.float64]
 
-DEFAULT_KERNEL = "flash2"
 SOFTMAX = "aten.softmax.int"
 NORMS = frozenset(
     (
@@ -83,7 +82,7 @@ def operator_parts(
     Tensors `inside` a fused chain are neither written nor read.
     """
     parts = _of_kernels(call, strategies, mesh, cluster, gradients, inside)
-    started = cluster.device.host_seconds("operator")
+    started = cluster.host_seconds("operator")
     if not started:
         return parts
     trained = any(tensor.name in gradients for tensor in call.outputs)
@@ -119,7 +118,7 @@ def _of_kernels(
         return OperatorSeconds(
             forward=forward, backward=backward if trained else nothing, weight=nothing
         )
-    work = _Operator(call, strategies, mesh, cluster.device, gradients, inside)
+    work = _Operator(call, strategies, mesh, cluster, gradients, inside)
     # Ring attention runs its kernel once for each block of keys that passes by.
     rounds = visited(strategies, tuple(mesh))
     return OperatorSeconds(
@@ -176,7 +175,7 @@ class _Operator:
         call: Call,
         strategies: Strategies,
         mesh: Sequence[int],
-        device: Device,
+        cluster: Cluster,
         gradients: frozenset[str],
         inside: frozenset[str],
     ) -> None:
@@ -184,7 +183,8 @@ class _Operator:
         self.call = call
         self.rule = strategies.rule
         self.local = local
-        self.device = device
+        self.device = cluster.device
+        self.kernel = cluster.runner.attention
         self.gradients = gradients
         self.entry = RULES[call.operator.kind]
         self.count = len(local)
@@ -384,7 +384,7 @@ class _Operator:
             flops=attention_flops(self.call, self.rule, self.local),
             nbytes=passes * sum(self.bytes, np.zeros(self.count)),
         )
-        kernel = str(self.call.get("kernel", default=DEFAULT_KERNEL))
+        kernel = str(self.call.get("kernel", default=self.kernel))
         return attention_seconds(work, kernel, direction, self.dtype, self.device)
 
     def _product(self) -> Product:

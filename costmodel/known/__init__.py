@@ -1,7 +1,7 @@
 """Known configurations: a transformer's price from sizes, parallel degrees and framework alone."""
 
 from .configuration import Configuration
-from .frameworks import FRAMEWORKS, Framework, framework_named
+from .frameworks import FRAMEWORKS, Framework, framework_named, runner_named
 from .graph_builder import Kernels
 from .habits import Habits
 from .priced_step import Priced, price
@@ -21,4 +21,5 @@ __all__ = [
     "framework_named",
     "price",
     "price_stages",
+    "runner_named",
 ]

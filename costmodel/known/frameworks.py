@@ -24,12 +24,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from autopar.costmodel.cluster.runner import OWN, Runner
+from autopar.costmodel.device.host_actions import HOST_ACTIONS
 from autopar.errors import UsageError, unknown
 
 from .configuration import Configuration
 from .graph_builder import Kernels
 from .habits import Habits
 from .shape import Shape
+
+TORCH_UPDATE = 84.0
+"""Bytes of a parameter that AdamW of torch moves: 21 tensors of float32 (`mesh_prices.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,23 @@ class Framework:
     def run(self, c: Configuration) -> Configuration:
         """The configuration in this framework."""
         return replace(c, habits=self.habits, kernels=self.kernels)
+
+    def runner(self, name: str) -> Runner:
+        """The framework, by its name, as it runs plans: operators as the model has them."""
+        habits = self.habits
+        # Torch's dispatcher takes the host of every eager framework its time for an operator; what
+        # else was measured is this project's own runtime.
+        others = frozenset() if habits.compiled else frozenset(("operator",))
+        return Runner(
+            name=name,
+            attention=self.kernels.attention if self.kernels.one_kernel else Kernels().attention,
+            gathers=habits.overlap_gather or habits.whole_stages,
+            gradients=habits.overlap_gradients,
+            passes=habits.prefetch,
+            update=habits.update_traffic / TORCH_UPDATE,
+            actions=frozenset(HOST_ACTIONS) if name == OWN else others,
+            narrow_gradients=max(habits.gradient_bytes, habits.reduced_bytes) == 2,
+        )
 
 
 # The fuser of 2021 leaves dropout, and so the chain of bias, dropout and residual, to kernels of
@@ -180,7 +202,10 @@ _LIBAI = Framework(
 # of torch over float32 masters.
 _AUTOPAR = Framework(
     habits=Habits(
-        overlap_gradients=True, overlap_gather=True, overlap_context=True, update_traffic=84.0
+        overlap_gradients=True,
+        overlap_gather=True,
+        overlap_context=True,
+        update_traffic=TORCH_UPDATE,
     )
 )
 
@@ -233,16 +258,13 @@ _LLAMA_3 = Framework(
         _FSDP, whole_stages=True, overlap_sends=True, fused=True, partition="items", loss="torch"
     )
 )
-# What most frameworks read here do, for those of which nothing was read: fused kernels between
-# products, flash attention, float32 sums of gradients that are reduced under the backward pass.
+# The habits of most frameworks read here, each of fifteen families with one vote, for those of
+# which nothing was read: all of them are defaults of `Habits`. About a half leave chains between
+# products to kernels of their own, two run tensor-parallel messages under products, and torch's
+# cross entropy is the most frequent one. But those of recent years reduce and gather under the
+# passes, and run the newest kernel of attention that their device has.
 _NEUTRAL = Framework(
-    habits=Habits(
-        fused=True,
-        overlap_gradients=True,
-        overlap_gather=True,
-        overlap_tensor=True,
-        loss="compiled",
-    )
+    habits=Habits(overlap_gradients=True, overlap_gather=True), kernels=Kernels(attention="cudnn")
 )
 
 FRAMEWORKS: Mapping[str, Framework] = {
@@ -302,7 +324,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "deepspeed zero-3": Framework(habits=replace(_ZERO, overlap_gradients=True)),
     "nanotron": _NANOTRON,
     "libai": _LIBAI,
-    "autopar": _AUTOPAR,
+    OWN: _AUTOPAR,
     # Stages of their own, states sharded and in part in host memory, layers with flash attention or
     # one kernel for the softmax.
     "mist": Framework(
@@ -325,8 +347,23 @@ FRAMEWORKS: Mapping[str, Framework] = {
 """Frameworks by name, with the year of the source read if the framework changed."""
 
 
+LATEST: Mapping[str, str] = {
+    "megatron": "megatron-core",
+    "nemo": "nemo-2024.07",
+    "torchtitan": "torchtitan-2026.03",
+    "llm-foundry": "llm-foundry-2023.10",
+}
+"""Names without a year, of the latest version that was read."""
+
+
 def framework_named(name: str) -> Framework:
     """The framework called `name`."""
-    if name not in FRAMEWORKS:
-        raise UsageError(unknown("framework", name, FRAMEWORKS))
-    return FRAMEWORKS[name]
+    known = LATEST.get(name, name)
+    if known not in FRAMEWORKS:
+        raise UsageError(unknown("framework", name, sorted((*LATEST, *FRAMEWORKS))))
+    return FRAMEWORKS[known]
+
+
+def runner_named(name: str) -> Runner:
+    """The framework called `name` as the runner of plans, with its full name."""
+    return framework_named(name).runner(LATEST.get(name, name))

@@ -24,7 +24,7 @@ from autopar.sharding.strategies import Strategies
 from .host_offload import state_bytes, stream_seconds
 from .mesh_prices import MeshPrices, optimizer_of, update_seconds
 from .pass_player import Seconds
-from .shared_cores import hides
+from .shared_cores import hidden_messages
 from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline
 
 
@@ -107,10 +107,11 @@ def timeline(
     By default it has the runtime's overlaps.
     """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
-    # Where a rank has no core of its own, nothing runs under its computation.
-    seen = not hides(prices.cluster)
+    gathers, gradients = hidden_messages(
+        prices.cluster, per_pass=plan.schedule.gathered == "per_pass"
+    )
     habits = overlap or Overlap(
-        gradients=not seen, prefetch=not seen, slowdown=SLOWDOWN[prices.cluster.backend]
+        gradients=gradients, prefetch=gathers, slowdown=SLOWDOWN[prices.cluster.backend]
     )
     update = _update(plan, prices, optimizer) if analysis.train else 0.0
     seconds = seconds_of_steps(analysis, prices)

@@ -199,7 +199,7 @@ class MeshPrices:
 
     def issued(self, size: int) -> float:
         """Seconds of the host for a collective of so many ranks; one rank alone issues none."""
-        return self.cluster.device.host_seconds("collective") if size > 1 else 0.0
+        return self.cluster.host_seconds("collective") if size > 1 else 0.0
 
 
 LATENCY = 1 / 8
@@ -299,11 +299,9 @@ def update_seconds(
     The result is an array [layouts].
     """
     traffic = optimizer_named(optimizer).traffic if tensor.trainable else 0
-    nbytes = types.stored_bytes(tensor) * traffic / shards
-    device = cluster.device
-    busy = update_traffic_seconds(nbytes, device)
-    # The host's time for a parameter was measured with its update, or else it is a kernel's launch.
-    return np.asarray(np.where(busy > 0, busy + device.host.get("update", device.launch), 0.0))
+    nbytes = types.stored_bytes(tensor) * traffic * cluster.runner.update / shards
+    busy = update_traffic_seconds(nbytes, cluster.device)
+    return np.asarray(np.where(busy > 0, busy + cluster.host_seconds("update"), 0.0))
 
 
 def storage_bytes(

@@ -50,7 +50,7 @@ class Player:
         gradients = plan.program.assignment.gradients
         cluster = prices.cluster
         # Where the host computes, its own work for an action is computation like any other.
-        self.host = cluster.device.host_seconds
+        self.host = cluster.host_seconds
         self.casts = self._by_segment(cast_of_gradients(plan, gradients, cluster))
         self.sums = self._by_segment(adding_of_gradients(plan, gradients, cluster))
         trained = [t.name for t in plan.program.graph.parameters if t.name in gradients]

@@ -33,6 +33,16 @@ def hides(cluster: Cluster) -> bool:
     return cluster.core_share == 1.0
 
 
+def hidden_messages(cluster: Cluster, *, per_pass: bool) -> tuple[bool, bool]:
+    """Whether gathers of parameters, and reductions of gradients, run under computation.
+
+    `per_pass`: those of every pass (ZeRO 3), not those of once a step. It is a habit of the
+    framework that runs the plan, but nothing hides where a rank has no core of its own.
+    """
+    gathers, reductions = cluster.runner.hides(per_pass=per_pass)
+    return hides(cluster) and gathers, hides(cluster) and reductions
+
+
 def shared_seconds(cluster: Cluster, seconds: float, busy: Sequence[float]) -> float:
     """Return the step of ranks that are `busy` for so many seconds each.
 

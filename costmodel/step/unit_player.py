@@ -129,7 +129,7 @@ class UnitPlayer:
 
     def _put_together(self, name: str, parameters: int) -> None:
         """Play the host's work for a message of so many parameters."""
-        self.clock.compute(name, "host", parameters * self.cluster.device.host_seconds("unit"))
+        self.clock.compute(name, "host", parameters * self.cluster.host_seconds("unit"))
 
     def _flat(self, group: tuple[int, ...], *, back: bool) -> list[FlatStep]:
         if (group, back) not in self.flat:

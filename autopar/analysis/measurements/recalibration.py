@@ -28,6 +28,7 @@ import numpy as np
 from autopar.analysis.program.account import has_account
 from autopar.analysis.program.step_parts import ARITHMETIC, STREAMS, Stepping, stepping_of
 from autopar.costmodel import Cluster, dump
+from autopar.costmodel.cluster.runner import OWN
 from autopar.errors import UsageError
 from autopar.ir import Graph
 from autopar.outputs import write_whole
@@ -83,7 +84,7 @@ def recalibrated(profile: Profile, cluster: str | Path | Cluster | None = None) 
     `cluster`: by default that of the profiled plan.
     """
     return recalibrate(
-        profile.json(), profile.plan, profile.graph, cluster_of_plan(profile.plan, cluster)
+        profile.json(), profile.plan, profile.graph, cluster_of_plan(profile.plan, cluster, OWN)
     )
 
 

@@ -22,7 +22,7 @@ from autopar.order.times import Floats, Times
 from autopar.plan import Plan
 from autopar.planning.stages.operator_costs import OperatorCosts, operator_costs
 from autopar.planning.stages.stage import Place, message_seconds
-from autopar.planning.tables.parameters.traffic import Once, once_seconds, units_of
+from autopar.planning.tables.parameters.traffic import Once, once_seconds, units_once
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.micro_batches import split_batch
 from autopar.sharding.schedule import Schedule
@@ -100,7 +100,10 @@ class PlayedStages:
         figures = self.figures
         unit_bytes = self.plan.schedule.unit_bytes
         forward, backward = map(self.passes, (figures.forward, figures.backward))
-        sums = map(self.by_stage, (figures.gather, figures.once - figures.gather, figures.travel))
+        sums = map(self.by_stage, (figures.gather, figures.once - figures.gather))
+        units = [
+            units_once(travel, unit_bytes, self.cluster) for travel in self.by_stage(figures.travel)
+        ]
         return tuple(
             Once(
                 forward=ahead,
@@ -108,10 +111,11 @@ class PlayedStages:
                 gather=gather,
                 reduce=reduced,
                 update=update,
-                units=units_of(travel, unit_bytes, self.cluster),
+                gathered_in=gathered_in,
+                reduced_in=reduced_in,
             )
-            for ahead, back, gather, reduced, travel, update in zip(
-                forward, backward, *sums, self._updates(), strict=True
+            for ahead, back, gather, reduced, (gathered_in, reduced_in), update in zip(
+                forward, backward, *sums, units, self._updates(), strict=True
             )
         )
 

@@ -49,6 +49,7 @@ class Changes:
     links: Mapping[str, float | str] = field(default_factory=dict)
     devices: int | None = None
     cluster: str | Path | Cluster | None = None
+    framework: str | None = None
     batch: int | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     keep: bool = False
@@ -56,7 +57,7 @@ class Changes:
     def __post_init__(self) -> None:
         wrong = [name for name in self.fixed if name not in FIXABLE]
         if wrong:
-            conditions = ("memory", "links", "devices", "cluster", "batch", "keep")
+            conditions = ("memory", "links", "devices", "cluster", "framework", "batch", "keep")
             raise UsageError(unknown("argument", wrong[0], (*FIXABLE, *conditions)))
 
 
@@ -95,7 +96,7 @@ def replan(
             **changes.fixed,
         }
     )
-    cluster = scaled(cluster_of_plan(plan, changes.cluster), changes.links)
+    cluster = scaled(cluster_of_plan(plan, changes.cluster, changes.framework), changes.links)
     devices = values.pop("devices")
     if devices is not None:
         cluster = cluster.sized(devices)

@@ -23,7 +23,7 @@ from autopar.cli.shared_options import (
 )
 from autopar.options.table import MODEL, TABLE
 
-ASKED = ("mode", "master", "reduce", "optimizer", "memory")
+ASKED = ("framework", "mode", "master", "reduce", "optimizer", "memory")
 """The options of planning that hold for every plan of a comparison."""
 
 
@@ -43,6 +43,7 @@ def add_options(parser: Parser) -> None:
         default=[],
         help=f"{TABLE['cluster'].help}; several are set beside one another",
     )
+    planning_option(parser, "framework")
     planning_options(parser, MODEL)
     add(
         "--price",

@@ -46,6 +46,9 @@ def add_options(parser: Parser) -> None:
     )
     planning_option(parser, "trust")
     planning_option(parser, "cluster", help="price on this cluster (default: the plan's)")
+    planning_option(
+        parser, "framework", help="price as this framework would run it (default: the plan's)"
+    )
     add(
         "--alternatives",
         action="store_true",
@@ -117,9 +120,9 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: ProgressBar) -> Explai
 
     if args.model is None:
         explained = Explained.of_file(plan, args.operator)
-        return replace(explained, cluster=known_cluster(plan, args.cluster))
+        return replace(explained, cluster=known_cluster(plan, args.cluster, args.framework))
     model = model_of_plan(args.model, plan, trust=args.trust)
-    cluster = cluster_of_plan(plan, args.cluster)
+    cluster = cluster_of_plan(plan, args.cluster, args.framework)
     if args.trace:
         from autopar.report.traces import write_trace
 

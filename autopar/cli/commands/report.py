@@ -79,6 +79,9 @@ def add_options(parser: Parser) -> None:
         help="memory limit per device of the known schemes (default: the cluster's)",
     )
     planning_option(parser, "cluster", help="price on this cluster (default: the plan's)")
+    planning_option(
+        parser, "framework", help="price as this framework would run it (default: the plan's)"
+    )
     budget_options(parser)
     jobs_option(parser)
     planning_option(parser, "trust")
@@ -114,7 +117,7 @@ def _contents(args: argparse.Namespace) -> Contents:
     measured = read_measured(args.measured) if args.measured else None
     beside = Compared(other=other, measured=measured, budget=budget_of(args))
     if args.model is None:
-        cluster = known_cluster(plan, args.cluster)
+        cluster = known_cluster(plan, args.cluster, args.framework)
         return Contents.of(plan, cluster=cluster, compared=beside)
 
     from autopar.analysis.searches.rivals import rivals
@@ -124,7 +127,7 @@ def _contents(args: argparse.Namespace) -> Contents:
     from autopar.schemes import SCHEMES
 
     (memory,) = planning_values(args, ["memory"]).values()
-    cluster = cluster_of_plan(plan, args.cluster)
+    cluster = cluster_of_plan(plan, args.cluster, args.framework)
     with stdout_to_stderr(), ProgressBar(word="report:") as bar:
         bar(0, PARTS, "the model is read")
         model = model_of_plan(args.model, plan, trust=args.trust)

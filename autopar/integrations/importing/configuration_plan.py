@@ -32,11 +32,13 @@ from .megatron_run import price_run
 class Hardware:
     """The devices to plan for: their number, their cluster, and the bytes of one that are used.
 
-    None: the configuration's number of devices, this machine or the default cluster, all memory.
+    `framework`: whose habits the plans are priced by. None: the configuration's number of devices,
+    this machine or the default cluster, autopar's own runtime, all memory.
     """
 
     devices: int | None = None
     cluster: str | Path | Cluster | None = None
+    framework: str | None = None
     memory: float | None = None
 
 
@@ -120,7 +122,7 @@ def import_configuration(
     devices = hardware.devices
     if not configuration.styles:
         devices = configuration.devices(devices)
-    cluster, _ = choose_cluster(hardware.cluster, devices)
+    cluster, _ = choose_cluster(hardware.cluster, devices, hardware.framework)
     free: dict[str, Any] = {
         "cluster": cluster,
         "optimizer": configuration.optimizer or "adamw",

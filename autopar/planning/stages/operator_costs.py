@@ -147,8 +147,8 @@ def operator_costs(
         excess=excess,
         flat=np.zeros(count),
         handed=handed_bytes(costed),
-        visit=prices.cluster.device.host_seconds("pass"),
-        call=prices.cluster.device.host_seconds("step"),
+        visit=prices.cluster.host_seconds("pass"),
+        call=prices.cluster.host_seconds("step"),
     )
     _Adder(costed, costs).add_all()
     if merges:
@@ -340,7 +340,7 @@ class _Adder:
             costs.products[index] += share.products
             costs.largest[index] = max(costs.largest[index], share.largest)
         costs.update[index] += seconds + home
-        costs.backward[index] += cluster.device.host_seconds("gradient")
+        costs.backward[index] += cluster.host_seconds("gradient")
         costs.once[index] += float(cast_seconds(tensor, shards, cluster, self.types)[0])
         if tensor.name in self.program.assignment.host:
             streamed = streamed_update(tensor, shards, optimizer, cluster, self.types)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.cluster.stage_messages import crossing, send_seconds
-from autopar.planning.tables.parameters.traffic import Once, units_of
+from autopar.planning.tables.parameters.traffic import Once, units_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +69,15 @@ def once_of(held: Sequence[Stage], unit_bytes: int, cluster: Cluster) -> Once:
     """Return the seconds of a device that holds these chunks, for its work once a step."""
     gather = math.fsum(stage.gather for stage in held)
     travel = math.fsum(stage.travel for stage in held)
+    gathered_in, reduced_in = units_once(travel, unit_bytes, cluster)
     return Once(
         forward=math.fsum(stage.forward for stage in held),
         backward=math.fsum(stage.backward for stage in held),
         gather=gather,
         reduce=math.fsum(stage.once for stage in held) - gather,
         update=math.fsum(stage.update for stage in held),
-        units=units_of(travel, unit_bytes, cluster),
+        gathered_in=gathered_in,
+        reduced_in=reduced_in,
     )
 
 
@@ -99,5 +101,5 @@ def _sent(place: Place, following: Place, nbytes: float) -> float:
     start = min(place.start, following.start)
     stop = max(place.start + place.count, following.start + following.count)
     cluster, level = crossing(place.cluster, start, stop)
-    issued = place.cluster.device.host_seconds("message")
+    issued = place.cluster.host_seconds("message")
     return issued + float(send_seconds(cluster, nbytes, level=level))

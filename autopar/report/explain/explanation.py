@@ -25,6 +25,7 @@ from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
 from autopar.report.certainty import attention_lines, certainty_json, certainty_lines
+from autopar.report.frameworks import repriced, repriced_lines
 from autopar.report.page.difference import difference_json, difference_lines, difference_tables
 from autopar.report.plan_output import group_json
 from autopar.report.stages import stages_table
@@ -150,6 +151,11 @@ class Explained:
         parts = gap_parts(self.plan, self.analysis, self.cluster, memory=memory)
         return dataclasses.replace(self, gap=parts)
 
+    @property
+    def _repriced(self) -> float | None:
+        """Seconds of the step as another framework would run it, if one is asked about."""
+        return repriced(self.plan, self.analysis, self.cluster)
+
     def _hidden(self) -> Hidden | None:
         """The hidden part of each collective, if the model is given."""
         if self.account is None or self.analysis is None or self.cluster is None:
@@ -180,6 +186,7 @@ class Explained:
         lines: list[str | Table] = [
             *summary_lines(plan, f"cluster {plan.cluster}", self.named, self.cluster)
         ]
+        lines += repriced_lines(plan, self._repriced, self.cluster)
         if self.cluster is not None:
             lines += certainty_lines(plan, self.cluster)
             lines += attention_lines(plan, self.cluster)
@@ -228,6 +235,7 @@ class Explained:
         account = self.account
         out: dict[str, Any] = {
             "cluster": plan.cluster,
+            "framework": plan.framework,
             "mesh": {axis.name: axis.size for axis in plan.mesh},
             "model": plan.model.name,
         }
@@ -237,6 +245,8 @@ class Explained:
                 "provenance": plan.provenance.model_dump(mode="json"),
             }
             out |= certainty_json(plan, self.cluster) if self.cluster is not None else {}
+            if self.cluster is not None and (step := self._repriced) is not None:
+                out["repriced"] = {"framework": self.cluster.runner.name, "step": step}
             out["routing"] = plan.routing and plan.routing.model_dump(mode="json")
             out["groups"] = [group_json(group) for group in groups_of(account)] if account else None
         if self.parameter:

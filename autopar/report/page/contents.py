@@ -17,6 +17,7 @@ from autopar.plan_checks import require_consistent
 from autopar.report.certainty import step_around
 from autopar.report.comparison import comparison_table
 from autopar.report.explain.operators import storage_table
+from autopar.report.frameworks import repriced, repriced_lines
 from autopar.report.tables import Table
 from autopar.schemes import Named, scheme_of
 from autopar.sharding.analysis import analyse
@@ -79,8 +80,11 @@ class Contents:
             account = account_of(plan, analysis, cluster) if has_account(plan) else None
         drawn = timeline_of(plan, analysis, cluster)
         budget = compared.budget
+        told = repriced_lines(plan, repriced(plan, analysis, cluster), cluster)
         sections = [
-            figures.summary(plan, named, cluster, budget=budget, slowed=drawn.slowed),
+            figures.summary(
+                plan, named, cluster, budget=budget, slowed=drawn.slowed, repriced=told
+            ),
             figures.time(plan, drawn),
         ]
         sections += [figures.memory(plan, cluster), communication(plan, account, cluster)]

@@ -169,6 +169,7 @@ def _figures(plan: Plan, other: Plan) -> Table:
 _WORDS = (
     "model",
     "cluster",
+    "framework",
     "devices",
     "mesh",
     "stages",
@@ -187,6 +188,7 @@ def _words(plan: Plan) -> tuple[str, ...]:
     return (
         plan.model.name,
         plan.cluster,
+        plan.framework,
         str(plan.devices),
         mesh,
         str(stages_of(plan)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from autopar.analysis.program.throughput import Budget, throughput_of
 from autopar.costmodel import Cluster
@@ -40,10 +40,12 @@ def summary(
     *,
     budget: Budget | None = None,
     slowed: float = 0.0,
+    repriced: Sequence[str] = (),
 ) -> Section:
     """The main figures as a table, and the sentences that `autopar plan` prints.
 
-    `slowed`: seconds by which transfers make computation longer, as of `times`.
+    `slowed`: seconds by which transfers make computation longer, as of `times`. `repriced`: what
+    another framework would take, in a line.
     """
     told = summary_lines(
         plan,
@@ -52,6 +54,7 @@ def summary(
         cluster,
         budget,
     )
+    told += repriced
     if plan.model.flops:
         told.append(f"{DEFINITION}.")
     if cluster:

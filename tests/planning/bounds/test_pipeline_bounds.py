@@ -125,7 +125,8 @@ def test_no_unequal_stages_take_fewer_passes(
                     gather=g,
                     reduce=r,
                     update=u,
-                    units=int(rng.integers(1, 9)),
+                    gathered_in=int(rng.integers(1, 9)),
+                    reduced_in=int(rng.integers(1, 9)),
                 )
                 for f, g, r, u in zip(x, gather, reduce, update, strict=True)
             ]

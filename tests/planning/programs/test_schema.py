@@ -29,6 +29,7 @@ def test_a_plan_of_version_2_is_read() -> None:
     assert json.loads(Plan.load(VERSION_2).to_json()) == old | {
         "version": 3,
         "routing": None,
+        "framework": "autopar",
         "model": old["model"] | {"flops": {}, "precision": None},
         "schedule": old["schedule"] | {"gathered": "per_pass", "overlap_experts": False},
         "provenance": old["provenance"]

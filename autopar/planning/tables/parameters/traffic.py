@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.step.mesh_prices import MeshPrices
-from autopar.costmodel.step.shared_cores import hides
+from autopar.costmodel.step.shared_cores import hidden_messages, hides
 from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.ir import Tensor
 from autopar.planning.space import Multiplicities
@@ -39,7 +39,8 @@ class Once:
     """The seconds of one device that count once a step, and of the passes they run under.
 
     `forward`, `backward`: of one micro-batch. `gather`, `reduce`: of all gathers and reductions.
-    `update`: of the optimizer. `units`: the number of units in which the parameters travel.
+    `update`: of the optimizer. `gathered_in`, `reduced_in`: the numbers of units in which the
+    parameters and their gradients travel, 1 where nothing hides them.
     """
 
     forward: float
@@ -47,13 +48,15 @@ class Once:
     gather: float
     reduce: float
     update: float
-    units: int
+    gathered_in: int
+    reduced_in: int
 
     @property
     def hidden(self) -> float:
         """Seconds of gathers and reductions that run under the passes."""
-        rest = 1 - 1 / self.units
-        return min(self.gather * rest, self.forward) + min(self.reduce * rest, self.backward)
+        gathers = self.gather * (1 - 1 / self.gathered_in)
+        reductions = self.reduce * (1 - 1 / self.reduced_in)
+        return min(gathers, self.forward) + min(reductions, self.backward)
 
     def busy(self, micro_batches: int) -> float:
         """Return the seconds of all work in a step of so many micro-batches."""
@@ -63,11 +66,11 @@ class Once:
 
     def gather_seen(self, slowdown: float) -> float:
         """Return the exposed seconds of the gathers."""
-        return _seen(self.gather, self.forward, self.units, slowdown)
+        return _seen(self.gather, self.forward, self.gathered_in, slowdown)
 
     def reduce_seen(self, slowdown: float) -> float:
         """Return the exposed seconds of the reductions."""
-        return _seen(self.reduce, self.backward, self.units, slowdown)
+        return _seen(self.reduce, self.backward, self.reduced_in, slowdown)
 
 
 def units_of(nbytes: float, unit_bytes: float, cluster: Cluster) -> int:
@@ -76,6 +79,16 @@ def units_of(nbytes: float, unit_bytes: float, cluster: Cluster) -> int:
     Ranks that share cores have a single one, as nothing hides there.
     """
     return max(math.ceil(nbytes / unit_bytes), 1) if hides(cluster) else 1
+
+
+def units_once(nbytes: float, unit_bytes: float, cluster: Cluster) -> tuple[int, int]:
+    """Return the units in which so many bytes are gathered, and reduced, once a step.
+
+    There is a single one where the framework runs nothing under it.
+    """
+    units = units_of(nbytes, unit_bytes, cluster)
+    gathers, reductions = hidden_messages(cluster, per_pass=False)
+    return (units if gathers else 1), (units if reductions else 1)
 
 
 def hideable(
@@ -113,7 +126,9 @@ def hideable(
         exposed = (unit - early) / (1 - early)
     else:
         exposed = unit / (1 - early)
-    most = 1 / SLOWDOWN[prices.cluster.backend] if hides(prices.cluster) else 0.0
+    # Gathers and reductions have about the same bytes.
+    running = hidden_messages(prices.cluster, per_pass=work.zero == 3)
+    most = sum(running) / len(running) / SLOWDOWN[prices.cluster.backend]
     if stages > 1:
         most *= 0.5
     return max(1 - exposed, 0.0) * most
@@ -164,10 +179,14 @@ def exposed_seconds(tables: Tables, solution: Solution, work: Multiplicities) ->
     slowdown = SLOWDOWN[prices.cluster.backend]
     counted = (1 - work.hidden) * (sent.gathers + sent.reductions)
     seen = late.count * prices.cluster.device.launch - counted
-    for seconds, early, often, cover in (
-        (sent.gathers + late.gathers, sent.early_gathers, ahead, forward),
-        (sent.reductions + late.reductions, sent.early_reductions, back, backward),
+    gathers, reductions = hidden_messages(prices.cluster, per_pass=work.zero == 3)
+    for seconds, early, often, cover, under in (
+        (sent.gathers + late.gathers, sent.early_gathers, ahead, forward, gathers),
+        (sent.reductions + late.reductions, sent.early_reductions, back, backward, reductions),
     ):
+        if not under:
+            seen += seconds
+            continue
         unit = (seconds + early) / (_units(tables) * often)
         alone = min(unit - early if early < unit else unit, seconds)
         rest = seconds - alone

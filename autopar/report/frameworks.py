@@ -1,0 +1,41 @@
+"""The framework whose habits are priced: a plan's own, and another that is asked about."""
+
+from __future__ import annotations
+
+from autopar.analysis.program.account import has_account
+from autopar.analysis.program.step_parts import stepping_of
+from autopar.costmodel import Cluster
+from autopar.costmodel.cluster.runner import OWN
+from autopar.plan import Plan
+from autopar.sharding.analysis import Analysis
+from autopar.units import seconds_text
+
+
+def framework_line(plan: Plan) -> str:
+    """A line with the framework whose habits the plan's prices are of."""
+    if plan.framework == OWN:
+        return f"framework {OWN}: priced by the habits of its own runtime, which runs the plan"
+    return (
+        f"framework {plan.framework}: priced by its habits; {OWN}'s runtime, which runs the plan, "
+        "takes other times (--framework autopar)"
+    )
+
+
+def repriced(plan: Plan, analysis: Analysis | None, cluster: Cluster | None) -> float | None:
+    """Seconds of the plan's step as the cluster's framework would run it.
+
+    None if that is the plan's own, if the model is not there, or if stages are on different meshes.
+    """
+    if analysis is None or cluster is None or cluster.runner.name == plan.framework:
+        return None
+    return stepping_of(plan, analysis).seconds(cluster) if has_account(plan) else None
+
+
+def repriced_lines(plan: Plan, step: float | None, cluster: Cluster | None) -> list[str]:
+    """A line with such a step beside the predicted one, if there is one."""
+    if step is None or cluster is None:
+        return []
+    return [
+        f"as {cluster.runner.name} would run this plan: step {seconds_text(step)}, "
+        f"{step / plan.predicted.step:.2f} of what is predicted"
+    ]

@@ -1,0 +1,132 @@
+"""Frameworks as the runners of plans: what of their habits changes a plan's price."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from autopar.costmodel import load_cluster
+from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.cluster.runner import Runner
+from autopar.costmodel.device.host_actions import HOST_ACTIONS
+from autopar.costmodel.known.frameworks import FRAMEWORKS, LATEST, runner_named
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.costmodel.step.estimate import estimate
+from autopar.costmodel.step.mesh_prices import MeshPrices, update_seconds
+from autopar.costmodel.step.shared_cores import hidden_messages
+from autopar.errors import UsageError
+from autopar.ir import Role, Tensor
+from autopar.planning.model.request import Request
+from autopar.schemes import scheme_named
+from autopar.schemes.pinning import pinned
+from autopar.sharding.analysis import analyse
+from autopar.sharding.mesh import Axis, Mesh
+from tests.costmodel.on_mesh import best_on_mesh
+
+CLUSTER = load_cluster("dgx-h100").sized(4)
+WEIGHT = Tensor(name="w", shape=(4096, 4096), dtype="float32", role=Role.PARAMETER, trainable=True)
+
+
+def test_the_own_runtime_is_the_runner_of_every_cluster() -> None:
+    assert runner_named("autopar") == Runner() == CLUSTER.runner
+    assert CLUSTER.run_by(runner_named("torchtitan")).sized(2).runner.name == LATEST["torchtitan"]
+    assert {runner_named(name).name for name in FRAMEWORKS} == set(FRAMEWORKS)
+
+
+def test_an_unknown_framework_lists_the_valid_ones() -> None:
+    with pytest.raises(UsageError, match=r"unknown framework 'torchtitam'.*megatron-core.*neutral"):
+        runner_named("torchtitam")
+
+
+def test_the_host_of_others_has_the_dispatch_of_operators_alone() -> None:
+    timed = replace(CLUSTER, device=replace(CLUSTER.device, host=dict.fromkeys(HOST_ACTIONS, 1.0)))
+    seconds = {
+        name: sum(timed.run_by(runner_named(name)).host_seconds(action) for action in HOST_ACTIONS)
+        for name in ("autopar", "torchtitan", "torchtitan-2026.03 compiled")
+    }
+    assert seconds == {
+        "autopar": len(HOST_ACTIONS),
+        "torchtitan": 1.0,
+        "torchtitan-2026.03 compiled": 0,
+    }
+
+
+def test_an_update_moves_what_the_framework_moves() -> None:
+    own, fused = (
+        float(update_seconds(WEIGHT, np.array([1]), "adamw", cluster)[0])
+        for cluster in (CLUSTER, CLUSTER.run_by(runner_named("torchtitan")))
+    )
+    assert fused == pytest.approx((own - CLUSTER.device.launch) * 28 / 84)
+
+
+@pytest.mark.parametrize(
+    ("framework", "once", "per_pass"),
+    [
+        ("autopar", (True, True), (True, True)),
+        ("megatron-2021", (False, False), (True, True)),
+        ("nanotron", (False, True), (True, True)),
+        # FSDP2 gathers whole stages under their first pass.
+        ("torchtitan", (True, False), (True, True)),
+    ],
+)
+def test_messages_run_under_computation_as_in_the_framework(
+    framework: str, once: tuple[bool, bool], per_pass: tuple[bool, bool]
+) -> None:
+    run = CLUSTER.run_by(runner_named(framework))
+    assert hidden_messages(run, per_pass=False) == once
+    assert hidden_messages(run, per_pass=True) == per_pass
+    crowded = replace(run, cores=0.5)
+    assert hidden_messages(crowded, per_pass=True) == (False, False), "ranks share a core"
+
+
+def test_a_step_is_longer_where_reductions_do_not_run_under_it() -> None:
+    shape = Shape(
+        layers=2, hidden=1024, heads=8, kv_heads=8, ffn=4096, vocab=512, sequence=128, dropout=False
+    )
+    analysis = analyse(transformer(shape, batch=8).graph, train=True)
+    mesh = Mesh(axes=(Axis(name="a", size=4, level=CLUSTER.levels[0].name),))
+    request = pinned(Request(cluster=CLUSTER, mesh=mesh), scheme_named("data"), analysis)
+    program = best_on_mesh(analysis, mesh, request).program
+
+    def priced(cluster: Cluster) -> tuple[float, float]:
+        prices = MeshPrices(cluster=cluster, mesh=mesh, unit_bytes=2**20)
+        step = estimate(program, analysis, prices, optimizer="none")
+        return step.overlapped, step.step
+
+    hidden, own = priced(CLUSTER)
+    seen, other = priced(CLUSTER.run_by(runner_named("megatron-2021")))
+    assert hidden > 0 and seen == 0
+    # What is hidden slows the computation above it, so that less is gained.
+    assert own < other <= own + hidden * 1.2
+
+
+FAMILIES = (
+    ("megatron-2021", "megatron-2022"),
+    ("megatron-core", "nemo-2024.03", "nemo-2024.07", "megatron-bridge", "moe zoo"),
+    ("megatron-deepspeed",),
+    ("scaling",),
+    tuple(name for name in FRAMEWORKS if name.startswith("torchtitan")),
+    ("fms-fsdp",),
+    ("llm-foundry-2023.05", "llm-foundry-2023.10"),
+    ("deepspeed zero-1", "deepspeed zero-3"),
+    *(("nanotron",), ("libai",), ("maxtext",), ("automodel",), ("llama-3",), ("mist",), ("alpa",)),
+)
+"""Descriptions of one family of code share its vote."""
+
+
+def test_the_neutral_habit_is_the_vote_of_the_families() -> None:
+    neutral = FRAMEWORKS["neutral"]
+    recent = {"overlap_gradients", "overlap_gather", "attention"}
+    for part in ("habits", "kernels"):
+        for field in fields(getattr(neutral, part)):
+            votes = Counter[object]()
+            for family in FAMILIES:
+                for name in family:
+                    votes[getattr(getattr(FRAMEWORKS[name], part), field.name)] += 1 / len(family)
+            ((most, _),) = votes.most_common(1)
+            chosen = getattr(getattr(neutral, part), field.name)
+            assert (chosen != most) == (field.name in recent), field.name
