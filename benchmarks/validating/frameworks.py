@@ -15,6 +15,8 @@ from .sizes import DATA
 
 NEUTRAL = "neutral"
 """The framework of rows whose own was not read; their facts say that it is open."""
+UNPROFILED = "unprofiled"
+"""The column of rows that are priced as if nothing of their framework was read."""
 # By the words of a row, the first that fits.
 NAMED: Sequence[tuple[str, str]] = (
     (r"Megatron-LM 2021 \+ DeepSpeed ZeRO-3", "megatron-2021 zero-3"),

@@ -20,14 +20,15 @@ from .rows import Row, Table, read_tables, thinned, training_rows
 from .sailor import layer_sample, sailor
 from .scores import Group, Sample
 from .seen import UNFITTED, without
-from .training import attempted, training_groups
+from .training import attempted, training_groups, unprofiled_groups
 
 
 def all_groups(folder: Path, *, most: int | None = None) -> tuple[list[Group], list[str]]:
     """Groups of a folder, at most `most` training runs each, and the files that hold none."""
     tables, others = read_tables(folder)
     rows = training_rows(tables)
-    groups = training_groups(thinned(rows, most) if most is not None else rows)
+    chosen = thinned(rows, most) if most is not None else rows
+    groups = [*training_groups(chosen), *unprofiled_groups(chosen)]
     layers = [group for table in tables if table.kind == "layers" for group in layer_groups(table)]
     files = [group for table in tables if table.kind in FILES for group in file_groups(table)]
     memory = [

@@ -13,6 +13,7 @@ from typing import Any
 
 from .scores import Group, Score
 from .seen import READ, saw
+from .training import BY_NEUTRAL
 
 WORSE = 0.01
 """The difference of a figure from which it is told."""
@@ -28,7 +29,9 @@ INTRODUCTION = """# Errors on published runs
 - *Null*: the error of a model that knows one rate, that of all other rows of the group.
 - *Peer*: the error of the source's own model, on the same rows or as others state it.
 - *Saw*: constants that were read off these machines or rows; the list below says which. A group
-  with *without* in its name has the same rows without them.
+  with *without* in its name has the same rows without them. *Without its profile* they are
+  priced as `--framework neutral` is: by the habits of most frameworks, and by no constant that has
+  seen them.
 - *Stated*: the error of the rows that leave no fact open. *Open*: facts that rows do not state, and
   the number of those rows; *nearest*: the error of the nearest prediction in their range.
 - *Trends*: the slope of log(predicted / measured) for each doubling, where it is above 2 %, all
@@ -88,6 +91,7 @@ def _page(scored: Sequence[tuple[Group, Score, str]], losses: Sequence[str]) -> 
     names = header.split()
     lines = [INTRODUCTION, f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     lines += [_row(group, score, peer) for group, score, peer in scored if score.n]
+    lines += ["", *_without_profiles(scored)]
     lines += ["", "## Constants that saw what is scored", ""]
     lines += [
         f"- *{read.what}* (`{read.place}`): {', '.join(name.rstrip('*') for name in read.groups)}; "
@@ -103,6 +107,27 @@ def _page(scored: Sequence[tuple[Group, Score, str]], losses: Sequence[str]) -> 
     lines += ["", "## Worse than in the last version", ""]
     lines += [f"- {loss}." for loss in losses] or ["Nothing."]
     return "\n".join(lines) + "\n"
+
+
+def _without_profiles(scored: Sequence[tuple[Group, Score, str]]) -> list[str]:
+    """The errors of runs with what was read of their framework and without it, by source."""
+    errors = {group.name: score.mean_error for group, score, _ in scored}
+    names = [name.removesuffix(BY_NEUTRAL) for name in errors if name.endswith(BY_NEUTRAL)]
+    pairs = [(name, errors.get(name), errors[f"{name}{BY_NEUTRAL}"]) for name in names]
+    means = [_mean([pair[place] for pair in pairs]) for place in (1, 2)]
+    return [
+        "## Runs without a profile",
+        "",
+        "| source | mean | without its profile |",
+        "|---|---|---|",
+        *(f"| {name} | {_percent(own)} | {_percent(error)} |" for name, own, error in pairs),
+        f"| mean of the sources | {_percent(means[0])} | {_percent(means[1])} |",
+    ]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    given = [value for value in values if value is not None]
+    return sum(given) / len(given) if given else None
 
 
 def _row(group: Group, score: Score, peer: str) -> str:

@@ -15,14 +15,15 @@ from typing import Any
 from autopar.costmodel import Cluster
 from autopar.costmodel.collectives.dispatch import SMS
 from autopar.costmodel.known.configuration import RECOMPUTE, Configuration
-from autopar.costmodel.known.frameworks import Framework
+from autopar.costmodel.known.frameworks import Framework, framework_named
+from autopar.costmodel.known.graph_builder import Kernels
 from autopar.costmodel.known.habits import Habits
 from autopar.costmodel.known.priced_step import Priced, price
 from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
 
 from .facts import precision_of
-from .frameworks import attention_of, described, framework_of, recipe_of
+from .frameworks import NEUTRAL, UNPROFILED, attention_of, described, framework_of, recipe_of
 from .machines import cluster_of
 from .missing import Missing
 from .seen import UNFITTED
@@ -47,14 +48,25 @@ MICRO_BATCHES = (1, 2, 4, 8)
 
 
 def framework(row: Row) -> Framework:
-    """The framework of a row, with the differences that the row states."""
-    work = framework_of(row["framework"], compiled=compiled(row), precision=row["precision"])
+    """The framework of a row, with the differences that the row states.
+
+    Without a profile it is the neutral habit, with what the row says of its kernels.
+    """
+    neutral = bool(row.get(UNPROFILED))
+    work = (
+        framework_named(NEUTRAL)
+        if neutral
+        else framework_of(row["framework"], compiled=compiled(row), precision=row["precision"])
+    )
     given = attention_of(row["attn_impl"])
+    if neutral and row["attn_impl"].strip():
+        # FlashAttention of no known version: the second is the most frequent one.
+        given = given or Kernels().attention
     kernels = replace(work.kernels, attention=given or work.kernels.attention)
     if "RMS" in row["attn_impl"]:
         kernels = replace(kernels, norm="fused")
     narrow = precision_of(row)[1]
-    habits = _chosen(_habits(row, work.habits), row)
+    habits = work.habits if neutral else _chosen(_habits(row, work.habits), row)
     if row.get(UNFITTED):
         habits = replace(habits, gather_rate=math.inf)
     if narrow == "float8_e4m3fn" and "torchtitan" in row["framework"]:

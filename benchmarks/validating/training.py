@@ -17,6 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
 
 from .facts import open_facts, others, precision_of
+from .frameworks import UNPROFILED
 from .missing import Missing
 from .rows import Row, Run
 from .scores import Group, Sample
@@ -43,6 +45,8 @@ def _model_and_length(run: Run) -> str:
     return f"{run.model.split()[-1]} {run.seq_len}"
 
 
+BY_NEUTRAL = " without its profile"
+"""The end of the names of groups that are priced as if nothing of their framework was read."""
 FAMILY = re.compile(r"[^0-9+]*")
 """The name of a framework without its version."""
 
@@ -109,7 +113,10 @@ def reason(run: Run) -> str | None:
 
 
 def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predict) -> list[Group]:
-    """A group for each name in the rows, and after it the parts that it is divided in."""
+    """A group for each name in the rows, and after it the parts that it is divided in.
+
+    Behind them are the groups without what they have seen.
+    """
     samples: dict[str, list[Sample]] = {}
     left_out: dict[str, Counter[str]] = {}
     parts: dict[str, list[str]] = {}
@@ -141,6 +148,18 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
         ),
         *(Group(name=name, samples=tuple(members)) for name, members in apart.items()),
     ]
+
+
+def unprofiled_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predict) -> list[Group]:
+    """The groups of rows priced as if nothing of their frameworks was read, nor off the rows."""
+    samples: dict[str, list[Sample]] = {}
+    for row, run in rows:
+        unread = sample({**row, UNFITTED: "1", UNPROFILED: "1"}, run, predicted)
+        if not isinstance(unread, str):
+            # Pairs of devices are told of the rows themselves.
+            members = samples.setdefault(f"{run.group}{BY_NEUTRAL}", [])
+            members.append(replace(unread, pair=None))
+    return [Group(name=name, samples=tuple(members)) for name, members in samples.items()]
 
 
 SINKS = re.compile("gpt-?oss", re.IGNORECASE)

@@ -42,6 +42,16 @@ def test_the_next_page_tells_what_got_worse(tmp_path: Path) -> None:
     assert "- sc21_t1: mean error 10.0% before, 20.0% now." in page.read_text(encoding="utf-8")
 
 
+def test_runs_are_set_beside_what_they_are_without_a_profile(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    groups = [group("a", 1.1), group("b", 0.7)]
+    plain = [group("a without its profile", 1.3), group("b without its profile", 0.9)]
+    write_page(page, [(one, score(one), "-") for one in (*groups, *plain)])
+    text = page.read_text(encoding="utf-8")
+    assert "| a | 10.0 % | 30.0 % |" in text and "| b | 30.0 % | 10.0 % |" in text
+    assert "| mean of the sources | 20.0 % | 20.0 % |" in text
+
+
 def test_worse_depends_on_the_figure() -> None:
     before = {"a": {"mean_error": 0.1, "oom_accuracy": 0.9}, "b": {"mean_error": 0.2}}
     now = {"a": {"mean_error": 0.105, "oom_accuracy": 0.8}}
