@@ -47,14 +47,13 @@ def compare(
     schemes: Sequence[str] | None = None,
     tokens: float | None = None,
     price: float | None = None,
-    jobs: int | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Answer:
     """The plan found beside the best plans of schemes known by name, the fastest first.
 
     `schemes`: names such as "FSDP" or "TP8 x DP8"; by default all, and the usual products. `tokens`
-    of a training run and `price` of a device and hour: add device hours and costs. `jobs`: schemes
-    that are planned at a time, each in a process (None: as many as cores). `options`: as of `plan`.
+    of a training run and `price` of a device and hour: add device hours and costs. `options`: as of
+    `plan`; so many `jobs` are also the schemes that are planned at a time, each in a process.
     """
     from autopar.analysis.searches.rivals import rivals
     from autopar.report.comparison import compared_json, compared_parts
@@ -65,7 +64,11 @@ def compare(
     planned = planned_with(model, example_inputs, options)
     wanted = [*SCHEMES, *usual_recipes(planned.cluster)] if schemes is None else list(schemes)
     priced = rivals(
-        planned, wanted, memory=_bytes(options), progress=options.get("progress"), jobs=jobs
+        planned,
+        wanted,
+        memory=_bytes(options),
+        progress=options.get("progress"),
+        jobs=options.get("jobs"),
     )
     parts = compared_parts(
         planned, priced, cluster_sentence(planned), named=schemes is not None, budget=budget
@@ -134,7 +137,8 @@ def report(
 
     `model`: adds what every operator communicates; with it, `schemes` to price beside the plan.
     `cluster`, `framework`: as of `explain`. `beside`: another plan to compare with. `tokens`,
-    `price` and `jobs`: as of `compare`.
+    `price`: as of `compare`. `jobs`: schemes that are planned at a time, each in a process (None:
+    as many as cores).
     """
     from autopar.analysis.searches.rivals import rivals
     from autopar.outputs import write_whole

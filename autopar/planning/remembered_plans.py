@@ -39,11 +39,13 @@ _ROOMS = (
 class Searches:
     """Searches of one graph under several requests, which share its folding and analyses.
 
-    `recalled`: the number of plans that were remembered; `made`: of those that were searched.
+    `jobs`: processes that a search may take (None: as many as cores). `recalled`: the number of
+    plans that were remembered; `made`: of those that were searched.
     """
 
-    def __init__(self, graph: Graph, first: Request) -> None:
+    def __init__(self, graph: Graph, first: Request, jobs: int | None = None) -> None:
         self.graph = graph
+        self.jobs = jobs
         self.recalled = 0
         self.made = 0
         self._first = first
@@ -70,7 +72,9 @@ class Searches:
                 return known
         self.made += 1
         try:
-            plan = search_plan(self.graph, request, progress=progress, folded=self.folded)
+            plan = search_plan(
+                self.graph, request, progress=progress, folded=self.folded, jobs=self.jobs
+            )
         except NoPlanFits as error:
             if key is not None:
                 figures = {"minimum": error.minimum, "memory_limit": error.memory_limit}

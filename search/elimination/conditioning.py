@@ -274,5 +274,5 @@ def prepare(
 def prepared(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> tuple[Reduction, Minimiser]:
     """Return what `prepare` gives; where graphs share orders, the last graph's is remembered."""
     return last_of(
-        ("prepared", max_entries), graph, lambda _: prepare(graph, max_entries=max_entries)
+        ("prepared", max_entries), graph, lambda: prepare(graph, max_entries=max_entries)
     )

@@ -16,7 +16,7 @@ from ..tables import Indices, Table
 from .join import Labels
 from .orders import Order, Structure, order
 from .schedules import Join, Schedule
-from .shared_orders import shared_by
+from .shared_orders import share, shared_by
 
 MAX_ENTRIES = 1 << 24
 """Entries of the largest table by default: 128 MiB."""
@@ -57,13 +57,15 @@ def schedule(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> Schedule:
         )
         return min(orders, key=lambda o: (len(o.too_wide), o.work))
 
-    known = leaves.shared(("sized", max_entries, round(math.log2(sum(graph.sizes)))), list[Order])
-    for one in reversed(known[-SIZED:]):
+    kind = "sized", max_entries, round(math.log2(sum(graph.sizes)))
+    known = leaves.shared(kind, tuple[Order, ...])
+    for one in reversed(known):
         plan = leaves.follow(one)
         if plan.too_wide or plan.widest <= max_entries:
             return plan
-    known.append(sized())
-    return leaves.follow(known[-1])
+    another = sized()
+    share(leaves.key(kind), (*known, another)[-SIZED:])
+    return leaves.follow(another)
 
 
 def typical_schedule(graph: CostGraph) -> Schedule:
@@ -124,9 +126,11 @@ class _Leaves:
 
         It is made by `make`, or known from another graph where orders are shared.
         """
-        return shared_by(
-            (kind, len(self.graph.sizes), np.array(self.edges, dtype=np.int64).tobytes()), make
-        )
+        return shared_by(self.key(kind), make)
+
+    def key(self, kind: object) -> object:
+        """Return the key of a kind of order for these variables and edges."""
+        return kind, len(self.graph.sizes), np.array(self.edges, dtype=np.int64).tobytes()
 
     def structure(self, sizes: tuple[int, ...] = ()) -> Structure:
         """Return the graph without its costs.

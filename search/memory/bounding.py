@@ -57,7 +57,7 @@ def bound_within(
     # The bound of narrow tables is lower, but it costs less and is mostly `enough` already.
     if solver.plan.work > HEAVY_WORK:
         _raise(
-            last_of("quick bounds", graph, lambda _: Minimiser(small.graph, max_entries=QUICK)),
+            last_of("quick bounds", graph, lambda: Minimiser(small.graph, max_entries=QUICK)),
             known,
             limit,
             price,

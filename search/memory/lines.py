@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ..costgraph import CostGraph
-from ..elimination.shared_orders import last_of
+from ..elimination.shared_orders import following
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,6 +112,6 @@ def lines_of(graph: CostGraph) -> Lines:
     Where graphs share orders, those of the last graph are known, and the next one starts where it
     ended.
     """
-    return last_of(
+    return following(
         "lines", graph, lambda last: Lines(last.tried[-1].price if last and last.tried else 0.0)
     )

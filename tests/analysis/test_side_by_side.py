@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from autopar.analysis.searches.side_by_side import cores, side_by_side
+from autopar.analysis.searches.side_by_side import side_by_side
 from autopar.errors import RunError, UsageError
+from autopar.processes import cores
 
 ITEMS = list(range(7))
 

@@ -60,7 +60,7 @@ def outer_alternatives(
         types=plan.schedule.types,
     )
     requests = list(_requests(plan, analysis, free))
-    searches = Searches(analysis.graph, free)
+    searches = Searches(analysis.graph, free, jobs)
     # Made once, for all processes.
     _ = searches.folded
 

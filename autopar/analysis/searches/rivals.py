@@ -60,7 +60,7 @@ def rivals(
         offload="none",
         types=planned.plan.schedule.types,
     )
-    searches = Searches(analysis.graph, free)
+    searches = Searches(analysis.graph, free, jobs)
     # Made once, for all processes.
     _ = searches.folded
 

@@ -83,7 +83,7 @@ def scaling(
         row = Row(cluster=cluster, devices=devices, batch=batch, price=prices.get(cluster))
         try:
             chosen, _ = choose_cluster(cluster, devices)
-            plan = plan_loaded(model, cluster=chosen, **asked).plan
+            plan = plan_loaded(model, cluster=chosen, jobs=jobs, **asked).plan
         except NoPlanFits:
             return replace(row, why="does not fit")
         except UsageError as error:

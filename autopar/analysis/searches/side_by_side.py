@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import platform
-import signal
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from autopar.errors import RunError, UsageError
+from autopar.errors import RunError
+from autopar.processes import be_beside, forking, processes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-FORKS = platform.system() == "Linux" and hasattr(os, "fork")
-"""Whether processes are forked: elsewhere a library's threads may not live through it."""
 _work: Callable[[Any], Any]
 _items: Sequence[Any]
 """In a forked process: what it was forked for."""
-
-
-def cores() -> int:
-    """The processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def side_by_side(
@@ -41,11 +28,8 @@ def side_by_side(
     without a safe fork. Results and errors travel between processes, so they must be picklable;
     `work` and items are forked.
     """
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"jobs is {jobs}, it must be at least 1")
-    count = min(cores() if jobs is None else jobs, len(items))
-    # A process that ends with its parent may have no children.
-    if count < 2 or not FORKS or multiprocessing.current_process().daemon:
+    count = min(processes(jobs), len(items))
+    if count < 2:
         yield from map(work, items)
         return
     forked = ProcessPoolExecutor(
@@ -53,9 +37,7 @@ def side_by_side(
     )
     others = {child.pid for child in multiprocessing.active_children()}
     try:
-        with warnings.catch_warnings(), _uninterrupted():
-            # The children run Python and numpy alone, and take no lock of the parent's threads.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with forking():
             promised = [forked.submit(_do, number) for number in range(len(items))]
         for each in promised:
             yield each.result()
@@ -74,25 +56,11 @@ def side_by_side(
         forked.shutdown(wait=True, cancel_futures=True)
 
 
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits: raised between the locks of an executor, it would leave one locked for good."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _take(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
     global _work, _items
     _work = work
     _items = items
-    # Ctrl-C reaches all processes: the parent ends these, and says what there is to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    be_beside()
 
 
 def _do(number: int) -> Any:

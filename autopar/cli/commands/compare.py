@@ -106,7 +106,7 @@ def _compare_schemes(args: argparse.Namespace) -> None:
     budget = budget_of(args)
     asked = planning_values(args, ("devices", "cluster", *ASKED))
     with stdout_to_stderr(), ProgressBar() as bar:
-        planned = plan_loaded(load_asked(args), progress=bar, **asked)
+        planned = plan_loaded(load_asked(args), progress=bar, jobs=args.jobs, **asked)
         schemes = args.scheme or [*SCHEMES, *usual_recipes(planned.cluster)]
         compared = rivals(planned, schemes, memory=asked["memory"], progress=bar, jobs=args.jobs)
     sentence = cluster_sentence(planned)

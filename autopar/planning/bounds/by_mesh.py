@@ -11,6 +11,7 @@ from functools import cached_property
 
 from autopar.planning.model import FoldedModel, Request
 from autopar.planning.model.effort import EFFORT
+from autopar.planning.model.figures import Figures
 from autopar.planning.space import Candidate, Multiplicities
 from autopar.planning.space.schedules import merging, schedules_of, thrifty
 from autopar.planning.stages.estimate import Pipe
@@ -27,7 +28,6 @@ from .forced_recompute import ForcedRecompute
 from .hidden_exchanges import HiddenExchanges
 from .least_passes import NOTHING, least_passes
 
-Sums = dict[tuple[bool, int, int, Mesh, int, float], float]
 Parts = OrderedDict[tuple[Analysis, int, int, Mesh], Known]
 OfMesh = dict[tuple[int, int, Mesh], Known]
 
@@ -45,8 +45,8 @@ class Alone:
     reading: Reading
 
 
-def _nothing() -> tuple[Sums, Parts, OfMesh]:
-    return {}, OrderedDict(), {}
+def _nothing() -> tuple[Figures, Parts, OfMesh]:
+    return Figures(), OrderedDict(), {}
 
 
 class Bounds:
@@ -63,6 +63,7 @@ class Bounds:
         self.hiding = hiding
         self.exchanges = HiddenExchanges(folded, request)
         self.recompute = ForcedRecompute(folded, request)
+        self.figures = Figures()
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
         # None of these depends on memory: a search of the subject within another limit finds them
         # again.
@@ -177,8 +178,9 @@ class Bounds:
         self, devices: int, stages: int, mesh: Mesh, micro_batches: int, passes: float
     ) -> float:
         """Return the least that the tables of a mesh add up to for passes of a micro-batch."""
-        key = (self.hiding, devices, stages, mesh, micro_batches, passes)
-        if key not in self.sums:
+        key = ("least sum", self.hiding, devices, stages, mesh, micro_batches, passes)
+
+        def least() -> float:
             early = self.early(stages, mesh)
             # Of stages all of what parameters send may be hidden under what the others compute.
             work = Multiplicities(
@@ -188,15 +190,11 @@ class Bounds:
                 work = most_hidden(
                     work, self.folded.prices(self.request.cluster.sized(devices), mesh, 1)
                 )
-            tables = self.tables(
-                self.folded.analysis(short=True, micro_batches=micro_batches),
-                devices,
-                stages,
-                mesh,
-                work,
-            )
-            self.sums[key] = nearly(tables.graph, close=EFFORT.bounded).lower_bound - early.before
-        return self.sums[key]
+            analysis = self.folded.analysis(short=True, micro_batches=micro_batches)
+            tables = self.tables(analysis, devices, stages, mesh, work)
+            return nearly(tables.graph, close=EFFORT.bounded).lower_bound - early.before
+
+        return self.sums.once(key, least)
 
     def proven(self, candidate: Candidate) -> float:
         """Return seconds that no step of a candidate without stages undercuts.

@@ -70,7 +70,10 @@ class PipelineBounds:
         key = (candidate, recompute)
         if key not in self._proven:
             passed = self.passed(candidate, recompute, enough)
-            self._proven[key] = self._with_work_once(candidate, recompute, passed, enough)
+            self._proven[key] = self.bounds.figures.once(
+                ("with work once", candidate.key, recompute, passed, enough),
+                lambda: self._with_work_once(candidate, recompute, passed, enough),
+            )
         return self._proven[key]
 
     def passed(
@@ -79,13 +82,9 @@ class PipelineBounds:
         """Return what the passes alone prove, which takes half the time of `proven`."""
         key = (candidate, recompute)
         if key not in self._passed:
-            count = candidate.micro_batches
-            # The bound must hold for every schedule, so that of fewest passes is solved.
-            _, fewest = self._fewest(candidate)
-            work = self.work(candidate, recompute, fewest, NOTHING)
-            seconds = self._least(candidate, self.tables(candidate, work), enough)
-            self._passed[key] = Proven(
-                micro_batches=count, passes=count / fewest * seconds, seen=()
+            self._passed[key] = self.bounds.figures.once(
+                ("passes alone", candidate.key, recompute, enough),
+                lambda: self._passes_alone(candidate, recompute, enough),
             )
         return self._passed[key]
 
@@ -176,6 +175,14 @@ class PipelineBounds:
         return self.bounds.tables(
             analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work
         )
+
+    def _passes_alone(self, candidate: Candidate, recompute: str, enough: float) -> Proven:
+        count = candidate.micro_batches
+        # The bound must hold for every schedule, so that of fewest passes is solved.
+        _, fewest = self._fewest(candidate)
+        work = self.work(candidate, recompute, fewest, NOTHING)
+        seconds = self._least(candidate, self.tables(candidate, work), enough)
+        return Proven(micro_batches=count, passes=count / fewest * seconds, seen=())
 
     def _fewest(self, candidate: Candidate) -> tuple[Schedule, float]:
         """Return the schedule of fewest passes, and their number."""

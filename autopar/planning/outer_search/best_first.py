@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
@@ -40,35 +39,31 @@ from .candidate_solver import CandidateSolver
 from .estimates import Estimates
 from .evaluator import Bounded, Evaluator, Played
 from .finer_meshes import finer_cases, worth_splitting
+from .foresight import Foresight
 from .incumbents import Incumbents
 from .micro_batches import MicroBatches
+from .misfits import Misfit
 from .modes_in_turn import ModesInTurn
 from .node_queue import Node, NodeQueue, Place, by_promise
 from .whole_programs import WholePrograms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Misfit:
-    """A case that does not fit the memory, and the least bytes that it needs on a device.
-
-    `bounded`: the bytes are a bound from below, which no solution shows to do.
-    """
-
-    candidate: Candidate
-    mode: Mode
-    needed: float
-    bounded: bool = False
-
-
 class BestFirst:
     """The search of one request.
 
-    `clock`: of all searches of the request. `misfits`: cases that do not fit the memory.
+    `clock`: of all searches of the request. `jobs`: processes that it may take (None: as many as
+    cores), none of which changes what it finds. `misfits`: cases that do not fit the memory.
     `forbidden`: the number of places that pins forbid. `complete`: whether the search ran to its
     end.
     """
 
-    def __init__(self, folded: FoldedModel, request: Request, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        folded: FoldedModel,
+        request: Request,
+        clock: Clock | None = None,
+        jobs: int | None = 1,
+    ) -> None:
         self.folded = folded
         self.request = request
         self.aim = Aim(gap=request.gap)
@@ -82,6 +77,7 @@ class BestFirst:
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
         self.modes = ModesInTurn()
+        self.ahead = Foresight(self.evaluator, self.book, jobs)
         self.misfits: list[Misfit] = []
         self.forbidden = 0
         self.complete = True
@@ -118,11 +114,14 @@ class BestFirst:
         # Whoever interrupts the search is owed the best so far; without any, the interrupt goes on.
         except KeyboardInterrupt:
             self.complete = False
-            if not self.incumbents and self.evaluator.interrupted is not None:
-                self._play(self.evaluator.interrupted)
+            self.ahead.end()
+            if not self.incumbents and (best := self._best_solution()) is not None:
+                self._play(best)
                 self.incumbents.settle()
             if not self.incumbents:
                 raise
+        finally:
+            self.ahead.end()
         if progress:
             progress(1, 1, "done")
 
@@ -175,6 +174,7 @@ class BestFirst:
         return self._least >= self.aim.enough(best)
 
     def _replace(self, promise: float, node: Node) -> None:
+        self.ahead.look(self.queue, self._upcoming, self.incumbents.best, self.incumbents.enough)
         if isinstance(node, Candidate):
             self._expand_candidate(promise, node)
         elif isinstance(node, Case):
@@ -210,6 +210,8 @@ class BestFirst:
     def _expand_place(self, place: Place) -> None:
         # All candidates of a mesh are looked at only where pins forbid the usual ones.
         for group in place:
+            if group:
+                self.ahead.of_mesh(group[0])
             if group and (allowed := self.book.bound_mesh(group)):
                 if group is not place[0]:
                     self.hiding.enter(allowed)
@@ -233,9 +235,8 @@ class BestFirst:
         if risen > promise:
             self.queue.push(risen, candidate)
             return
-        on_mesh = self.micro_batches.on_mesh_of(candidate)
-        open_ones = [one for one in on_mesh if self._promise_of(one) < self.incumbents.enough]
-        following = self.micro_batches.take_next(candidate, open_ones)
+        following = self._following(candidate)
+        self.micro_batches.solved.add(following)
         first = next(iter(self.solver.modes()))
         self.modes.reach(following, first)
         # At once, as its solution raises the promises of others that wait with the same one.
@@ -259,8 +260,10 @@ class BestFirst:
             return
         candidate = case.candidate
         solved: Solved | None = None
+        below = self.incumbents.enough
+        self.ahead.of_promise(case, below)
         try:
-            solved = self.evaluator.promise(case, below=self.incumbents.enough)
+            solved = self.evaluator.promise(case, below)
         except Infeasible as error:
             self._misfit(case, error)
         except NoAssignment:
@@ -268,7 +271,7 @@ class BestFirst:
             return
         if solved is not None:
             self.queue.push(max(promise, solved.promise), solved)
-        if (free := self.evaluator.free_bounds.get(case)) is not None:
+        if (free := self.evaluator.free.bounds.get(case)) is not None:
             self.micro_batches.tighten(candidate, free)
             # No mode that does more work is faster than the optimum without a limit of memory.
             promise = max(promise, self.solver.promise_of(candidate, free))
@@ -325,8 +328,10 @@ class BestFirst:
     def _play(self, solved: Solved) -> None:
         """Play a solution; a program faster than the incumbent's takes its place."""
         self.incumbents.look_at(solved.candidate)
+        best = self.incumbents.best
+        self.ahead.of_programs(solved, best)
         try:
-            programs = self.evaluator.play(solved, self.incumbents.best)
+            programs = self.evaluator.play(solved, best)
             for played in programs:
                 self.incumbents.note(played)
             # Of programs near the best one, those of other modes may be a little faster yet.
@@ -350,10 +355,16 @@ class BestFirst:
         """Split an axis of the fastest candidates' meshes in two."""
         if self.request.mesh is not None or not self.incumbents:
             return
-        for fast in worth_splitting(self.incumbents.fastest.values()):
-            for cases in finer_cases(self.solver, fast):
-                self.clock.look()
-                self._try(cases, fast)
+        finer = [
+            (cases, fast)
+            for fast in worth_splitting(self.incumbents.fastest.values())
+            for cases in finer_cases(self.solver, fast)
+        ]
+        for number, (cases, fast) in enumerate(finer):
+            self.clock.look()
+            following = [others[0] for others, _ in finer[number + 1 :]]
+            self.ahead.look_at_finer(following, self.incumbents.best, self.incumbents.enough)
+            self._try(cases, fast)
         self.incumbents.settle()
 
     def _try(self, cases: Iterable[Case], coarser: Played) -> None:
@@ -371,6 +382,7 @@ class BestFirst:
                 continue
             most = same if case.mode == coarser.solved.mode else math.inf
             enough = self.incumbents.enough
+            self.ahead.of_finer(case, self.incumbents.best, enough)
             with contextlib.suppress(Infeasible, NoAssignment):
                 solved = self.evaluator.promise(case, below=enough)
                 if solved is not None and solved.promise < enough and solved.seconds < most:
@@ -381,6 +393,26 @@ class BestFirst:
             fastest = self.incumbents.fastest.get(case.candidate)
             if fastest is None or fastest.seconds >= near:
                 return
+
+    def _following(self, candidate: Candidate) -> Candidate:
+        """The candidate on a mesh to solve next, of those that may be faster than the incumbent."""
+        on_mesh = self.micro_batches.on_mesh_of(candidate)
+        open_ones = [one for one in on_mesh if self._promise_of(one) < self.incumbents.enough]
+        return self.micro_batches.following(candidate, open_ones)
+
+    def _upcoming(self, candidate: Candidate) -> Case | None:
+        """The case that is solved next for a candidate, as far as it is known."""
+        if candidate in self.micro_batches.solved:
+            return None
+        if self._promise_of(candidate) >= self.incumbents.enough:
+            return None
+        return self.solver.case(self._following(candidate), next(iter(self.solver.modes())))
+
+    def _best_solution(self) -> Solved | None:
+        """The solution of the interrupted solve, or else the first one that waits to be played."""
+        waiting = (node for _, node in self.queue.first(len(self.queue)))
+        first = next((node for node in waiting if isinstance(node, Solved)), None)
+        return self.evaluator.interrupted or first
 
     def _report(self, text: str) -> None:
         if self._progress:

@@ -22,6 +22,7 @@ from autopar.planning.solve.within_limits import EXACT_METHOD
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode, recomputes_of
 from autopar.planning.space.multiplicities import Multiplicities
+from autopar.planning.stages.estimate import StepEstimate
 from autopar.planning.stages.parts import Group
 from autopar.planning.tables.parameters.traffic import exposed_seconds, hideable
 from autopar.planning.tables.requested import with_host_choices
@@ -146,11 +147,14 @@ class CandidateSolver:
 
     def tables(self, case: Case) -> Tables:
         """The tables of a case on the folded graph."""
+        return self.tables_within(case, binding=self.is_bound(case))
+
+    def tables_within(self, case: Case, *, binding: bool) -> Tables:
+        """The tables of a case; `binding`: memory binds it, so that they may offer host memory."""
         candidate = case.candidate
-        mode = case.mode
-        work = self.work(candidate, mode, self.folded.counts, short=True)
+        work = self.work(candidate, case.mode, self.folded.counts, short=True)
         plain = self.plain_tables(candidate, replace(work, hidden=case.hidden))
-        return self.offering(plain, candidate, mode)
+        return with_host_choices(self.request, plain, candidate.stages, binding=binding)
 
     def plain_tables(self, candidate: Candidate, work: Multiplicities) -> Tables:
         """The tables of a candidate on the folded graph, without choices of host memory."""
@@ -162,6 +166,10 @@ class CandidateSolver:
         """Tables of a candidate with choices of host memory, where memory binds it."""
         binding = (candidate, mode) in self.binding
         return with_host_choices(self.request, tables, candidate.stages, binding=binding)
+
+    def is_bound(self, case: Case) -> bool:
+        """Whether memory is known to bind a case."""
+        return (case.candidate, case.mode) in self.binding
 
     def binds(self, candidate: Candidate, mode: Mode) -> bool:
         """Note that memory binds a candidate; whether host memory is newly offered by that."""
@@ -212,39 +220,32 @@ class CandidateSolver:
         return bytes_beyond(tables, solution, schedule, self.folded.counts, room)
 
     def promised(
-        self,
-        case: Case,
-        tables: Tables,
-        solution: Solution,
-        *,
-        free: bool = False,
-        beyond: float = 0.0,
+        self, case: Case, tables: Tables, solution: Solution, *, beyond: float = 0.0
     ) -> Solved:
-        """A solution with the step that its tables promise."""
+        """A solution within the memory with the step that its tables promise."""
+        return Solved(
+            case=case,
+            made=lambda: tables,
+            solution=solution,
+            seconds=self.step_of(case, tables, solution).seconds,
+            promise=self.promise_of(case.candidate, solution.lower_bound),
+            beyond=beyond,
+        )
+
+    def step_of(self, case: Case, tables: Tables, solution: Solution) -> StepEstimate:
+        """The step that a solution's tables add up to, and whether its schedule lacks memory."""
         candidate = case.candidate
         stages = candidate.stages
         count = candidate.micro_batches
-        seconds = solution.cost
-        short = False
         work = self.work(candidate, case.mode, self.folded.counts, short=True)
         if stages > 1:
             pipe = self.bounds.pipe(stages, count)
             schedules = self.bounds.schedules(stages, count)
-            expected = pipe.expected(tables, solution, work, schedules, self.room(candidate))
-            seconds = expected.seconds
-            short = expected.short
-        elif self.request.train:
+            return pipe.expected(tables, solution, work, schedules, self.room(candidate))
+        seconds = solution.cost
+        if self.request.train:
             seconds += exposed_seconds(tables, solution, replace(work, hidden=case.hidden))
-        return Solved(
-            case=case,
-            tables=tables,
-            solution=solution,
-            seconds=seconds,
-            promise=self.promise_of(candidate, solution.lower_bound),
-            # A pipeline whose best schedule lacks memory is bound by memory, too.
-            free=free and not short,
-            beyond=beyond,
-        )
+        return StepEstimate(seconds=seconds, short=False)
 
     def promise_of(self, candidate: Candidate, bound: float) -> float:
         """Seconds that a program hardly undercuts, from a bound of the tables' sum."""

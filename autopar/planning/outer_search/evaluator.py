@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from autopar.planning.model.effort import EFFORT
@@ -24,9 +24,10 @@ from autopar.planning.stages.stage import Slower
 from autopar.planning.stages.staged_program import StagedProgram, best_pipeline
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
-from autopar.search import Infeasible, Interrupted, NoAssignment, Solution
+from autopar.search import Infeasible, Interrupted, NoAssignment, resting
 
 from .candidate_solver import CandidateSolver
+from .free_solutions import Free, FreeSolutions
 from .memory_bound import MemoryBound
 from .written_out import WrittenOut
 
@@ -52,17 +53,18 @@ class Bounded(Infeasible):
 class Evaluator:
     """Promises and programs of candidates.
 
-    `free_bounds`: bounds on the sum of a case's tables without a limit of memory. `interrupted`:
-    the solution of an interrupted solve.
+    `free`: the solutions without a limit of memory. `interrupted`: the solution of an interrupted
+    solve.
     """
 
     def __init__(self, solver: CandidateSolver) -> None:
         self.solver = solver
         self.folded = solver.folded
         self.request = solver.request
+        self.figures = solver.bounds.figures
         self.memory_bound = MemoryBound(solver)
         self.interrupted: Solved | None = None
-        self.free_bounds: dict[Case, float] = {}
+        self.free = FreeSolutions(solver)
         self.written_out = WrittenOut(solver)
         # Pipelines are solved within tightening limits for their order alone.
         self.quickly = self.request
@@ -86,52 +88,61 @@ class Evaluator:
             raise
 
     def _promise(self, case: Case, below: float) -> Solved | None:
-        tables = self.solver.tables(case)
+        tables = self.tables(case)
+        free = self.free.of(case, below, tables)
         room = self.solver.room(case.candidate)
         # Every choice saves at least these bytes, which is seen without a solution.
-        if (least := tables.least_saved()) > room:
-            # Until there is an incumbent, the bound of the first mode orders the others.
-            if below == math.inf and case.mode == next(iter(self.solver.modes())):
-                self._free_solution(case, tables, below)
-            raise Bounded(least, room)
-        return self._solved(case, tables, below)
+        if free.least > room:
+            raise Bounded(free.least, room)
+        return self._solved(case, tables, below, free)
 
     def solve(self, case: Case) -> Solved | None:
         """The best solution of a case, whatever a bound says; raises as `promise`."""
-        return self._solved(case, self.solver.tables(case), math.inf)
+        tables = self.tables(case)
+        return self._solved(case, tables, math.inf, self.free.of(case, math.inf, tables, sure=True))
 
-    def _solved(self, case: Case, tables: Tables, below: float) -> Solved | None:
+    def tables(self, case: Case) -> Callable[[], Tables]:
+        """Gives the tables of a case, made when they are first asked for."""
+        # What is known of the case now counts, whenever that is.
+        binding = self.solver.is_bound(case)
+        return functools.cache(lambda: self.solver.tables_within(case, binding=binding))
+
+    def _solved(
+        self, case: Case, tables: Callable[[], Tables], below: float, free: Free
+    ) -> Solved | None:
+        if free.solution is None:
+            return self.memory_bound.solve(case, tables(), 0.0)
         solver = self.solver
         candidate = case.candidate
+        bound = free.solution.lower_bound
+        promise = solver.promise_of(candidate, bound)
+        if solver.is_exact and promise >= below:
+            return None
+        if free.step is not None:
+            return Solved(
+                case=case,
+                made=tables,
+                solution=free.solution,
+                seconds=free.step.seconds,
+                promise=promise,
+                # A pipeline whose best schedule lacks memory is bound by memory, too.
+                free=not free.step.short,
+                beyond=free.beyond,
+            )
+        # A limit of memory can only make the optimum slower.
+        if solver.is_exact and solver.least(candidate, bound) >= below:
+            return None
+        offered = tables()
+        # Host memory is offered only where memory is known to bind, as its choices make the tables
+        # larger.
+        if not free.fits and solver.binds(candidate, case.mode):
+            offered = solver.offering(offered, candidate, case.mode)
+        # A negative `beyond` says that the program needs less than its tables add up to.
         room = solver.room(candidate)
-        beyond = 0.0
-        if solver.is_exact or self.request.may_offload:
-            free = self._free_solution(case, tables, below)
-            if solver.is_exact and solver.promise_of(candidate, free.lower_bound) >= below:
-                return None
-            beyond = solver.beyond(case, tables, free)
-            fits = free.memory + beyond <= room
-            fits = fits and tables.host_of(free.choices) <= tables.host_room
-            if solver.is_exact and fits:
-                return solver.promised(case, tables, free, free=True, beyond=beyond)
-            # A limit of memory can only make the optimum slower.
-            if solver.is_exact and solver.least(candidate, free.lower_bound) >= below:
-                return None
-            # Host memory is offered only where memory is known to bind, as its choices make the
-            # tables larger.
-            if not fits and solver.binds(candidate, case.mode):
-                tables = solver.offering(tables, candidate, case.mode)
-            # A negative `beyond` says that the program needs less than its tables add up to.
-            loosest = max(room, room - beyond)
-            if solver.is_exact and solver.proves_too_slow(candidate, tables, loosest, below):
-                return None
-        return self.memory_bound.solve(case, tables, beyond)
-
-    def _free_solution(self, case: Case, tables: Tables, below: float) -> Solution:
-        """The optimum without a limit of memory; its bound tells of all modes of the candidate."""
-        free = self.solver.free_solution(case.candidate, tables, below)
-        self.free_bounds[case] = free.lower_bound
-        return free
+        loosest = max(room, room - free.beyond)
+        if solver.is_exact and solver.proves_too_slow(candidate, offered, loosest, below):
+            return None
+        return self.memory_bound.solve(case, offered, free.beyond)
 
     # --- Programs. ---
 
@@ -246,7 +257,7 @@ class Evaluator:
         if best.seconds >= below:
             return None
         return Played(
-            solved=replace(solved, tables=tables, solution=best.solution),
+            solved=replace(solved, made=lambda: tables, solution=best.solution),
             seconds=best.seconds,
             limited=front.tightened,
         )
@@ -267,7 +278,7 @@ class Evaluator:
         best: Played | None = None
         failure: Infeasible | None = None
         try:
-            best = self._cut(solved, solved.tables, below)
+            best = self._as_solved(solved, below)
         except Infeasible as error:
             failure = error
         # What fits all stages together may not fit each of them: host memory may help there, too.
@@ -281,6 +292,20 @@ class Evaluator:
         if best is None and failure is not None:
             raise self._misfit(solved.candidate, failure.minimum_memory)
         return best
+
+    def _as_solved(self, solved: Solved, below: float) -> Played | None:
+        """The fastest cuts on the tables of a solved pipeline."""
+        case = solved.case
+        key = ("cut", case.candidate.key, case.mode, case.hidden, solved.solution.choices, below)
+        if (told := self.figures.known(key)) is not None:
+            (seconds,) = told
+            return Played(solved=solved, seconds=seconds, limited=False) if seconds else None
+        with resting() as rest:
+            played = self._cut(solved, solved.tables, below)
+        # A program with other choices cannot be told without their tables.
+        if rest.alone and (played is None or played.solved.solution is solved.solution):
+            self.figures.note(key, played.seconds if played else None, rest)
+        return played
 
     def _cut(self, solved: Solved, tables: Tables, below: float) -> Played | None:
         """The fastest cuts on some tables of a pipeline."""
@@ -298,7 +323,7 @@ class Evaluator:
         part = program.parts[0]
         full = program.memory > EFFORT.plenty * self.solver.memory_limit(solved.candidate)
         return Played(
-            solved=replace(solved, tables=part.tables, solution=part.solution),
+            solved=replace(solved, made=lambda: part.tables, solution=part.solution),
             seconds=program.seconds,
             limited=full and program.tightened,
         )

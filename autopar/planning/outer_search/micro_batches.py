@@ -34,7 +34,7 @@ class MicroBatches:
         """Seconds that solutions of fewer micro-batches promise; 0 where there are none."""
         return self._promises.get(candidate, 0.0)
 
-    def take_next(self, candidate: Candidate, open_ones: Sequence[Candidate]) -> Candidate:
+    def following(self, candidate: Candidate, open_ones: Sequence[Candidate]) -> Candidate:
         """Return the candidate of a mesh to solve next, of those with as many or fewer.
 
         `open_ones`: those of the mesh that may still be faster than the incumbent. With stages the
@@ -46,9 +46,7 @@ class MicroBatches:
             if other.micro_batches <= candidate.micro_batches and other not in self.solved
         ]
         # Without stages the largest micro-batches are the fastest, if they fit.
-        following = unsolved[(len(unsolved) - 1) // 2] if candidate.stages > 1 else unsolved[0]
-        self.solved.add(following)
-        return following
+        return unsolved[(len(unsolved) - 1) // 2] if candidate.stages > 1 else unsolved[0]
 
     def on_mesh_of(self, candidate: Candidate) -> Sequence[Candidate]:
         """The candidates of the same mesh."""

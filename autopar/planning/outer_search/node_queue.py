@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.space.candidates import Candidate
@@ -31,6 +31,9 @@ class NodeQueue:
         self._entries: list[tuple[float, int, float, Node]] = []
         self._number = itertools.count()
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def __bool__(self) -> bool:
         return bool(self._entries)
 
@@ -43,6 +46,11 @@ class NodeQueue:
     def places(self) -> int:
         """Number of places among the nodes."""
         return sum(isinstance(entry[-1], tuple) for entry in self._entries)
+
+    def first(self, count: int) -> Iterator[tuple[float, Node]]:
+        """The nodes that would come first, with their promises."""
+        for _, _, promise, node in heapq.nsmallest(count, self._entries):
+            yield promise, node
 
     def push(self, promise: float, node: Node) -> None:
         """Add a node, unless its promise is endless, as that of one left out."""

@@ -18,8 +18,8 @@ from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
 from autopar.search import Infeasible
 
-from .best_first import Misfit
 from .candidate_solver import CandidateSolver
+from .misfits import Misfit
 from .whole_programs import WholePrograms
 
 LOOKED = 2

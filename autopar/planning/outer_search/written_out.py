@@ -12,8 +12,11 @@ from autopar.sharding.schedule import Schedule
 
 from .candidate_solver import CandidateSolver
 
-Key = tuple[Candidate, Schedule, tuple[int, ...], int]
-"""A candidate, the schedule inside a stage, the choices, and the number of variables."""
+Key = tuple[Candidate, Schedule, tuple[int, ...]]
+"""A candidate, the schedule inside a stage, and the choices.
+
+Choices of host memory come behind those of the device, so that they are numbers of their own.
+"""
 
 
 class WrittenOut:
@@ -28,7 +31,10 @@ class WrittenOut:
         """Seconds of a step of the program, as if memory were no question."""
         key = self._key(solved)
         if key not in self._seconds:
-            self._seconds[key] = self.program(solved).timeline.step
+            self._seconds[key] = self.solver.bounds.figures.once(
+                ("written out", solved.candidate.key, solved.mode, solved.solution.choices),
+                lambda: self.program(solved).timeline.step,
+            )
         return self._seconds[key]
 
     def program(self, solved: Solved) -> DraftProgram:
@@ -50,6 +56,4 @@ class WrittenOut:
         return self.solver.schedule_of(solved.candidate, solved.mode, short=False)
 
     def _key(self, solved: Solved) -> Key:
-        # Tables that offer host memory have other variables.
-        variables = len(solved.tables.variables)
-        return solved.candidate, self._schedule(solved), solved.solution.choices, variables
+        return solved.candidate, self._schedule(solved), solved.solution.choices

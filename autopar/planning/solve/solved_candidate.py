@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autopar.planning.space.candidates import Candidate
@@ -23,18 +24,24 @@ class Case:
 class Solved:
     """The tables of a case with their solution.
 
-    `seconds`: the step that the tables add up to, with equal stages. `promise`: seconds that its
-    program hardly undercuts. `free`: the solution is the optimum without a memory limit, and fits.
-    `beyond`: bytes that its program needs beyond the sum of its tables.
+    `made`: gives the tables, which most cases need no more once they are solved. `seconds`: the
+    step that the tables add up to, with equal stages. `promise`: seconds that its program hardly
+    undercuts. `free`: the solution is the optimum without a memory limit, and fits. `beyond`: bytes
+    that its program needs beyond the sum of its tables.
     """
 
     case: Case
-    tables: Tables
+    made: Callable[[], Tables]
     solution: Solution
     seconds: float
     promise: float
     free: bool = False
     beyond: float = 0.0
+
+    @property
+    def tables(self) -> Tables:
+        """The tables of the case."""
+        return self.made()
 
     @property
     def candidate(self) -> Candidate:

@@ -32,7 +32,7 @@ Schedules = Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineEstimate:
+class StepEstimate:
     """Seconds of a step under the fastest schedule that fits.
 
     `short`: whether a faster schedule does not fit.
@@ -75,7 +75,7 @@ class Pipe:
         work: Multiplicities,
         schedules: Schedules,
         room: float,
-    ) -> PipelineEstimate:
+    ) -> StepEstimate:
         """Return the expected step of a solution within `room` bytes of all stages together."""
         # The tables' sums are taken apart, and put together again with each schedule's bubble and
         # micro-batches in flight.
@@ -94,7 +94,7 @@ class Pipe:
             if stored + flying * saved <= room:
                 fitting.append(seconds)
         best = min(fitting, default=solution.cost / self.stages)
-        return PipelineEstimate(seconds=best, short=fastest < best)
+        return StepEstimate(seconds=best, short=fastest < best)
 
 
 def pass_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> float:
