@@ -88,7 +88,11 @@ class _Quantity:
 
 
 class Sensitivity:
-    """Plans a model under scaled figures; `batches`: the model's graph for another global batch."""
+    """Plans a model under scaled figures.
+
+    `batches`: the model's graph for another global batch. `jobs`: processes of a single search
+    (None: as many as cores).
+    """
 
     def __init__(
         self,
@@ -98,6 +102,7 @@ class Sensitivity:
         *,
         batch: int = 0,
         batches: Callable[[int], Graph] | None = None,
+        jobs: int | None = None,
     ) -> None:
         self.plan = plan
         self.graph = graph
@@ -105,7 +110,7 @@ class Sensitivity:
         self.batch = batch
         self.batches = batches
         self.known: dict[tuple[str, float], Probed] = {}
-        self.searches = Searches(graph, request)
+        self.searches = Searches(graph, request, jobs)
         self.best = self._named(graph, request)
         self.base = self.best.name
 
@@ -310,8 +315,9 @@ def sensitivity_of(
     *,
     memory: float | None,
     batches: Callable[[int], Graph],
+    jobs: int | None = None,
 ) -> Sensitivity:
-    """The sensitivity of the model's best plan without pins."""
+    """The sensitivity of the model's best plan without pins; `jobs`: as of `Sensitivity`."""
     request = Request(
         cluster=cluster,
         train=analysis.train,
@@ -321,6 +327,5 @@ def sensitivity_of(
         types=plan.schedule.types,
     )
     sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
-    return Sensitivity(
-        plan, analysis.graph, request, batch=sizes[0] if sizes else 0, batches=batches
-    )
+    batch = sizes[0] if sizes else 0
+    return Sensitivity(plan, analysis.graph, request, batch=batch, batches=batches, jobs=jobs)

@@ -166,7 +166,9 @@ def _searched_sections(
         sections.append(why_section(plan, reasons(tree, why, bar)))
     if args.sensitivity:
         batches = rebatching(args, plan)
-        quantities = sensitivity_of(plan, analysis, cluster, memory=memory, batches=batches)
+        quantities = sensitivity_of(
+            plan, analysis, cluster, memory=memory, batches=batches, jobs=args.jobs
+        )
         sections.append(sensitivity(curves(quantities, bar, args.jobs), plan.predicted.step))
     return sections
 

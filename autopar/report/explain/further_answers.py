@@ -60,7 +60,7 @@ def answered(
         )
     if further.batches is not None:
         sensitivity = sensitivity_of(
-            plan, analysis, cluster, memory=memory, batches=further.batches
+            plan, analysis, cluster, memory=memory, batches=further.batches, jobs=further.jobs
         )
         explained = dataclasses.replace(
             explained, flips=tuple(sensitivity.flips(progress, further.jobs)), base=sensitivity.base
