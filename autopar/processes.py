@@ -117,11 +117,8 @@ class Forked(Generic[Question, Answer]):
 
     @property
     def has_answered(self) -> bool:
-        """Whether an answer is there."""
-        try:
-            return self.waiting > 0 and self.pipe.poll()
-        except OSError:
-            return True
+        """Whether an answer is there, or none can come any more."""
+        return self.waiting > 0 and self.pipe.poll()
 
     def receive(self) -> Answer:
         """Wait for the next answer; raises `Gone`."""
@@ -134,6 +131,7 @@ class Forked(Generic[Question, Answer]):
 
     def end(self) -> None:
         """End the process, whatever it is doing."""
+        self.waiting = 0
         self.process.terminate()
         self.process.join(PATIENCE)
         with suppress(OSError):
