@@ -11,7 +11,7 @@ import pytest
 
 from tests.product_code import LINKED, MODULES, ROOT, imports
 
-FOUNDATION = {"errors", "forking", "file_limits", "printable", "processes", "reading", "units"}
+FOUNDATION = {"errors", "forking", "file_limits", "printable", "reading", "units"}
 """Single files that know nothing of the product beside its errors."""
 
 # Room -> the rooms that it may import beside itself and the foundation. A room is the longest name
@@ -22,7 +22,6 @@ ROOMS: dict[str, set[str]] = {
     "forking": set(),
     "file_limits": set(),
     "printable": set(),
-    "processes": set(),
     "reading": {"units"},
     "units": set(),
     "outputs": set(),
@@ -54,9 +53,7 @@ ROOMS: dict[str, set[str]] = {
     "integrations.convert": {"order", "plan", "plan_checks", "plan_parts", "sharding"},
     "integrations.mindspore.strategy_files": {"ir", "outputs", "plan", "plan_parts", "sharding"},
 }
-STANDALONE = {
-    *("errors", "forking", "file_limits", "printable", "processes", "units", "ir", "compiled")
-}
+STANDALONE = {"errors", "forking", "file_limits", "printable", "units", "ir", "compiled"}
 """Rooms that may import nothing, or only the errors."""
 # What the user touches may import everything; every other file (the planner and what it is made of)
 # all but these and the runtime.

@@ -11,7 +11,7 @@ import pytest
 
 from autopar.analysis.searches.side_by_side import side_by_side
 from autopar.errors import RunError, UsageError
-from autopar.processes import cores
+from autopar.forking import cores
 
 ITEMS = list(range(7))
 

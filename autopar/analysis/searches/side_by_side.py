@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from autopar.errors import RunError
-from autopar.processes import be_beside, forking, processes
+from autopar.forking import be_beside, forking, processes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -20,8 +20,8 @@ from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import Any
 
 from autopar.errors import UsageError
+from autopar.forking import Forked, Gone, processes
 from autopar.planning.model.figures import Entry, Figures
-from autopar.processes import Forked, Gone, processes
 from autopar.search import Infeasible, NoAssignment, Sharing, Unshared, sharing
 
 from .questions import Question

@@ -80,8 +80,10 @@ class OfBound(_About):
         return cls(spot=Spot.of(candidate), enough=enough)
 
     def work(self, evaluator: Evaluator, book: Book) -> None:
-        """Raise the bound."""
-        book.proof.raise_by(self.spot.candidate(evaluator.request), self.enough)
+        """Raise the bound, unless pins turned out to forbid the candidate."""
+        candidate = self.spot.candidate(evaluator.request)
+        if candidate in book.sure:
+            book.proof.raise_by(candidate, self.enough)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from autopar import processes as module
+from autopar import forking as module
 from autopar.errors import UsageError
-from autopar.processes import Forked, Gone, cores, processes
+from autopar.forking import Forked, Gone, cores, processes
 
 
 def forked(answer: Any, *others: Forked[Any, Any]) -> Forked[Any, Any]:
