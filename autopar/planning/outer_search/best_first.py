@@ -77,7 +77,7 @@ class BestFirst:
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
         self.modes = ModesInTurn()
-        self.ahead = Foresight(self.evaluator, self.book, jobs)
+        self.ahead = Foresight(self.evaluator, (self.book, self.hiding), jobs)
         self.misfits: list[Misfit] = []
         self.forbidden = 0
         self.complete = True

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.space.candidates import Candidate
 
 from .ahead import Ahead
-from .book import Book
 from .evaluator import Evaluator
 from .node_queue import Node, NodeQueue
-from .questions import OfBound, OfMesh, OfPrograms, OfPromise, Question
+from .questions import Books, OfBound, OfMesh, OfPrograms, OfPromise, Question
 
 UPCOMING = 6
 """Nodes of the queue, for each process, that others are asked about."""
@@ -20,19 +20,23 @@ UPCOMING = 6
 class Foresight:
     """Asks others ahead of a search, and waits for their answers where the search is there.
 
-    `jobs`: processes that the search may take (None: as many as cores).
+    `books`: the one that orders the search comes first. `jobs`: processes that the search may take
+    (None: as many as cores).
     """
 
-    def __init__(self, evaluator: Evaluator, book: Book, jobs: int | None) -> None:
+    def __init__(self, evaluator: Evaluator, books: Books, jobs: int | None) -> None:
         self.evaluator = evaluator
-        self.book = book
-        bounds = evaluator.solver.bounds
-        self.ahead = Ahead(self._work_on, (bounds.sums, bounds.figures), jobs)
-        book.proof.before = self._before_raise
+        self.books = books
+        every = [book.solver.bounds for book in books]
+        # The sums of a mesh are known to all searches of the model, and so to all books.
+        homes = (every[0].sums, *(bounds.figures for bounds in every))
+        self.ahead = Ahead(self._work_on, homes, jobs)
+        for number, book in enumerate(books):
+            book.proof.before = functools.partial(self._before_raise, number)
 
     def _work_on(self, question: Question) -> None:
         """Work on a question, in a process that was forked from the search."""
-        question.work(self.evaluator, self.book)
+        question.work(self.evaluator, self.books)
 
     def end(self) -> None:
         """End the other processes."""
@@ -98,12 +102,16 @@ class Foresight:
         return OfPromise.of(self.evaluator, case, enough, None if on_fronts else best)
 
     def _before_raise(
-        self, candidate: Candidate, upcoming: Callable[[], Iterator[Candidate]], enough: float
+        self,
+        number: int,
+        candidate: Candidate,
+        upcoming: Callable[[], Iterator[Candidate]],
+        enough: float,
     ) -> None:
         if self.ahead.is_ready():
             for other in upcoming():
-                self.ahead.ask(OfBound.of(other, enough))
-        self.ahead.wait(OfBound.of(candidate, enough))
+                self.ahead.ask(OfBound.of(other, enough, number))
+        self.ahead.wait(OfBound.of(candidate, enough, number))
 
 
 def _candidate_of(node: Node) -> Candidate:

@@ -6,6 +6,7 @@ that was forked from the search, for the sake of the figures that are noted on t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.planning.model.request import Request
@@ -17,6 +18,9 @@ from autopar.sharding.mesh import Mesh
 
 from .book import Book
 from .evaluator import Evaluator
+
+Books = Sequence[Book]
+"""The books of a search: that which orders it comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +67,30 @@ class OfMesh(_About):
         """The question about a candidate's mesh."""
         return cls(spot=Spot.of(candidate))
 
-    def work(self, evaluator: Evaluator, book: Book) -> None:
+    def work(self, evaluator: Evaluator, books: Books) -> None:
         """Bound the mesh."""
-        book.bound_mesh([self.spot.candidate(evaluator.request)])
+        books[0].bound_mesh([self.spot.candidate(evaluator.request)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfBound(_About):
-    """The bound of a candidate by a solution of its own, as far as `enough`."""
+    """The bound of a candidate by a solution of its own, as far as `enough`.
+
+    `number`: of the book of bounds.
+    """
 
     enough: float
+    number: int
 
     @classmethod
-    def of(cls, candidate: Candidate, enough: float) -> OfBound:
+    def of(cls, candidate: Candidate, enough: float, number: int) -> OfBound:
         """The question about a candidate."""
-        return cls(spot=Spot.of(candidate), enough=enough)
+        return cls(spot=Spot.of(candidate), enough=enough, number=number)
 
-    def work(self, evaluator: Evaluator, book: Book) -> None:
+    def work(self, evaluator: Evaluator, books: Books) -> None:
         """Raise the bound, unless pins turned out to forbid the candidate."""
         candidate = self.spot.candidate(evaluator.request)
+        book = books[self.number]
         if candidate in book.sure:
             book.proof.raise_by(candidate, self.enough)
 
@@ -124,7 +133,7 @@ class OfPromise(_OfCase):
             best=best,
         )
 
-    def work(self, evaluator: Evaluator, book: Book) -> None:
+    def work(self, evaluator: Evaluator, books: Books) -> None:
         """Solve the case, and play its program."""
         solved = evaluator.promise(self.case(evaluator), self.below)
         if solved is not None and self.best is not None and solved.promise < self.below:
@@ -161,7 +170,7 @@ class OfPrograms(_OfCase):
             best=best,
         )
 
-    def work(self, evaluator: Evaluator, book: Book) -> None:
+    def work(self, evaluator: Evaluator, books: Books) -> None:
         """Play the programs."""
         case = self.case(evaluator)
         solved = Solved(
