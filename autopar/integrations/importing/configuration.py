@@ -28,8 +28,9 @@ class Configuration:
     `stages`, `schedule`, `interleave`: of the pipeline. `batch`: the global batch; `micro_batch`:
     samples of a device in a micro-batch; `local_batch`: samples of a device before gradients are
     reduced; both count where `micro_batches` is None. `recompute_modules`: those that a
-    selective `recompute` names (none: as is best). `precision`: the recipe of products. `styles`:
-    splits of weights by module pattern. `lost`: sentences on options that are not taken over.
+    selective `recompute` names (none: as is best). `precision`: the recipe of products. `master`,
+    `reduce`: the types of stored parameters and of travelling gradients. `styles`: splits of
+    weights by module pattern. `lost`: sentences on options that are not taken over.
     """
 
     source: str
@@ -55,6 +56,7 @@ class Configuration:
     recompute_modules: tuple[str, ...] = ()
     dtype: str | None = None
     precision: str | None = None
+    master: str | None = None
     reduce: str | None = None
     optimizer: str | None = None
     offload: str | None = None

@@ -126,6 +126,7 @@ def import_configuration(
     free: dict[str, Any] = {
         "cluster": cluster,
         "optimizer": configuration.optimizer or "adamw",
+        "master": configuration.master,
         "reduce": configuration.reduce,
         "progress": progress,
         "memory": hardware.memory,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autopar.errors import UsageError
+from autopar.errors import UsageError, unknown
 
 from .configuration import Configuration, degree, left_out, number, stage
 
@@ -31,6 +31,8 @@ _KNOWN = {
     "zero_optimization",
     "bf16",
     "fp16",
+    "communication_data_type",
+    "data_types",
     "tensor_parallel",
     "sequence_parallel_size",
     "scheduler",
@@ -64,6 +66,7 @@ def read_deepspeed(data: Mapping[str, Any]) -> Configuration:
         batch=number(SOURCE, table, "train_batch_size"),
         micro_batches=number(SOURCE, table, "gradient_accumulation_steps"),
         dtype=next(types, None),
+        reduce=_sums(table),
         optimizer=OPTIMIZERS.get(kind),
         offload="optimizer" if offloads else None,
         lost=tuple(lost),
@@ -84,6 +87,18 @@ def _data(table: Mapping[str, Any]) -> int | None:
     return batch // (micro * count)
 
 
+def _sums(table: Mapping[str, Any]) -> str | None:
+    """The type in which gradients travel and are added up, if the file tells one."""
+    told = table.get("communication_data_type")
+    told = _table(table, "data_types").get("grad_accum_dtype") if told is None else told
+    if told is None:
+        return None
+    if told not in _SUMS:
+        raise UsageError(unknown("communication_data_type", str(told), _SUMS))
+    return _SUMS[str(told)]
+
+
+_SUMS = {"fp32": "float32", "bf16": "bfloat16", "bfp16": "bfloat16", "fp16": "float16"}
 _TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 

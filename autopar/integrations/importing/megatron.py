@@ -39,6 +39,8 @@ KNOWN = {
     "overlap-param-gather",
     "bf16",
     "fp16",
+    "accumulate-allreduce-grads-in-fp32",
+    "grad-reduce-in-bf16",
     "recompute-granularity",
     "recompute-method",
     "recompute-num-layers",
@@ -161,6 +163,7 @@ def configuration_of(options: Mapping[str, str]) -> Configuration:
         recompute_modules=_modules(options, lost),
         dtype=next((name for flag, name in _TYPES.items() if flag in options), None),
         precision=precision_of(options),
+        reduce=_gradients(options),
         optimizer=OPTIMIZERS.get(optimizer),
         offload="optimizer" if "optimizer-cpu-offload" in options else None,
         micro_batch=degree(SOURCE, options, "micro-batch-size"),
@@ -168,6 +171,15 @@ def configuration_of(options: Mapping[str, str]) -> Configuration:
         sizes=_sizes(options),
         lost=tuple(lost),
     )
+
+
+def _gradients(options: Mapping[str, str]) -> str | None:
+    """The type in which gradients travel, where that is one of 16 bits."""
+    if "bf16" in options:
+        return "bfloat16" if "grad-reduce-in-bf16" in options else None
+    if "fp16" in options:
+        return None if "accumulate-allreduce-grads-in-fp32" in options else "float16"
+    return None
 
 
 def _of_recipes(options: Mapping[str, str]) -> list[str]:

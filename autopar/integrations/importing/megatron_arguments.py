@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import UsageError
@@ -60,7 +60,7 @@ def run_of(text: str, read: Collection[str], given: Mapping[str, str] | None = N
     _require_known(options, read, text, script)
     return Run(
         options=options,
-        lost=tuple(_conditional(script)),
+        lost=(*_conditional(script), *_sourced(script)),
         launched=_launched(joined(script.commands), read),
     )
 
@@ -155,13 +155,18 @@ def _require_known(
 def _nothing(script: Script, text: str) -> str:
     """The reason why a text holds no run."""
     said = "megatron: no command with arguments of Megatron-LM's is in it"
-    if script.sourced:
-        source = script.sourced[0]
-        shown = printable(" ".join(source.words), lines=False)
-        return f"{said}; line {source.line}: {shown} is not read"
+    for source in _sourced(script):
+        return f"{said}; {source}"
     if re.search(r"--[a-z]", text) and not script.commands:
         return f"{said}; its variables are for another script"
     return said
+
+
+def _sourced(script: Script) -> Iterator[str]:
+    """A sentence on each file that the script reads: it may have arguments."""
+    for source in script.sourced:
+        shown = printable(" ".join(source.words), lines=False)
+        yield f"line {source.line}: {shown} is not read, and may set more"
 
 
 def _conditional(script: Script) -> list[str]:

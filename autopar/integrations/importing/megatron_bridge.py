@@ -159,6 +159,8 @@ def _of_fields(fields: Mapping[str, Value]) -> dict[str, str]:
     for name in ("bf16", "fp16"):
         if fields.get(name) is True:
             options[name] = ""
+    if fields.get("grad_reduce_in_fp32") is False:
+        options["grad-reduce-in-bf16"] = ""
     if fields.get("fp8_param_gather") is True or fields.get("fp8_param") is True:
         options["fp8-param-gather"] = ""
     return options
@@ -175,6 +177,4 @@ def _distributed(record: Record) -> dict[str, str]:
         options["use-distributed-optimizer"] = ""
     if isinstance(optimizer, Record) and "muon" in optimizer.name:
         options["optimizer"] = "muon"
-    if record.record("ddp").fields.get("grad_reduce_in_fp32") is False:
-        options["grad-reduce-in-bf16"] = ""
     return options

@@ -54,7 +54,6 @@ READ = frozenset(
         "fp8-format",
         "fp8-param-gather",
         "fp8-recipe",
-        "grad-reduce-in-bf16",
         "main-params-dtype",
         "moe-deepep-num-sms",
         "moe-enable-deepep",
@@ -210,7 +209,7 @@ def _framework(configuration: Configuration) -> Framework:
 
 def _habits(configuration: Configuration, habits: Habits) -> Habits:
     given = configuration.arguments
-    gradients = 2 if "grad-reduce-in-bf16" in given else 4
+    gradients = 4 if configuration.reduce is None else 2
     loss = habits.loss
     if "cross-entropy-loss-fusion" in given:
         kind = given.get("cross-entropy-fusion-impl", "native")

@@ -108,9 +108,13 @@ def read_torchtitan(data: Mapping[str, Any]) -> Configuration:
         micro_batch=micro,
         local_batch=local,
         recompute=_mode(checkpoint, lost),
-        dtype=_text(training.get("mixed_precision_param")),
+        dtype=_text(training.get("mixed_precision_param", training.get("dtype"))),
+        master=_text(training.get("dtype")),
         precision=precision,
-        reduce=_text(training.get("mixed_precision_reduce")),
+        # Its default, of which no plan is told unless the parameters have another type.
+        reduce=_text(
+            training.get("mixed_precision_reduce", "float32" if "dtype" in training else None)
+        ),
         optimizer=_optimizer(optimizer, lost),
         lost=tuple(lost),
     )

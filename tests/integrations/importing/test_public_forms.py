@@ -93,6 +93,23 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "sizes": {},
         },
     ),
+    # bigscience: experiments/gpt2-meg-ds-3d/*.slurm
+    "gradients of float16": (
+        "a.sh",
+        "P=4\nif [[ $P == 7 ]]; then H=1\nelif [[ $P == 4 ]]; then H=2\nfi\n"
+        'export CMD=" --tensor-model-parallel-size $H --global-batch-size $((4*$P)) --fp16"\n'
+        "echo $CMD; srun bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD' 2>&1 | tee a.log",
+        {"tensor": 2, "batch": 16, "dtype": "float16", "reduce": "float16"},
+    ),
+    # slime: examples/low_precision/run-*.sh
+    "arguments of a file that is not there": (
+        "a.sh",
+        'source "models/qwen3.sh"\nP=(\n  --tensor-model-parallel-size 4\n  # --bf16\n'
+        "  --expert-model-parallel-size 16\n)\n"
+        "ray job submit -- python3 train.py ${MODEL_ARGS[@]} ${P[@]} --fp16 "
+        "--accumulate-allreduce-grads-in-fp32",
+        {"tensor": 4, "expert": 16, "dtype": "float16", "reduce": None},
+    ),
     # Megatron-LM: tests/functional_tests/test_cases/**/model_config.yaml
     "lists in brackets": (
         "a.yaml",
@@ -118,6 +135,20 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "a.toml",
         "[optimizer]\nname = 'Muon'\n[parallelism]\nexpert_parallel_degree = 8\n",
         {"expert": 8, "optimizer": "muon", "lost": ()},
+    ),
+    # torchtitan: configs/deepseek_16b-8xb200-*.toml
+    "parameters in bfloat16": (
+        "a.toml",
+        '[training]\ndtype = "bfloat16"\nmixed_precision_reduce = "bfloat16"\n'
+        "[parallelism]\ndata_parallel_shard_degree = 8\n",
+        {"dtype": "bfloat16", "master": "bfloat16", "reduce": "bfloat16", "data": 8, "lost": ()},
+    ),
+    # LLaMA-Factory: examples/deepspeed/**/*.json
+    "types of sums": (
+        "a.json",
+        '{"bf16": {"enabled": true}, "fp16": {"enabled": false},\n'
+        '"data_types": {"grad_accum_dtype": "bf16"}, "zero_optimization": {"stage": 3}}',
+        {"dtype": "bfloat16", "reduce": "bfloat16", "zero": 3, "lost": ()},
     ),
     # accelerate: examples/**/*.yaml, tests/test_configs/*.yaml
     "one device": ("a.yaml", "num_processes: 1\ndistributed_type: NO\n", {"data": 1}),
@@ -311,3 +342,10 @@ def test_the_command_line_takes_values(
     assert "megatron as data 2 x megatron 2" in capsys.readouterr().out
     with pytest.raises(UsageError, match="--set TP: give NAME=VALUE"):
         run(["import", str(path), *model, "--set", "TP"])
+
+
+def test_a_file_that_the_script_reads_is_named(tmp_path: Path) -> None:
+    text = f'source "models/qwen3.sh"\npython x.py {LAYOUT} ${{MODEL_ARGS[@]}}'
+    assert read_configuration(_written(tmp_path, "a.sh", text)).lost == (
+        'line 1: source "models/qwen3.sh" is not read, and may set more',
+    )
