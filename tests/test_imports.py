@@ -50,7 +50,7 @@ ROOMS: dict[str, set[str]] = {
     "runtime": {"autopar", "ir", "model", "order", "sharding", "plan", "torch_operators"},
     "integrations.notations": {"sharding"},
     "notations": {"integrations.notations"},
-    "integrations.convert": {"order", "plan", "plan_checks", "plan_parts", "sharding"},
+    "integrations.convert": {"ir", "order", "plan", "plan_checks", "plan_parts", "sharding"},
     "integrations.mindspore.strategy_files": {"ir", "outputs", "plan", "plan_parts", "sharding"},
 }
 STANDALONE = {"errors", "forking", "file_limits", "printable", "units", "ir", "compiled"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.errors import UsageError, unknown
-from autopar.integrations.convert import KINDS, REACHES, Reach, convert
+from autopar.integrations.convert import KINDS, REACHES, REPLICAS, Reach, convert
 from autopar.plan import Plan
 from autopar.planning.model.pins import together
 from autopar.planning.model.request import Request
@@ -24,6 +24,7 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.layer_numbers import between_layers
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.rules import is_product
+from autopar.sharding.time_split import micro_batch_options
 
 from .whole_products import whole_products
 
@@ -57,7 +58,9 @@ def within(request: Request, target: str, analysis: Analysis) -> list[Request]:
     requests = [_within(request, reach, analysis) for reach in REACHES[target]]
     possible = [one for one in requests if one is not None]
     if not possible:
-        raise UsageError(f"{target} can say no plan of this model with these options")
+        reason = _joined(analysis)
+        why = f": its ranks have shares of the batch, and {reason}" if reason else ""
+        raise UsageError(f"{target} can say no plan of this model with these options{why}")
     return possible
 
 
@@ -72,7 +75,9 @@ def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | Non
     if request.overlap_experts and not reach.merges:
         return None
     missing = _missing(analysis)
-    axes = (tuple(n for n in kind if n in reach.axes and n not in missing) for kind in KINDS)
+    axes = [tuple(n for n in kind if n in reach.axes and n not in missing) for kind in KINDS]
+    if not any(axes) or (reach.needed and not {*reach.needed} - missing):
+        return None
     least, most = reach.stages
     operators = [(op.name, is_product(op.kind)) for op in analysis.graph.operators]
     space = Space(
@@ -98,8 +103,25 @@ def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | Non
 def _missing(analysis: Analysis) -> set[str]:
     """The names of axes that split a part which the model does not have."""
     parts = {profile.part for profile in profiles_of(analysis).by_name.values()}
-    without_experts = set() if Part.EXPERTS in parts else {"expert"}
-    return without_experts | (set() if Part.CORE in parts else {"context", "ulysses"})
+    missing = set[str]()
+    if Part.EXPERTS not in parts:
+        missing |= {"expert"}
+    if Part.CORE not in parts:
+        missing |= {"context", "ulysses"}
+    # Ranks of a target compute on their own samples, whatever the model does with all of them.
+    return missing | ({*REPLICAS, "expert"} if _joined(analysis) else set())
+
+
+def _joined(analysis: Analysis) -> str:
+    """The reason why samples cannot be computed apart from each other; "" where they can."""
+    shapes = [analysis.graph.tensors[name].shape for name in analysis.graph.inputs]
+    if not any(shape and shape[0] > 1 for shape in shapes):
+        return ""
+    try:
+        micro_batch_options(analysis)
+    except UsageError as error:
+        return str(error).partition(": ")[2]
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

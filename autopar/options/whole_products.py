@@ -31,6 +31,7 @@ def whole_products(analysis: Analysis, known: Splittable) -> frozenset[str]:
         profiles=profiles,
         by_tensor={name: op for op in analysis.warm for name in op.outputs},
         not_taken=frozenset(whole),
+        gathers=known.gathers,
     )
     groups = [
         (made | {op.name}, is_sliced)
@@ -39,6 +40,8 @@ def whole_products(analysis: Analysis, known: Splittable) -> frozenset[str]:
         for made, is_sliced in [makers.of(op)]
         if made or is_sliced
     ]
+    # A weight that several modules share is split by all of them.
+    groups += [(names, False) for names in _sharing(analysis, profiles)]
     size = -1
     while size != len(whole):
         size = len(whole)
@@ -48,15 +51,26 @@ def whole_products(analysis: Analysis, known: Splittable) -> frozenset[str]:
     return frozenset(whole)
 
 
+def _sharing(analysis: Analysis, profiles: Profiles) -> list[set[str]]:
+    """The products and look-ups that read one parameter, where these are several."""
+    parameters = {tensor.name for tensor in analysis.graph.parameters}
+    readers: dict[str, set[str]] = {}
+    for op in analysis.warm:
+        if profiles.by_name[op.name].part in (*WEIGHED, Part.LOOKUP):
+            for name in parameters & {*op.inputs}:
+                readers.setdefault(name, set()).add(op.name)
+    return [names for names in readers.values() if len(names) > 1]
+
+
 def _not_taken(analysis: Analysis, profiles: Profiles, known: Splittable) -> Iterator[str]:
     parameters = {tensor.name for tensor in analysis.graph.parameters}
     owners = Owners.of(op.name for op in analysis.warm)
     for op in analysis.warm:
         part = profiles.by_name[op.name].part
-        weight = next((name for name in op.inputs if name in parameters), "")
+        held = [name for name in op.inputs if name in parameters]
         taken = True
         if part in WEIGHED:
-            taken = known.takes(op.name, op.kind, weight, owners)
+            taken = known.takes(op.name, op.kind, held, owners)
         elif part is Part.LOOKUP:
             taken = known.looks_up(op.kind)
         if not taken:
@@ -68,12 +82,14 @@ class _Makers:
     """The ways back from products to those whose features or heads they read.
 
     `by_tensor`: the operators that the search places. `not_taken`: those that no target splits.
+    `gathers`: look-ups hand on whole rows.
     """
 
     analysis: Analysis
     profiles: Profiles
     by_tensor: dict[str, Operator]
     not_taken: frozenset[str]
+    gathers: bool
 
     def of(self, product: Operator) -> tuple[set[str], bool]:
         """The products before one, and whether some value on the way there would be sliced."""
@@ -92,7 +108,7 @@ class _Makers:
             elif self._part(maker) in MULTIPLIED:
                 made.add(maker.name)
             elif self._part(maker) is Part.LOOKUP:
-                is_sliced |= maker.name in self.not_taken
+                is_sliced |= self.gathers or maker.name in self.not_taken
             elif maker.name not in seen:
                 seen.add(maker.name)
                 ahead += self._split(maker)

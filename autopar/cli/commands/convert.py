@@ -27,7 +27,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--version",
         metavar="0.2",
-        help="of torchtitan: up to 0.2 it reads TOML (default: the present one, Python)",
+        help="of torchtitan: up to 0.2 it reads TOML, 0.3 counts in samples (default: the present "
+        "source, in tokens)",
     )
     parser.add_argument(
         "-o",

@@ -27,14 +27,24 @@ from .megatron_bridge import config_container
 from .pipelining import REACH as PIPELINING
 from .pipelining import pipelining
 from .precisions import unsaid
-from .reach import KINDS, Reach
+from .reach import KINDS, REPLICAS, Reach
 from .setup import Converted, Setup, setup_of
 from .torchtitan import REACH as TORCHTITAN
 from .torchtitan import torchtitan
 from .transformers import REACH as TRANSFORMERS
 from .transformers import distributed_config
 
-__all__ = ["KINDS", "REACHES", "TARGETS", "Converted", "Reach", "Setup", "convert", "setup_of"]
+__all__ = [
+    "KINDS",
+    "REACHES",
+    "REPLICAS",
+    "TARGETS",
+    "Converted",
+    "Reach",
+    "Setup",
+    "convert",
+    "setup_of",
+]
 
 TARGETS = {
     "dtensor": dtensor,

@@ -45,6 +45,7 @@ def deepspeed(setup: Setup) -> Converted:
             f"the global batch of {setup.batch} is left to the micro-batch and the accumulation: "
             "train_batch_size would count ranks that share samples"
         )
+    lost += setup.widened()
     if setup.recompute != "none":
         lost.append(f"recompute ({setup.recompute}) is called for in the model's code")
     text = json.dumps(_configuration(setup), indent=1)

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from .linears import Split, Style, splits_of
 from .reach import REPLICAS, Reach, lacks
 from .setup import Converted, Setup
-from .splittable import BY_MODULE
+from .splittable import BY_STYLE
 
 TARGET = "hf-tp-plan"
-REACH = (Reach(axes=(*REPLICAS, "tensor"), needed=("tensor",), infers=True, weights=BY_MODULE),)
+REACH = (Reach(axes=(*REPLICAS, "tensor"), needed=("tensor",), infers=True, weights=BY_STYLE),)
 PACKED = 2
 """Parts of the fused projections that a packed style splits."""
 
@@ -36,6 +36,9 @@ def _lacks(setup: Setup) -> Iterable[str]:
 
 def splits_lack(splits: Mapping[str, Split]) -> Iterable[str]:
     """Complaints about splits of modules for which there is no style."""
+    for name, split in splits.items():
+        if split.style == "embedding columns" and split.leaves == "features":
+            yield f"columns of {name} that stay split behind it"
     odd = [
         f"{name} in {split.parts} parts"
         for name, split in splits.items()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,6 +61,8 @@ def _on_axis(setup: Setup, target: str, index: int) -> dict[str, Split]:
     shares = bool(setup.axes[index].mixed)
     splits: dict[str, Split] = {}
     styled = []
+    # A shared weight is held by a module that may not run itself (T5's `shared`).
+    holders: dict[str, Split] = {}
     owners = Owners.of(setup.plan.operators)
     last = ""  # the module whose features are still split behind it
     for name, operator in setup.plan.operators.items():
@@ -70,18 +72,33 @@ def _on_axis(setup: Setup, target: str, index: int) -> dict[str, Split]:
         if shares:
             split = _in_shares(split)
         styled.append(name)
+        held = [tensor for tensor, _ in operator.inputs if tensor in setup.plan.parameters]
+        holders.setdefault(held[0].rpartition(".")[0], split)
         if splits.setdefault(module, split) != split:
             setup.refuse(target, f"module {module!r} is split in two ways")
         if split.style in ("column", "row"):
             last = module if split.style == "column" else ""
-    odd = list(uncovered(setup.plan, index, styled, shares))
+    odd = [*_shared(setup.plan, index), *uncovered(setup.plan, index, styled, shares)]
     if len(odd) > 3:
         odd[3:] = [f"and {len(odd) - 3} more"]
     setup.refuse(target, *odd)
     if last:
         # Behind the last product stands the loss, which other projects compute on whole outputs.
         splits[last] = replace(splits[last], leaves="batch" if shares else "whole")
-    return splits
+    return holders | splits
+
+
+def _shared(plan: Plan, index: int) -> Iterator[str]:
+    """Sentences on weights that several operators share, and not all of them split."""
+    read: dict[str, dict[bool, str]] = defaultdict(dict)
+    for name, operator in plan.operators.items():
+        if is_product(operator) or operator.kind in EMBEDDINGS:
+            for tensor, layout in placements(operator.inputs):
+                if tensor in plan.parameters:
+                    read[tensor].setdefault(is_split(layout[index]), name)
+    for tensor, readers in read.items():
+        if len(readers) > 1:
+            yield f"operator {readers[True]!r} splits {tensor!r}, and {readers[False]!r} does not"
 
 
 def _in_shares(split: Split) -> Split:

@@ -17,6 +17,11 @@ SCHEDULES = tuple(row.name for row in schedules.SCHEDULES.values() if row.other_
 WITH_FSDP2 = ("--no-gradient-accumulation-fusion", "--ckpt-format torch_dist")
 """Further arguments that its parser demands with FSDP2, as of Megatron-LM d98e8a64dd."""
 TYPES = {"bfloat16": "--bf16", "float16": "--fp16"}
+GRADIENTS = {
+    "bfloat16": ("--grad-reduce-in-bf16", "bfloat16"),
+    "float16": ("--accumulate-allreduce-grads-in-fp32", "float32"),
+}
+"""By type of the computation: what has gradients travel in another type than is usual there."""
 REACH = (
     Reach(
         axes=(*REPLICAS, *WEIGHTS, "expert", "context", "ulysses"),
@@ -64,7 +69,11 @@ def losses(setup: Setup) -> Iterable[str]:
     # The distributed optimizer is the nearest to ZeRO 2: it splits the optimizer's state, and keeps
     # whole gradients until the last micro-batch.
     if setup.zero == 2:
-        yield "gradients are reduced once a step (ZeRO 1), not at every micro-batch (ZeRO 2)"
+        yield (
+            "gradients are reduced once a step (ZeRO 1), not at every micro-batch (ZeRO 2): "
+            f"{setup.gathered(setup.gradient_type)}"
+        )
+    yield from setup.widened()
     if (layout := stage_layers(setup.plan)) is not None:
         yield from layout.moved()
     elif setup.stages > 1:
@@ -132,3 +141,6 @@ def _flags(setup: Setup) -> Iterable[str]:
         yield "--recompute-activations"
     if dtype := setup.parameter_type(TYPES):
         yield TYPES[dtype]
+        flag, wanted = GRADIENTS[dtype]
+        if setup.gradient_type == wanted:
+            yield flag

@@ -27,10 +27,13 @@ def config_container(setup: Setup) -> Converted:
     setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup))
     lost = [*setup.lost, *setup.minor(), *losses(setup)]
     lost.append("the optimizer and its learning rate stay those of the recipe")
+    precision = _precision(setup)
     text = _FILE.format(
         commit=COMMIT,
         notes="".join(f"#   {note}\n" for note in lost),
+        imported="".join(line for word, line in _IMPORTED.items() if word in precision),
         values="\n".join(f"    config.{name} = {value!r}" for name, value in _values(setup)),
+        precision=precision,
     )
     return Converted(text=text, lost=tuple(lost))
 
@@ -56,10 +59,16 @@ def _values(setup: Setup) -> Iterable[tuple[str, object]]:
         yield "model.seq_length", setup.sequence
         yield "dataset.seq_length", setup.sequence
     yield from _sharded(setup)
-    if (words := words_of(setup.plan)) is not None:
-        yield "mixed_precision", words.bridge
-    elif dtype := setup.parameter_type(TYPES):
-        yield "mixed_precision", TYPES[dtype]
+
+
+def _precision(setup: Setup) -> str:
+    """The types, as code: what they say of gradients takes the place of what `ddp` says."""
+    words = words_of(setup.plan)
+    dtype = setup.parameter_type(TYPES)
+    if words is None and dtype is None:
+        return _WHOLE
+    name = words.bridge if words is not None else TYPES[str(dtype)]
+    return f"{name!r}" if setup.gradient_type == "float32" else _NARROW.format(name=name)
 
 
 def _recomputed(setup: Setup) -> Iterable[tuple[str, object]]:
@@ -80,7 +89,6 @@ def _sharded(setup: Setup) -> Iterable[tuple[str, object]]:
     yield "dist.use_megatron_fsdp", fully
     strategy = "optim_grads_params" if fully else "no_shard"
     yield "ddp.data_parallel_sharding_strategy", strategy
-    yield "ddp.grad_reduce_in_fp32", setup.plan.schedule.reduce in (None, "float32")
     replicas = setup.degree("data") // setup.shards
     if setup.zero and replicas > 1:
         yield "ddp.num_distributed_optimizer_instances", replicas
@@ -88,11 +96,24 @@ def _sharded(setup: Setup) -> Iterable[tuple[str, object]]:
         yield "checkpoint.ckpt_format", "fsdp_dtensor"
 
 
+_IMPORTED = {
+    "torch": "import torch\n",
+    "Mixed": "from megatron.bridge.training.mixed_precision import MixedPrecisionConfig\n",
+    "get_": "from megatron.bridge.training.mixed_precision import get_mixed_precision_config\n",
+}
+"""The imports that the types need, by a part of their code."""
+_WHOLE = """MixedPrecisionConfig(
+        fp32=True, params_dtype=torch.float32, pipeline_dtype=torch.float32
+    )"""
+_NARROW = """get_mixed_precision_config({name!r})
+    config.mixed_precision.grad_reduce_in_fp32 = False"""
 _FILE = """# A plan as Megatron-Bridge takes it, by the names of {commit}.
 # planned(config) sets it in the ConfigContainer of a recipe, before finetune or pretrain.
 {notes}
+{imported}
 
 def planned(config):
 {values}
+    config.mixed_precision = {precision}
     return config
 """

@@ -16,8 +16,10 @@ from autopar.plan_checks import require_consistent
 from autopar.plan_parts import OperatorPlan
 from autopar.printable import printable
 from autopar.sharding.schedule import zero_stage
+from autopar.units import bytes_text
 
 from .axis_work import WORDS, AxisWork, Work, axis_work, is_product, is_split, placements
+from .costs import bytes_of, elements
 from .splittable import Owners, Splittable
 
 Recompute = Literal["none", "selective", "full"]
@@ -32,6 +34,8 @@ NORMS = (
 """Operators that scale values [batch, sequence, features] by a weight of the features."""
 IMAGE_DIMS = 4
 """The dims of a batch of images [batch, channels, height, width], which has no sequence."""
+NARROW = ("bfloat16", "float16")
+"""The types of computation beside float32."""
 MOST = 0.9
 """Smallest share of recomputed operators at which all of them count as recomputed."""
 
@@ -86,6 +90,11 @@ class Setup:
         Devices that split experts split the batch as well.
         """
         return self.batch // (self.plan.schedule.micro_batches * self.degree("data", "expert"))
+
+    @property
+    def gradient_type(self) -> str:
+        """The type in which gradients travel: the plan's, else that of the computation."""
+        return self.plan.schedule.reduce or self.parameter_type(NARROW) or "float32"
 
     def parameter_type(self, known: Collection[str]) -> str | None:
         """The type of parameters, if it is the only one that a target knows."""
@@ -151,14 +160,16 @@ class Setup:
         self, name: str, operator: OperatorPlan, known: Splittable, owners: Owners
     ) -> bool:
         """Whether an operator splits a weight that is none of the `known` ones."""
-        weights = [
+        held = [
             (tensor, layout)
             for tensor, layout in placements(operator.inputs)
-            if len(getattr(self.plan.parameters.get(tensor), "shape", ())) > 1
+            if tensor in self.plan.parameters
         ]
         return any(
-            any(map(is_split, layout)) and not known.takes(name, operator.kind, tensor, owners)
-            for tensor, layout in weights
+            any(map(is_split, layout)) and not known.takes(name, operator.kind, names, owners)
+            for tensor, layout in held
+            if len(self.plan.parameters[tensor].shape) > 1
+            for names in ([tensor, *(name for name, _ in held if name != tensor)],)
         )
 
     def of_whole_stages(self) -> Iterable[str]:
@@ -169,13 +180,27 @@ class Setup:
         """
         if self.stages > 1 and self.zero > 1:
             yield (
-                "gradients are added up whole and reduced once a step (ZeRO 1), which takes more "
-                "memory than the plan's shards"
+                "gradients are added up whole and reduced once a step (ZeRO 1): "
+                f"{self.gathered(self.gradient_type)}"
             )
         if self.stages > 1 and self.zero == 3:
             yield (
-                "parameters stay gathered from a stage's first backward pass to the end of the step"
+                "parameters stay gathered from a stage's first backward pass to the end of the "
+                f"step: {self.gathered()}"
             )
+
+    def gathered(self, dtype: str | None = None) -> str:
+        """The bytes that whole copies of parameters take beyond shards; `dtype`: in that type."""
+        data = [number for number, axis in enumerate(self.axes) if axis.work == "data"]
+        sizes = [bytes_of(elements(self.plan, whole), dtype) for whole in (data, ())]
+        return f"{bytes_text(sizes[0] - sizes[1])} more on a device"
+
+    def widened(self) -> Iterable[str]:
+        """The loss of a target that always updates parameters of 16 bits in float32."""
+        narrow = self.parameter_type(NARROW) is not None and self.plan.schedule.master is None
+        if narrow and self.plan.model.mode == "train":
+            more = bytes_text(bytes_of(elements(self.plan), "float32"))
+            yield f"parameters are stored and updated in float32 as well: {more} more on a device"
 
     def staged(self) -> str:
         """The complaint of a target without pipelines; "" for a single stage."""
@@ -244,7 +269,7 @@ def _losses(plan: Plan, axes: Sequence[AxisWork]) -> Iterable[str]:
     if hosts := sum(parameter.state == "host" for parameter in plan.parameters.values()):
         yield (
             f"optimizer state of {hosts} parameters in host memory is left to the target's own "
-            "offloading"
+            f"offloading: without it {bytes_text(plan.predicted.host_memory)} more on a device"
         )
     if plan.schedule.overlap_experts:
         yield UNMERGED

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autopar.sharding.rules.experts import EXPERTS
 
@@ -31,21 +31,26 @@ class Splittable:
     """The products that a target splits: of these `kinds`, or also by module.
 
     `modules`: only those that are all the work of a module, which holds their weight; nothing
-    slices a value between modules either.
+    slices a value between modules either. `own_bias`: a bias that another module holds, too, is
+    not split, nor is its product. `gathers`: look-ups bring the columns of their table together.
     """
 
     kinds: Collection[str] = PRODUCTS
     modules: bool = False
+    own_bias: bool = False
+    gathers: bool = False
 
-    def takes(self, name: str, kind: str, weight: str, owners: Owners) -> bool:
-        """Whether an operator's weight is split; `weight`: the parameter, "" for what is made."""
+    def takes(self, name: str, kind: str, held: Sequence[str], owners: Owners) -> bool:
+        """Whether an operator's weight is split; `held`: its parameters, the weight first."""
         if kind not in self.kinds:
             return False
         if not self.modules:
             return True
-        return weight.endswith(".weight") and not owners.has_others(
-            owners.module(name, weight), name
-        )
+        weight = held[0] if held else ""
+        module = owners.module(name, weight)
+        if self.own_bias and any(bias.rpartition(".")[0] != module for bias in held[1:]):
+            return False
+        return weight.endswith(".weight") and not owners.has_others(module, name)
 
     def looks_up(self, kind: str) -> bool:
         """Whether the table of a look-up is split: by module, that of an embedding alone."""
@@ -56,6 +61,8 @@ BY_DEGREES = Splittable()
 """Those of targets that name degrees alone."""
 BY_MODULE = Splittable(kinds=tuple(OUTPUT_DIM), modules=True)
 """Those of styles of modules: torch's linear layers."""
+BY_STYLE = replace(BY_MODULE, own_bias=True, gathers=True)
+"""Those of transformers, which gives a module's style to the parameters of its name alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

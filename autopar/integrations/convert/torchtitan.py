@@ -20,10 +20,13 @@ from .setup import Converted, Setup
 from .stage_layers import StageLayers, stage_layers
 
 TARGET = "torchtitan"
+RELEASE = "torchtitan 0.3.0"
 COMMIT = "pytorch/torchtitan@b5bcd76c66 (2026-08-21)"
-"""The source that the names of the function are taken from."""
+"""The sources that the names of the function are taken from."""
 LAST_TOML = (0, 2)
 """The last version that reads TOML."""
+RELEASED = (0, 3)
+"""The last version that was released, which counts in samples; later ones count in tokens."""
 HEAD = "lm_head"
 HEAD_0_2 = "output"
 SCHEDULES = {
@@ -50,7 +53,8 @@ REACH = (
 
 def torchtitan(setup: Setup, version: str | None = None) -> Converted:
     """A function that sets a configuration of its registries, or for `version` 0.2 the sections."""
-    toml = version is not None and _is_older(version)
+    number = _number(version)
+    toml = number is not None and number <= LAST_TOML
     more = [] if toml else _function_lacks(setup)
     setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), *more)
     lost = [*setup.lost, *setup.minor(), *_losses(setup)]
@@ -70,7 +74,8 @@ def torchtitan(setup: Setup, version: str | None = None) -> Converted:
             "products, which nothing sets afterwards"
         )
     lost.append("the optimizer and its learning rate stay those of the configuration")
-    return Converted(text=_function(setup, lost), lost=tuple(lost))
+    in_samples = number is not None and number <= RELEASED
+    return Converted(text=_function(setup, lost, in_samples=in_samples), lost=tuple(lost))
 
 
 def _converters(setup: Setup) -> dict[str, Mapping[str, object]]:
@@ -101,12 +106,14 @@ def _toml_losses(setup: Setup) -> Iterable[str]:
         )
 
 
-def _is_older(version: str) -> bool:
-    """Whether a version reads TOML."""
+def _number(version: str | None) -> tuple[int, int] | None:
+    """The first two numbers of a version; None for the present one."""
+    if version is None:
+        return None
     match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.\d+)*", version)
     if match is None:
         raise UsageError(f"--version {version!r} is no version of torchtitan, such as 0.2 or 0.3")
-    return (int(match[1]), int(match[2])) <= LAST_TOML
+    return int(match[1]), int(match[2])
 
 
 def _function_lacks(setup: Setup) -> Iterable[str]:
@@ -146,11 +153,19 @@ def _training(setup: Setup) -> Mapping[str, object]:
     table: dict[str, object] = {"local_batch_size": local, "global_batch_size": setup.batch}
     if setup.sequence:
         table["seq_len"] = setup.sequence
-    if dtype := setup.parameter_type(TYPES):
-        table["mixed_precision_param"] = dtype
+    table |= _types(setup)
     if setup.plan.schedule.reduce in TYPES:
         table["mixed_precision_reduce"] = setup.plan.schedule.reduce
     return table
+
+
+def _types(setup: Setup) -> Mapping[str, object]:
+    """The types of the computation, and of stored parameters where these are not float32."""
+    dtype = setup.parameter_type(TYPES)
+    if dtype is None:
+        return {}
+    stored = setup.plan.schedule.master or dtype
+    return {"mixed_precision_param": dtype} | ({} if stored == "float32" else {"dtype": stored})
 
 
 def _parallelism(setup: Setup, head: str) -> dict[str, object]:
@@ -198,20 +213,27 @@ def _modules(layout: StageLayers, head: str) -> list[list[str]]:
     return parts
 
 
-def _function(setup: Setup, lost: Sequence[str]) -> str:
-    """The function of Python."""
+def _in_tokens(setup: Setup) -> dict[str, object]:
+    """The training with sizes in tokens."""
     tokens = setup.sequence or 0
-    training: dict[str, object] = {
+    return {
         "num_tokens_per_microbatch_per_dp_rank": setup.local_batch * tokens,
         "num_tokens_per_train_step": setup.batch * tokens,
         "max_context_length": tokens,
+        **_types(setup),
     }
-    if dtype := setup.parameter_type(TYPES):
-        training["mixed_precision_param"] = dtype
+
+
+def _function(setup: Setup, lost: Sequence[str], *, in_samples: bool) -> str:
+    """The function of Python, with sizes in samples or in tokens."""
+    training = dict(_training(setup)) if in_samples else _in_tokens(setup)
     parallelism = _parallelism(setup, HEAD)
     parallelism["enable_sequence_parallel"] = setup.sequence_parallel
     if setup.stages > 1:
-        parallelism["num_pp_microbatches"] = setup.plan.schedule.micro_batches
+        if in_samples:
+            parallelism["pipeline_parallel_microbatch_size"] = setup.local_batch
+        else:
+            parallelism["num_pp_microbatches"] = setup.plan.schedule.micro_batches
         training["disable_cuda_graphs"] = True
     set_to = [f"    config.training.{key} = {value!r}" for key, value in training.items()]
     set_to += [f"    config.parallelism.{key} = {value!r}" for key, value in parallelism.items()]
@@ -220,7 +242,7 @@ def _function(setup: Setup, lost: Sequence[str]) -> str:
     wanted = checkpoint.partition(".")[0]
     imported = f"from torchtitan.distributed.activation_checkpoint import {wanted}\n"
     return _FILE.format(
-        commit=COMMIT,
+        source=RELEASE if in_samples else COMMIT,
         notes="".join(f"#   {note}\n" for note in lost),
         imported=imported if checkpoint != "None" else "",
         values="\n".join([*set_to, f"    config.activation_checkpoint = {checkpoint}"]),
@@ -239,7 +261,7 @@ def _toml(sections: Mapping[str, Mapping[str, object]], lost: Sequence[str]) -> 
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-_FILE = """# A plan as torchtitan takes it, by the names of {commit}.
+_FILE = """# A plan as torchtitan takes it, by the names of {source}.
 # In a model's config_registry.py: return planned(llama3_8b()), or another of its configurations.
 {notes}{imported}
 

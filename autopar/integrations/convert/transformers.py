@@ -12,20 +12,20 @@ from .huggingface import splits_lack, style_of
 from .linears import splits_of
 from .reach import REPLICAS, Reach, lacks
 from .setup import Converted, Setup
-from .splittable import BY_MODULE
+from .splittable import BY_STYLE
 
 TARGET = "transformers"
 VERSION = "5.23.0"
 """The release whose names and values are written."""
 REACH = (
-    Reach(axes=("tensor",), zeros=(0,), infers=True, weights=BY_MODULE),
+    Reach(axes=("tensor",), zeros=(0,), infers=True, weights=BY_STYLE),
     # Replicas are those of shards alone.
     Reach(
         axes=(*REPLICAS, "tensor"),
         needed=("shard",),
         zeros=(2, 3),
         near=(1, "selective"),
-        weights=BY_MODULE,
+        weights=BY_STYLE,
     ),
 )
 POLICY = ("torch.bfloat16", "torch.float32")

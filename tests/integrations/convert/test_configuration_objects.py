@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from report_models import planned as perceptrons
 from test_convert import planned
@@ -14,8 +17,10 @@ from test_present_formats import staged
 
 from autopar.errors import UsageError
 from autopar.integrations.convert import convert
+from autopar.integrations.importing import read_configuration
 from autopar.plan import Plan
 
+BRIDGE = "megatron-bridge"
 # The fields that we set, as of NVIDIA-NeMo/Megatron-Bridge@067f987df0.
 FIELDS = {
     "model": {
@@ -39,7 +44,6 @@ FIELDS = {
         "use_distributed_optimizer",
         "use_megatron_fsdp",
         "data_parallel_sharding_strategy",
-        "grad_reduce_in_fp32",
         "num_distributed_optimizer_instances",
     },
     "optimizer": {"use_distributed_optimizer"},
@@ -52,6 +56,22 @@ def hybrid(zero: int) -> Plan:
     """Two replicas of shards over two devices."""
     given = {"mesh": (2, 2), "scheme": f"gpu0:data,gpu1:zero{zero}", "micro_batches": 2}
     return perceptrons(stages=1, recompute="none", **given).plan
+
+
+@pytest.fixture(autouse=True)
+def bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the module of Megatron-Bridge that files import."""
+    module = "megatron.bridge.training.mixed_precision"
+    parents = [module.rsplit(".", number)[0] for number in range(1, 4)]
+    made = {"MixedPrecisionConfig": SimpleNamespace, "get_mixed_precision_config": named}
+    for name in parents:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**made))
+
+
+def named(name: str) -> Any:
+    """The precision of a name."""
+    return SimpleNamespace(name=name, grad_reduce_in_fp32=True)
 
 
 def made(text: str, name: str) -> Any:
@@ -78,6 +98,32 @@ def test_a_container_has_the_degrees_of_the_plan() -> None:
     config = contained(hybrid(1))
     assert config.ddp.use_distributed_optimizer and config.optimizer.use_distributed_optimizer
     assert config.ddp.num_distributed_optimizer_instances == 2
+
+
+@pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
+def test_types_are_said_and_read(tmp_path: Path, reduce: str) -> None:
+    data = json.loads(planned("data").to_json())
+    for parameter in data["parameters"].values():
+        parameter["dtype"] = "bfloat16"
+    data["schedule"]["reduce"] = reduce
+    plan = Plan.model_validate(data)
+    said = contained(plan).mixed_precision
+    assert said == "bf16_mixed" if reduce == "float32" else not said.grad_reduce_in_fp32
+    caller = "\n\ndef tiny() -> ConfigContainer:\n    return planned(_pretrain_common())\n"
+    for target, name, more in (
+        ("megatron", "plan.sh", ""),
+        (BRIDGE, "plan.py", caller),
+        ("deepspeed", "plan.json", ""),
+    ):
+        path = tmp_path / name
+        path.write_text(convert(plan, target).text + more)
+        read = read_configuration(path, target)
+        assert read.dtype == "bfloat16" and (read.reduce or "float32") == reduce
+        assert read.lost == ()
+
+
+def test_parameters_in_float32_are_said() -> None:
+    assert contained(planned("both")).mixed_precision.params_dtype == torch.float32
 
 
 def test_parameters_gathered_for_every_pass_are_megatron_fsdp() -> None:

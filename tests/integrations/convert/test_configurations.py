@@ -16,6 +16,7 @@ from torch import nn
 
 from autopar.api import plan_loaded
 from autopar.configured import load_any
+from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions
 from autopar.integrations.convert import convert
 from tests.end_to_end.small_types import small_configuration
@@ -31,7 +32,12 @@ TYPES = {
     "vit": "AutoModelForImageClassification",
 }
 """Types, and the classes of transformers that make their modules."""
-SPLIT = dict.fromkeys(set(TYPES) - {"mixtral"}, ("megatron", ("hf-tp-plan", "dtensor")))
+UNSAID = {
+    "bert": "splitting the weights of modules",
+    "t5": "columns of .*relative_attention_bias that stay split",
+}
+"""What styles of transformers cannot say: a head's bias of another module, heads of a table."""
+SPLIT = dict.fromkeys(set(TYPES) - {"mixtral", *UNSAID}, ("megatron", ("hf-tp-plan", "dtensor")))
 """Schemes and targets; experts are no linear layers, whose splits these targets cannot say."""
 
 
@@ -82,6 +88,12 @@ def test_splits_name_modules(tmp_path: Path, kind: str) -> None:
     _require_modules(kind, by_weight, split)
     _require_modules(kind, styles, None)
     assert set(_assigned(texts["dtensor"], "PLAN")) == set(styles)
+
+
+@pytest.mark.parametrize("kind", sorted(UNSAID))
+def test_styles_that_transformers_does_not_run_are_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UsageError, match=UNSAID[kind]):
+        _texts(tmp_path, kind, "megatron", ("dtensor", "hf-tp-plan"))
 
 
 @pytest.mark.parametrize("kind", sorted(TYPES))

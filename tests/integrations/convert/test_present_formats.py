@@ -88,6 +88,22 @@ def test_a_function_sets_fields_that_torchtitan_has() -> None:
     ]
 
 
+def test_the_released_version_counts_in_samples() -> None:
+    text = convert(staged(3, micro_batches=4, schedule="1f1b"), "torchtitan", "0.3").text
+    assert "torchtitan 0.3.0" in text.splitlines()[0]
+    config = configured(text)
+    # The fields of its dataclasses, of which those of tokens are later ones.
+    assert vars(config.training) == {
+        "local_batch_size": 16,
+        "global_batch_size": 32,
+        "seq_len": 8,
+        "mixed_precision_param": "float32",
+        "disable_cuda_graphs": True,
+    }
+    assert config.parallelism.pipeline_parallel_microbatch_size == 4
+    assert set(vars(config.parallelism)) - {"pipeline_parallel_microbatch_size"} <= PARALLELISM
+
+
 def test_unequal_stages_are_a_layout() -> None:
     uneven = convert(staged(3, micro_batches=4, schedule="1f1b"), "megatron").text
     (line,) = [line for line in uneven.splitlines() if "pipeline-model-parallel-layout" in line]

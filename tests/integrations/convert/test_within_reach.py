@@ -23,7 +23,7 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions
 from autopar.integrations.convert import REACHES, convert
-from autopar.integrations.convert.splittable import BY_DEGREES, BY_MODULE, Owners
+from autopar.integrations.convert.splittable import BY_DEGREES, BY_MODULE, BY_STYLE, Owners
 from autopar.integrations.convert.stage_layers import stage_layers
 from autopar.model import LoadedModel
 from autopar.options.targets import SCHEMES
@@ -152,10 +152,14 @@ def test_what_a_search_does_not_choose_is_refused_by_name() -> None:
         planned(target="alpa")
 
 
-def test_a_target_of_stages_says_why_a_model_has_none() -> None:
+def test_samples_that_are_compared_have_no_shares() -> None:
     module, inputs = public_model("clip")
-    with pytest.raises(UsageError, match=r"must have pipeline stages: .* needs the whole batch"):
-        autopar.plan(module, inputs, devices=4, cluster="dgx-h100", target="pipelining")
+    given: dict[str, Any] = {"devices": 2, "cluster": "dgx-h100"}
+    for target in ("pipelining", "fsdp2"):
+        with pytest.raises(UsageError, match=r"shares of the batch, and .* needs the whole batch"):
+            autopar.plan(module, inputs, target=target, **given)
+    styles = autopar.plan(module, inputs, target="hf-tp-plan", **given)
+    assert {axis.name for axis in styles.mesh} == {"tensor"}
 
 
 def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,12 +175,16 @@ def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_products_of_their_own_modules_are_split() -> None:
     owners = Owners.of(["a.up/linear", "a.gate/linear", "a.gate/topk", "a/add", "b"])
     linear = "aten.linear.default"
-    assert BY_MODULE.takes("a.up/linear", linear, "a.up.weight", owners)
-    assert not BY_MODULE.takes("a.gate/linear", linear, "a.gate.weight", owners)
-    assert not BY_MODULE.takes("a.up/linear", "aten.addmm.default", "a.up.weight", owners)
-    assert not BY_MODULE.takes("a.up/linear", linear, "a.table", owners)
-    assert BY_DEGREES.takes("a.gate/linear", linear, "a.gate.weight", owners)
-    assert not BY_DEGREES.takes("a/conv2d", "aten.conv2d.default", "a.weight", owners)
+    assert BY_MODULE.takes("a.up/linear", linear, ["a.up.weight"], owners)
+    assert not BY_MODULE.takes("a.gate/linear", linear, ["a.gate.weight"], owners)
+    assert not BY_MODULE.takes("a.up/linear", "aten.addmm.default", ["a.up.weight"], owners)
+    assert not BY_MODULE.takes("a.up/linear", linear, ["a.table"], owners)
+    assert BY_DEGREES.takes("a.gate/linear", linear, ["a.gate.weight"], owners)
+    assert not BY_DEGREES.takes("a/conv2d", "aten.conv2d.default", ["a.weight"], owners)
+    for bias, taken in (("a.up.bias", True), ("a.bias", False)):
+        held = ["a.up.weight", bias]
+        assert BY_MODULE.takes("a.up/linear", linear, held, owners)
+        assert BY_STYLE.takes("a.up/linear", linear, held, owners) == taken
     assert BY_MODULE.looks_up("aten.embedding.default")
     assert not BY_MODULE.looks_up("aten.index.Tensor")
 
