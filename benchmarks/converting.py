@@ -3,16 +3,19 @@
 Written, read back and run, or refused with reason.
 
     benchmarks/converting.py [--quick] [--json] [--run] [--model NAME ...] [--plan NAME ...]
-    benchmarks/converting.py --within [--quick] [--json] [--model NAME ...]
+    benchmarks/converting.py --within [--quick] [--json] [--model NAME ...] [--plans FOLDER]
+                             [--page FILE]
 
 Every model is planned by known schemes on four devices, and each plan is converted to all targets.
 Formats that `autopar import` reads are read back and planned again: the plan must be the same, or
 the losses named. With `--run`, the Python of dtensor, fsdp2 and pipelining runs on four ranks and
 on one device, in evaluation mode, and differences of outputs and gradients are shown.
 
-With `--within`, twelve models are planned for each target instead (`autopar plan --for TARGET`): a
-cell says whether the target's file of that plan loads, or why there is none. Files for torch and
-transformers are executed, so that these make their own objects; others are read or compiled.
+With `--within`, twelve models are planned for each target instead (`autopar plan --for TARGET`), on
+all four devices, and a cell says what becomes of the target's file of that plan, or why there is
+none: files for torch and transformers run on four ranks and are compared with one device, others
+are read back and planned again. `--plans` stores the plans, so that another run takes them from
+there.
 """
 
 from __future__ import annotations
@@ -20,33 +23,32 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.convertible.cells import Cell
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 FIXED = {"stages": 1, "recompute": "none", "micro_batches": 1, "zero": 0}
-PLANS: dict[str, tuple[dict[str, Any], int]] = {
-    "data": ({**FIXED, "scheme": "data"}, 4),
-    "zero3": ({**FIXED, "scheme": "zero3", "zero": None}, 4),
-    "tensor": ({**FIXED, "scheme": "data 2 x megatron 2"}, 2),
-    "pipeline": (
-        {
-            "scheme": "pipeline-1f1b 2 x data 2",
-            "stages": 2,
-            "micro_batches": 2,
-            "recompute": "none",
-            "offload": "none",
-        },
-        2,
-    ),
+PLANS: dict[str, dict[str, Any]] = {
+    "data": {**FIXED, "scheme": "data"},
+    "zero3": {**FIXED, "scheme": "zero3", "zero": None},
+    "tensor": {**FIXED, "scheme": "data 2 x megatron 2"},
+    "pipeline": {
+        "scheme": "pipeline-1f1b 2 x data 2",
+        "stages": 2,
+        "micro_batches": 2,
+        "recompute": "none",
+        "offload": "none",
+    },
 }
-"""Arguments of the plan, and the number of the ranks' shares of the batch."""
 WITHIN = (
     "gpt2",
     "llama",
@@ -62,11 +64,6 @@ WITHIN = (
     "clip",
 )
 """The models that are planned for each target."""
-VERSIONS = {"torchtitan": "0.2"}
-"""Versions whose files are read back: later ones of torchtitan take Python."""
-EXECUTED = ("dtensor", "fsdp2", "pipelining", "transformers")
-"""Targets whose files import what is installed here."""
-SUFFIXES = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "hf-tp-plan": ".json"}
 QUICK = ("llama", "resnet")
 GIVEN: dict[str, Any] = {"devices": 4, "cluster": "dgx-h100", "memory": 70 * 2**30}
 
@@ -75,14 +72,19 @@ def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, A
     """A row for each model, plan and target."""
     import autopar
     from autopar.errors import AutoparError
+    from autopar.frontends.load import ModelOptions, load_model
     from autopar.integrations.convert import TARGETS, convert
-    from benchmarks.convertible.executed import FUNCTIONS, difference
+    from autopar.integrations.importing import Hardware
+    from benchmarks.convertible.executed import FUNCTIONS, difference, executed
     from benchmarks.convertible.models import build
+    from benchmarks.convertible.read_back import SUFFIXES, read_back
 
+    hardware = Hardware(**GIVEN)
     for model in models:
         module, inputs = build(model)
+        loaded = load_model(module, ModelOptions(), inputs)
         for name in plans:
-            asked, shares = PLANS[name]
+            asked = PLANS[name]
             row = {"model": model, "plan": name}
             try:
                 plan = autopar.plan(module, inputs, **GIVEN, **asked)
@@ -91,7 +93,7 @@ def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, A
                 continue
             for target in TARGETS:
                 try:
-                    converted = convert(plan, target, VERSIONS.get(target))
+                    converted = convert(plan, target)
                 except AutoparError as error:
                     yield {
                         **row,
@@ -102,93 +104,25 @@ def rows(models: list[str], plans: list[str], run: bool) -> Iterator[dict[str, A
                     continue
                 done = {**row, "target": target, "outcome": "ok", "lost": list(converted.lost)}
                 if target in SUFFIXES:
-                    done["back"] = _back(plan, converted, target, module, inputs)
+                    done["back"] = read_back(plan, converted, target, loaded, hardware)
                 if run and target in FUNCTIONS:
                     try:
-                        done["difference"] = difference(model, target, converted.text, shares)
+                        given = executed(model, target, converted.text, plan)
+                        done["difference"] = difference(given)
                     except AutoparError as error:
                         done["failed"] = str(error).strip().splitlines()[-1]
                 yield done
 
 
-def within(models: list[str]) -> Iterator[dict[str, Any]]:
-    """A row for each model and target: its plan within the target's reach, and its file."""
-    import autopar
-    from autopar.errors import AutoparError
-    from autopar.integrations.convert import TARGETS, convert
-    from benchmarks.convertible.models import build
-
-    for model in models:
-        module, inputs = build(model)
-        for target in TARGETS:
-            row = {"model": model, "target": target}
-            try:
-                plan = autopar.plan(module, inputs, **GIVEN, target=target)
-                converted = convert(plan, target)
-                _load(target, converted.text)
-            except (AutoparError, SyntaxError, ImportError, ValueError, TypeError) as error:
-                yield {**row, "outcome": "refused", "why": str(error).splitlines()[0]}
-                continue
-            mesh = " x ".join(f"{axis.name} {axis.size}" for axis in plan.mesh)
-            yield {**row, "outcome": "loads", "mesh": mesh, "stages": len(plan.stages) or 1}
-
-
-def _load(target: str, text: str) -> None:
-    """Read a file of a target, or compile it where it is Python; raises where neither can be."""
-    from autopar.integrations.importing import read_configuration
-
-    suffixes = {**SUFFIXES, "accelerate": ".yaml"}
-    if target in EXECUTED:
-        exec(compile(text, target, "exec"), {})
-        return
-    if target in VERSIONS or target not in suffixes:
-        compile(text, target, "exec")
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"plan{suffixes[target]}"
-        path.write_text(text)
-        read_configuration(path, target)
-
-
-def _print_within(table: list[dict[str, Any]]) -> None:
-    targets = list(dict.fromkeys(row["target"] for row in table))
-    cells = {(row["model"], row["target"]): row["outcome"] for row in table}
+def _print_within(table: Sequence[Cell]) -> None:
+    targets = list(dict.fromkeys(cell.target for cell in table))
+    outcomes = {(cell.model, cell.target): cell.outcome for cell in table}
     print(f"{'':10}" + "".join(f"{target:>16}" for target in targets))
-    for model in dict.fromkeys(row["model"] for row in table):
-        print(f"{model:10}" + "".join(f"{cells[model, target]:>16}" for target in targets))
-    for row in table:
-        if "why" in row:
-            print(f"{row['model']}, {row['target']}: {row['why']}")
-
-
-def _back(plan: Any, converted: Any, target: str, module: Any, inputs: Any) -> str:
-    """Say how a plan comes back from its conversion.
-
-    "same" if the same plan comes back, the losses if they are named, else "another", which is a
-    fault.
-    """
-    from autopar.errors import AutoparError
-    from autopar.frontends.load import ModelOptions, load_model
-    from autopar.integrations.importing import Hardware, import_configuration, read_configuration
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"plan{SUFFIXES[target]}"
-        path.write_text(converted.text)
-        read = read_configuration(path, target)
-    try:
-        back = import_configuration(
-            read, load_model(module, ModelOptions(), inputs), Hardware(**GIVEN), compare=False
-        ).planned.plan
-    except AutoparError as error:
-        return f"refused: {error}"
-    if (back.operators, back.mesh, back.schedule, back.stages) == (
-        plan.operators,
-        plan.mesh,
-        plan.schedule,
-        plan.stages,
-    ):
-        return "same"
-    return "named" if converted.lost or read.lost else "another"
+    for model in dict.fromkeys(cell.model for cell in table):
+        print(f"{model:10}" + "".join(f"{outcomes[model, target]:>16}" for target in targets))
+    for cell in table:
+        if cell.why:
+            print(f"{cell.model}, {cell.target}: {cell.why}")
 
 
 def _print(table: list[dict[str, Any]]) -> None:
@@ -232,19 +166,33 @@ def main() -> None:
         help="one of the plans; repeatable (default: all)",
     )
     parser.add_argument("--within", action="store_true", help="plans for each target instead")
+    parser.add_argument("--plans", type=Path, help="a folder for these plans, read where they are")
+    parser.add_argument("--page", type=Path, help="write the page of the documents, with --within")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    every = WITHIN if args.within else MODELS
-    models = args.model or list(QUICK if args.quick else every)
-    table = list(
-        within(models) if args.within else rows(models, args.plan or list(PLANS), args.run)
-    )
+    if args.within:
+        _within(args)
+        return
+    models = args.model or list(QUICK if args.quick else MODELS)
+    table = list(rows(models, args.plan or list(PLANS), args.run))
     if args.json:
         print(json.dumps({"rows": table}, indent=1))
-    elif args.within:
-        _print_within(table)
     else:
         _print(table)
+
+
+def _within(args: argparse.Namespace) -> None:
+    """The table of plans within what each target can say."""
+    from benchmarks.convertible.cells import cells
+    from benchmarks.convertible.page import page
+
+    table = list(cells(args.model or (QUICK if args.quick else WITHIN), GIVEN, args.plans))
+    if args.page:
+        args.page.write_text(page(table))
+    if args.json:
+        print(json.dumps({"rows": [asdict(cell) for cell in table]}, indent=1))
+    else:
+        _print_within(table)
 
 
 if __name__ == "__main__":

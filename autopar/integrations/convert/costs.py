@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection
 
 from autopar.ir import DTYPE_BYTES
@@ -27,11 +27,11 @@ def elements(plan: Plan, whole: Collection[int] = ()) -> dict[str, float]:
         names = {tensor for tensor, _ in operator.inputs if tensor in plan.parameters}
         held.setdefault(chunk % stages, set()).update(names)
     counted = [_counted(plan, names, whole) for names in held.values()]
-    return max(counted, key=lambda one: sum(one.values()), default=Counter())
+    return max(counted, key=lambda one: sum(one.values()), default={})
 
 
-def _counted(plan: Plan, names: Collection[str], whole: Collection[int]) -> Counter[str]:
-    counts = Counter[str]()
+def _counted(plan: Plan, names: Collection[str], whole: Collection[int]) -> dict[str, float]:
+    counts = defaultdict[str, float](float)
     for name in sorted(names):
         parameter = plan.parameters[name]
         places = enumerate(parse_layout(parameter.storage))
