@@ -196,8 +196,8 @@ class Parts:
             seconds = self._filled(step, seconds)
         part.forward += seconds.forward
         # The backward pass of a scan has its own kernels for what it computes again.
-        again = SCAN in name and step.operator.kind != STATE_SPACE
-        part.backward += seconds.backward + (seconds.forward if again else 0.0)
+        repeats = SCAN in name and step.operator.kind != STATE_SPACE
+        part.backward += seconds.backward + (seconds.forward if repeats else 0.0)
         part.weight += seconds.weight
         if RULES[step.operator.kind].products:
             part.arithmetic += seconds.forward + seconds.backward

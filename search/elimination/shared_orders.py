@@ -40,7 +40,7 @@ class Unshared(Exception):
 
 
 class Sharing:
-    """What the graphs of a search share, and a log of it: the last entry of a key holds.
+    """Values that the graphs of a search share, and a log of them: the last entry of a key holds.
 
     `is_copy`: the search goes on in another process, whose log alone grows.
     """
@@ -133,7 +133,7 @@ def sharing_orders() -> Iterator[None]:
 
 
 def sharing() -> Sharing | None:
-    """What graphs share here, if they do."""
+    """The values that graphs share here, if they do."""
     return _SHARING.get()
 
 

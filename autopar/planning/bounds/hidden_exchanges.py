@@ -77,6 +77,7 @@ class HiddenExchanges:
         """Whether exchanges may hide in every plan of a candidate."""
         if not self._layers:
             return False
+        # Of stages the schedule decides, and without them the request.
         if candidate.stages == 1:
             return bool(self._beside) or bool(self.request.overlap_experts)
         return not self._kinds(candidate)[1]
@@ -106,6 +107,7 @@ class HiddenExchanges:
         `several`: whether there are several micro-batches. `known`: the parts of the tables.
         """
         recomputed = {name for segment in work.segments for name in segment}
+        # What is recomputed before its backward pass leaves no gap for another micro-batch.
         merged = self._layers - recomputed if self._merges and several else frozenset[str]()
         beside = self._beside if stages == 1 and merged != self._layers else frozenset[str]()
         # Equal layers stay one object, so that the search still recognises them.
@@ -119,6 +121,7 @@ class HiddenExchanges:
             key = (choices, tables.analysis.offers[variable.name], variable.name in merged, often)
             if key not in lessened:
                 hidden = choices.seconds
+                # Beside a layer all of an operator may hide; of a merged layer its exchanges may.
                 if variable.name in merged:
                     hidden = often * _exchanged(tables, variable.name, choices, known)
                 lessened[key] = replace(choices, seconds=np.maximum(choices.seconds - hidden, 0.0))
@@ -164,6 +167,7 @@ def _joined(graph: Graph, name: str) -> set[str]:
     operators = graph.operators
     start = next(number for number, op in enumerate(operators) if op.name == name)
     joined = {name}
+    # Operators are in topological order: one walk to the front, one to the end.
     wanted = set(operators[start].inputs)
     for op in reversed(operators[:start]):
         if not wanted.isdisjoint(op.outputs):

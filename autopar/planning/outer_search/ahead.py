@@ -85,6 +85,7 @@ class Ahead:
             if time.process_time() - self.begun < LONG:
                 return False
             self._fork()
+        # Answers are taken whenever there is one, so that no pipe fills up.
         for other in self.others:
             while other.process.has_answered:
                 self._receive(other)
@@ -111,6 +112,7 @@ class Ahead:
 
     def has_time_for(self, place: object) -> bool:
         """Whether a place belongs to another process, and that one has time."""
+        # Every so many-th place is the search's own, which works, too.
         number = self._owners.setdefault(place, len(self._owners)) % self.count
         # Fewer are left where one was ended.
         return 0 < number <= len(self.others) and len(self.others[number - 1].before) < MANY
@@ -124,6 +126,7 @@ class Ahead:
         shared = sharing()
         assert shared is not None
         other = self.others[self._owners[question.place] % self.count - 1]
+        # It finds the same figure only if it follows the orders that the search follows by now.
         asked = Asked(number=number, question=question, orders=shared.log[other.known :])
         try:
             other.process.post(asked)
@@ -160,6 +163,7 @@ class Ahead:
 
     def end(self) -> None:
         """End the other processes; from now on the search works alone."""
+        # Figures that nobody answers any more are worked out here.
         self.count = 1
         for other in self.others:
             other.before.clear()

@@ -59,6 +59,7 @@ class Foresight:
         if not self.ahead.is_ready():
             return
         for _, node in queue.first(UPCOMING * self.ahead.count):
+            # To say what comes next for a candidate takes time; a busy process needs no question.
             if self.ahead.has_time_for(_candidate_of(node).place):
                 case = upcoming(node) if isinstance(node, Candidate) else node
                 if case is not None and (question := self._about(case, best, enough)) is not None:
@@ -108,6 +109,7 @@ class Foresight:
         upcoming: Callable[[], Iterator[Candidate]],
         enough: float,
     ) -> None:
+        # The next ones are asked about first: while they are raised, this one is waited for.
         if self.ahead.is_ready():
             for other in upcoming():
                 self.ahead.ask(OfBound.of(other, enough, number))

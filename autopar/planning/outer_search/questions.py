@@ -104,6 +104,7 @@ class _OfCase(_About):
     def case(self, evaluator: Evaluator) -> Case:
         """The case, with what the search knows of its memory."""
         candidate = self.spot.candidate(evaluator.request)
+        # The search may have learnt it, or the other process earlier than the search.
         bound = evaluator.solver.binding
         (bound.add if self.binding else bound.discard)((candidate, self.mode))
         return Case(candidate=candidate, mode=self.mode, hidden=self.hidden)
@@ -111,7 +112,7 @@ class _OfCase(_About):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfPromise(_OfCase):
-    """What a case promises, if that is below `below` seconds.
+    """The promise of a case, if that is below `below` seconds.
 
     `best`: seconds of the incumbent, where its program is to be played at once (None: it is not).
     """
@@ -136,6 +137,7 @@ class OfPromise(_OfCase):
     def work(self, evaluator: Evaluator, books: Books) -> None:
         """Solve the case, and play its program."""
         solved = evaluator.promise(self.case(evaluator), self.below)
+        # A program follows at once only where the search would play it at once.
         if solved is not None and self.best is not None and solved.promise < self.below:
             evaluator.play(solved, self.best)
 
