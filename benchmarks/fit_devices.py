@@ -4,6 +4,8 @@ They are written with their errors on shapes held back.
 
     python benchmarks/fit_devices.py --data DIR [--device h100_sxm ...] [--sheet] [--out
     costmodel/device/data]
+    python benchmarks/fit_devices.py --data DIR --left-out --out
+    benchmarks/validating/data/left_out
 
 Each device gets one file. Nothing is drawn at random: the same tables give the same files.
 """
@@ -256,8 +258,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         action="store_true",
         help="fit the one form of a device that only its data sheet describes, to all devices",
     )
+    parser.add_argument(
+        "--left-out",
+        action="store_true",
+        help="fit the same form without each device, for prices of runs on it as if nobody had "
+        "measured it",
+    )
     given = parser.parse_args(arguments)
     try:
+        if given.left_out:
+            sheets = Sheet(given.data, partial(print, file=sys.stderr, flush=True))
+            for name in sheets.names:
+                write(given.out, name, sheets.left_out(name))
+            return
         if given.sheet:
             sheet = Sheet(given.data, partial(print, file=sys.stderr, flush=True)).fitted()
             write(given.out, SHEET, sheet)

@@ -30,8 +30,12 @@ from benchmarks.validating.held_out import HeldOut, of_memory, of_steps
 from benchmarks.validating.page import write_page
 from benchmarks.validating.pairs import LARGE, Pair, pairs, within
 from benchmarks.validating.plots import leaderboard, write_plots
+from benchmarks.validating.record import RECORD, SAMPLED, read_record, write_record, write_sampled
+from benchmarks.validating.rows import read_tables, training_rows
 from benchmarks.validating.scores import Group, Score, score
 from benchmarks.validating.seen import saw
+from benchmarks.validating.tables import tables
+from benchmarks.validating.variants import variants
 
 QUICK = 40
 """Rows of a group that --quick prices."""
@@ -302,7 +306,11 @@ def main() -> None:
             print(path, file=sys.stderr)
     if arguments.page:
         rows = [(g, s, peer(g.name, s)) for g, s in zip(groups, scores, strict=True)]
-        write_page(arguments.page, rows)
+        runs = training_rows(read_tables(arguments.data)[0])
+        priced = variants(groups, runs)
+        write_record(RECORD, priced)
+        write_sampled(SAMPLED, runs, priced)
+        write_page(arguments.page, rows, tables(read_record()))
     if arguments.leaderboard:
         arguments.leaderboard.write_text(leaderboard(groups, scores), encoding="utf-8")
     if arguments.json:

@@ -40,9 +40,11 @@ def step_around(plan: Plan, cluster: Cluster) -> Interval:
         narrow=any(FAMILIES.get(dtype, "") in NARROW for dtype in flops),
         unmeasured=unknown or not kinds.isdisjoint({*SCANS, INDEX_SCORES}),
     )
-    return step_interval(cluster, kind)
+    return step_interval(cluster, kind, profile=cluster.runner.name != UNREAD)
 
 
+UNREAD = "neutral"
+"""The framework that stands for one whose habits were not read."""
 NARROW = ("float8", "float8_block", "float4")
 """Families of types of 8 bits or fewer."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +218,8 @@ def _left(form: Form, table: Sequence[Ran], priced: Callable[[Form, Ran], Floats
     )
 
 
+Fit = Callable[[str, "Sequence[Ran]", Method, str], Form]
+"""How the form of a kind of kernels comes from rows of several devices."""
 PRODUCTS = Method(fit=_fit_products, priced=_products)
 ATTENTIONS = Method(fit=_fit_attention, priced=_attention)
 LAYERS = Method(fit=_fit_layers, priced=_layers)
@@ -235,8 +237,19 @@ class Sheet:
 
     def fitted(self) -> Kernels:
         """All kernels, in fractions of a peak and a memory's rate."""
-        grouped = {dtype: self.grouped(dtype) for dtype in ("bfloat16", "float8")}
-        fitted = {dtype: self.products(dtype) for dtype in PRODUCTS_OF}
+        return self._kernels(self.fit)
+
+    def left_out(self, device: str) -> Kernels:
+        """The same kernels, fitted to all devices but one, and not judged."""
+
+        def fit(what: str, table: Sequence[Ran], method: Method, source: str) -> Form:
+            return method.fit(_weighed([ran for ran in table if ran.device != device]))
+
+        return replace(self._kernels(fit), fits={})
+
+    def _kernels(self, fit: Fit) -> Kernels:
+        grouped = {dtype: self.grouped(dtype, fit) for dtype in ("bfloat16", "float8")}
+        fitted = {dtype: self.products(dtype, fit) for dtype in PRODUCTS_OF}
         wide = fitted["bfloat16"]
         products = {
             dtype: form if form is wide else sustained_beside(form, wide)
@@ -248,28 +261,28 @@ class Sheet:
             memory=1,
             peak={},
             products=products,
-            attention={BEST: self.attention()},
+            attention={BEST: self.attention(fit)},
             grouped=grouped,
             generations=GENERATIONS,
             experts={dtype: dtype for dtype in grouped},
             fits=self.fits,
         )
 
-    def products(self, dtype: str) -> ProductForm:
+    def products(self, dtype: str, fit: Fit) -> ProductForm:
         table = [ran for name in self.names if (ran := _ran_products(self.folder, name, dtype))]
-        form = self.fit(f"products {dtype}", table, PRODUCTS, "gemm")
+        form = fit(f"products {dtype}", table, PRODUCTS, "gemm")
         assert isinstance(form, ProductForm)
         return form
 
-    def attention(self) -> AttentionForm:
+    def attention(self, fit: Fit) -> AttentionForm:
         table = [_ran_attention(self.folder, name) for name in self.names]
-        form = self.fit(f"attention {BEST}", table, ATTENTIONS, "context_attention")
+        form = fit(f"attention {BEST}", table, ATTENTIONS, "context_attention")
         assert isinstance(form, AttentionForm)
         return form
 
-    def grouped(self, dtype: str) -> GroupedForm:
+    def grouped(self, dtype: str, fit: Fit) -> GroupedForm:
         table = [ran for name in self.names if (ran := _ran_layers(self.folder, name, dtype))]
-        form = self.fit(f"grouped {dtype}", table, LAYERS, "moe")
+        form = fit(f"grouped {dtype}", table, LAYERS, "moe")
         assert isinstance(form, GroupedForm)
         return form
 

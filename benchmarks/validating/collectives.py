@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from autopar.costmodel import Cluster, collective_time, load_cluster
 from autopar.costmodel.collectives.bus_bandwidth import bus_factor
 
-from .seen import UNFITTED
+from .machines import without_features
+from .seen import taken_away
 
 LARGE = 2**30
 BIG = 2**20
@@ -152,7 +153,7 @@ def _point(row: Mapping[str, str], machine: Machine) -> Point:
 
 def _cluster(row: Mapping[str, str], machine: Machine) -> Cluster:
     cluster = load_cluster(machine.cluster)
-    if row.get(UNFITTED):
+    if "link" in taken_away(row):
         # As the data sheet has it, with the assumed protocols of another network.
         port = cluster.levels[-1]
         other = load_cluster("dgx-a100").levels[-1]
@@ -168,7 +169,7 @@ def _cluster(row: Mapping[str, str], machine: Machine) -> Cluster:
         )
     if "NVLS off" not in row["notes"]:
         return cluster
-    return replace(cluster, levels=tuple(replace(level, features=()) for level in cluster.levels))
+    return without_features(cluster)
 
 
 def _measured(row: Mapping[str, str], kind: str, size: float, ranks: int) -> float:

@@ -11,12 +11,10 @@ from typing import Any
 from autopar.costmodel.known.frameworks import Framework, framework_named
 
 from .missing import Missing
-from .sizes import DATA
+from .sizes import DATA, Row, number
 
 NEUTRAL = "neutral"
 """The framework of rows whose own was not read; their facts say that it is open."""
-UNPROFILED = "unprofiled"
-"""The column of rows that are priced as if nothing of their framework was read."""
 # By the words of a row, the first that fits.
 NAMED: Sequence[tuple[str, str]] = (
     (r"Megatron-LM 2021 \+ DeepSpeed ZeRO-3", "megatron-2021 zero-3"),
@@ -52,13 +50,18 @@ DATED: Mapping[str, Sequence[tuple[float, str]]] = {
     "llm-foundry|Composer": ((2023.0, "llm-foundry-2023.05"), (2023.75, "llm-foundry-2023.10")),
 }
 """Frameworks that changed, with the year from which each description holds."""
+SWEPT = 128
+"""Devices from which on H100 runs of llm-foundry are those of its sweep of January 2024."""
+SWEPT_IN_TRITON = ("MPT-13b", "MPT-30b")
+"""Models to which that sweep gives the attention written in Triton (benchmarking/sweep.py)."""
 YEAR = re.compile(r"\b(?:20)?(2\d)(?:[.-](\d\d))?\b")
 UNDATED: Mapping[str, str] = {"Megatron-LM": "megatron-2022"}
 """Descriptions of those that a row does not date; otherwise the latest."""
 
 # Kernels of attention, by the words that a row uses; where it uses none, the framework's own.
 ATTENTION: Sequence[tuple[str, str]] = (
-    ("flash_attentionv1|flash.?(attention)?.?v?1|triton", "flash1"),
+    ("flash_attentionv1|flash.?(attention)?.?v?1", "flash1"),
+    ("triton", "triton"),
     ("flash.?(attention)?.?v?3|fa3", "flash3"),
     ("cudnn|te fused|transformer engine", "cudnn"),
     ("flash.?(attention)?.?v?2|fa2|sdpa|xformers", "flash2"),
@@ -91,6 +94,15 @@ def framework_of(name: str, *, compiled: bool = False, precision: str = "") -> F
     return framework_named(
         f"{known} compiled" if compiled and known.startswith("torchtitan") else known
     )
+
+
+def framework_of_row(row: Row, *, compiled: bool) -> Framework:
+    """The framework of a row, of which its devices and its model may say when it ran."""
+    name = row["framework"]
+    large = row["gpu"].startswith("H100") and number(row, "gpus") >= SWEPT
+    if large and described(name).startswith("llm-foundry") and row["model"] not in SWEPT_IN_TRITON:
+        return framework_named("llm-foundry-2024.01")
+    return framework_of(name, compiled=compiled, precision=row["precision"])
 
 
 def described(name: str, precision: str = "") -> str:

@@ -19,7 +19,7 @@ from .published_memory import memory_groups
 from .rows import Row, Table, read_tables, thinned, training_rows
 from .sailor import layer_sample, sailor
 from .scores import Group, Sample
-from .seen import UNFITTED, without
+from .seen import unseeing, without
 from .training import attempted, training_groups, unprofiled_groups
 
 
@@ -82,7 +82,7 @@ def file_groups(table: Table) -> list[Group]:
 
 def unseen(table: Table, name: str) -> list[Sample]:
     """The samples of a group without what was read off its rows or machines."""
-    priced = [attempted(partial(FILES[table.kind], {**row, UNFITTED: "1"})) for row in table.rows]
+    priced = [attempted(partial(FILES[table.kind], unseeing(row, name))) for row in table.rows]
     return [
         sample
         for one in priced
@@ -97,10 +97,14 @@ def stage_groups(tables: Sequence[Table]) -> list[Group]:
     rows = [row for table in tables if table.kind == "stages" for row in table.rows]
     plans = [row for table in tables if table.kind == "aceso" for row in table.rows]
     samples, left_out = stage_samples(rows, plans)
-    groups = [
-        Group(name=f"mist_aceso stages {name}", samples=tuple(members))
-        for name, members in samples.items()
-    ]
+    groups = []
+    for device, members in samples.items():
+        name = f"mist_aceso stages {device}"
+        groups.append(Group(name=name, samples=tuple(members)))
+        if apart := without(name):
+            unseen_plans = [unseeing(row, name) for row in plans if row["gpu"].startswith(device)]
+            again, _ = stage_samples(rows, unseen_plans)
+            groups.append(Group(name=apart, samples=tuple(again[device])))
     return [replace(groups[0], left_out=left_out), *groups[1:]] if groups else []
 
 
@@ -145,7 +149,7 @@ def unfitted(group: str, rows: Sequence[Row]) -> list[Group]:
     if not apart:
         return []
     machine = group.removeprefix("collectives, ")
-    points = scored({**row, UNFITTED: "1"} for row in rows)[machine].points
+    points = scored(unseeing(row, group) for row in rows)[machine].points
     samples = tuple(collective(machine, point) for point in points)
     return [Group(name=apart, samples=samples)]
 

@@ -42,17 +42,27 @@ APART = (
 _Pair = Callable[[Sample], tuple[float | None, float | None]]
 FEW = 3
 """Rows that a group needs to count."""
+SOURCES = 3
+"""Sources that an interval needs: the two that are left where one is left out must not be one."""
 INSIDE = 0.9
 TAILS = (0.05, 0.045, 0.04, 0.035, 0.03, 0.025, 0.02, 0.015, 0.01, 0.005, 0.0)
 """Shares of the rows that an interval may leave out on either side, the narrowest one first."""
+ENDS = (*((tail, 0.0) for tail in TAILS), *((0.0, 0.02 * step) for step in range(1, 51)))
+"""Those shares, and how far an interval of all rows goes beyond them, as logarithms: few sources do
+not show how far off another one may be.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The interval of all sources, and each one's share inside the interval of the others."""
+    """The interval of all sources, and each one's share inside the interval of the others.
+
+    `others`: that interval for each source, as logarithms of measured over predicted.
+    """
 
     residual: Residual
     inside: Mapping[str, float]
+    others: Mapping[str, tuple[float, float]]
 
     @property
     def coverage(self) -> float:
@@ -61,14 +71,14 @@ class HeldOut:
 
 
 def of_steps(groups: Sequence[Group]) -> dict[str, HeldOut]:
-    """The intervals of predicted steps by kind of run, of kinds that two or more sources have."""
+    """The intervals of predicted steps by kind of run, of kinds that enough sources have."""
     logs = {kind: _logs(groups, _seconds, kind) for kind in RUN_KINDS}
     held = {}
     measured = [kind for kind in RUN_KINDS if kind != UNMEASURED]
     for kind, own in logs.items():
         # What unmeasured kernels do says nothing about runs whose kernels were measured.
         beside = [other for other in measured if kind in measured and other != kind]
-        if len(own) >= 2:
+        if len(own) >= SOURCES:
             held[kind] = conformal(
                 own, _pooled([log for other in beside for log in logs[other].values()])
             )
@@ -87,16 +97,20 @@ def conformal(own: Mapping[str, Floats], beside: Sequence[Floats] = ()) -> HeldO
     `beside`: residuals of other kinds of runs, as one source.
     """
     every = np.concatenate(list(own.values()))
-    for tail in TAILS:
-        inside = {}
-        for name, log in own.items():
+    for tail, beyond in ENDS:
+        others = {}
+        for name in own:
             rest = [values for other, values in own.items() if other != name]
-            inside[name] = _share(log, _quantiles([*rest, *beside], (tail, 1 - tail)))
+            least, most = _quantiles([*rest, *beside], (tail, 1 - tail))
+            others[name] = (least - beyond, most + beyond)
+        inside = {name: _share(log, others[name]) for name, log in own.items()}
         low, middle, high = _quantiles([*own.values(), *beside], (tail, 0.5, 1 - tail))
+        low = round(low - beyond, 4)
+        high = round(high + beyond, 4)
         if min(np.mean(list(inside.values())), _share(every, (low, high))) >= INSIDE:
             break
     residual = Residual(low=low, middle=middle, high=high, rows=len(every))
-    return HeldOut(residual=residual, inside=inside)
+    return HeldOut(residual=residual, inside=inside, others=others)
 
 
 def _share(logs: Floats, ends: Sequence[float]) -> float:
@@ -114,11 +128,15 @@ def _logs(groups: Sequence[Group], pair: _Pair, kind: str | None = None) -> dict
     for group in groups:
         samples = [s for s in group.samples if kind is None or s.kind == kind]
         pairs = [(m, p) for m, p in map(pair, samples) if m and p]
-        apart = group.name.startswith(APART) or " without " in group.name
-        if not apart and len(pairs) >= FEW:
+        if whole(group) and len(pairs) >= FEW:
             measured, predicted = np.array(pairs).T
             logs[group.name] = np.log(measured / predicted)
     return logs
+
+
+def whole(group: Group) -> bool:
+    """Whether a group has whole runs, and is neither a part nor a second price of another one."""
+    return not group.name.startswith(APART) and " without " not in group.name
 
 
 def _pooled(logs: Sequence[Floats]) -> list[Floats]:

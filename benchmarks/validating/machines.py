@@ -13,6 +13,8 @@ from autopar.costmodel.device import Device
 
 from .missing import Missing
 from .networks import ONE_PORT, Network, network_of
+from .seen import KERNELS
+from .sheets import by_data_sheet, unprofiled
 
 FITTED: Mapping[str, Network] = {
     # 100 Gbit/s Omni-Path without GPUDirect: 5 GB/s a node were measured before the host's topology
@@ -86,36 +88,71 @@ def cluster_of(
     *,
     memory: float = 0.0,
     node: int = 0,
-    fitted: bool = True,
+    without: frozenset[str] = frozenset(),
 ) -> Cluster:
     """The machines of a row.
 
-    `memory`: GB of a device; `node`: devices of a node (0: as in the preset). `fitted`: whether a
-    network of `FITTED` is taken.
+    `memory`: GB of a device; `node`: devices of a node (0: as in the preset). `without`: what is
+    not taken of all that was measured or fitted (`seen.taken_away`).
     """
     word = _first_word(gpu)
     if word not in PRESETS or OTHERS.search(gpu.upper()):
         raise Missing(f"no preset for {gpu or 'no GPU'}")
     efa = "EFA" in network and word in EFA
     cluster = load_cluster(EFA[word] if efa else PRESETS[word])
-    device = _device(cluster.device, gpu, memory)
+    device = _unfitted(_device(cluster.device, gpu, memory), word, without)
     if source in PRODUCTS_OF:
         device = replace(device, clock=PRODUCTS_OF[source])
     cluster = replace(
         cluster, device=device, measured=_measured(cluster, COLLECTIVES_OF.get(source, {}))
     )
-    return _joined(cluster, network, node, fitted=fitted)
+    return _joined(cluster, network, node, fitted="network" not in without)
 
 
-def unlocked(cluster: Cluster, gpu: str) -> tuple[Cluster, tuple[Cluster, ...]]:
+RESERVED: Mapping[str, float] = {"A100": 1.5 * 2**30}
+"""Bytes in use beside a step's tensors where those of a device were read off runs: what presets
+assume for devices without such runs (context 0.5 GiB, buffers of NCCL 1 GiB).
+"""
+
+
+def _unfitted(device: Device, word: str, without: frozenset[str]) -> Device:
+    """The device without some of what was read off machines or runs that are scored."""
+    if without & {KERNELS, "operators"}:
+        device = by_data_sheet(device)
+    elif "elementwise" in without:
+        device = unprofiled(device)
+    if "memory in use" in without:
+        device = replace(device, reserved=RESERVED.get(word, device.reserved))
+    return device
+
+
+def locked(cluster: Cluster, gpu: str, *, profiled: bool = True) -> Cluster:
+    """The machines of runs at the clock at which operators were profiled."""
+    word = _first_word(gpu)
+    # Kernels by a data sheet are at the highest clock, profiled ones at the locked one.
+    return cluster if profiled or word not in CLOCKS else _clocked(cluster, _locked_share(word))
+
+
+def _locked_share(word: str) -> float:
+    return CLOCKS[word][0] / CLOCKS[word][1]
+
+
+def without_features(cluster: Cluster) -> Cluster:
+    """The machines with what their switches compute turned off (NCCL_NVLS_ENABLE=0)."""
+    levels = tuple(replace(level, features=()) for level in cluster.levels)
+    return replace(cluster, levels=levels)
+
+
+def unlocked(
+    cluster: Cluster, gpu: str, *, profiled: bool = True
+) -> tuple[Cluster, tuple[Cluster, ...]]:
     """The machines of runs that locked no clock, in the middle of its range, and at its ends."""
-    if _first_word(gpu) not in CLOCKS:
+    word = _first_word(gpu)
+    if word not in CLOCKS:
         return cluster, ()
-    locked, highest = CLOCKS[_first_word(gpu)]
-    middle, low, high = (
-        _clocked(cluster, clock / locked) for clock in ((locked * highest) ** 0.5, locked, highest)
-    )
-    return middle, (low, high)
+    low = locked(cluster, gpu, profiled=profiled)
+    highest = 1 / _locked_share(word)
+    return _clocked(low, highest**0.5), (low, _clocked(low, highest))
 
 
 def _clocked(cluster: Cluster, times: float) -> Cluster:

@@ -5,15 +5,18 @@ Its tests' golden values, SimuMax's runs on B200, layers of experts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from autopar.costmodel import Cluster
 from autopar.costmodel.known.configuration import Configuration
 from autopar.costmodel.known.frameworks import Framework, framework_named
+from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.costmodel.known.priced_step import price
 from autopar.costmodel.known.shape import Latent, Shape
 
 from .facts import precision_of
-from .machines import cluster_of
+from .machines import cluster_of, without_features
 from .missing import Missing
 from .prepared import Prepared
 from .scores import Sample
@@ -23,6 +26,10 @@ from .steps import DISPATCHERS
 CORE = framework_named("megatron-core")
 LATENT = Latent(q_rank=1536, kv_rank=512, nope=128, rope=64, value=128)
 """DeepSeek's latent attention, of which these files name no other."""
+BACKENDS: Mapping[str, str] = {"unfused": "fused", "flash": "flash2", "fused": "cudnn"}
+"""Attention by the names of Transformer Engine: `unfused` has scale, mask and softmax in a kernel,
+`fused` is cuDNN's (pytorch/attention).
+"""
 DEEP = ("mislabelled", "not comparable", "copy", "unstable")
 """Words of a trap that make a row's time worthless."""
 
@@ -63,6 +70,7 @@ def golden(row: Row) -> Prepared:
         raise Missing("not given: gpus, layers or vocab")
     tensor, pipeline, context = (number(row, name) for name in ("tp", "pp", "cp"))
     work = _golden_framework(row)
+    layout = chunks_of(row["pp_layout"]) if row["pp_layout"] else ()
     c = Configuration(
         global_batch=number(row, "global_batch"),
         micro_batch=number(row, "micro_batch"),
@@ -73,7 +81,8 @@ def golden(row: Row) -> Prepared:
         expert=number(row, "ep"),
         expert_tensor=number(row, "etp", 0),
         dispatcher=_dispatcher(row["moe_dispatcher"]),
-        interleave=number(row, "vp"),
+        interleave=len(layout) // pipeline if layout else number(row, "vp"),
+        layout=layout,
         zero=int(_flag(row, "dist_optimizer")),
         sequence_parallel=_flag(row, "seq_parallel"),
         recompute=_golden_recompute(row),
@@ -83,7 +92,7 @@ def golden(row: Row) -> Prepared:
         label=f"{row['case']} on {devices} {row['gpu']}",
         shape=_golden_shape(row),
         configuration=work.run(c),
-        cluster=cluster_of(row["gpu"]),
+        cluster=_golden_cluster(row),
         measured=measured,
         stage=-1,
         deterministic=_flag(row, "deterministic"),
@@ -119,6 +128,7 @@ def _golden_shape(row: Row) -> Shape:
         # (tests/functional_tests/test_cases/t5).
         encoder_layers=number(row, "layers") if encoder else 0,
         encoder_sequence=number(row, "seq") if encoder else 0,
+        mtp="".join(chunks_of(row["pp_layout"])).count("m"),
         tied=not _flag(row, "untie"),
         bias=encoder,
         dropout=False,
@@ -149,7 +159,22 @@ def _golden_framework(row: Row) -> Framework:
         narrow = "float8_block"
     elif "fp8" in row["precision"]:
         narrow = "float8_e4m3fn"
-    return replace(CORE, habits=habits, kernels=replace(CORE.kernels, products=narrow))
+    attention = row["attention"]
+    if attention and attention not in BACKENDS:
+        raise Missing(f"attention not described: {attention}")
+    kernels = replace(
+        CORE.kernels,
+        products=narrow,
+        attention=BACKENDS.get(attention, CORE.kernels.attention),
+        skips_masked=attention == "unfused",
+    )
+    return replace(CORE, habits=habits, kernels=kernels)
+
+
+def _golden_cluster(row: Row) -> Cluster:
+    """The machines of a row, whose switches add nothing up where NVLS is off."""
+    cluster = cluster_of(row["gpu"])
+    return without_features(cluster) if row["nccl_nvls"].startswith("0") else cluster
 
 
 def _golden_recompute(row: Row) -> str:

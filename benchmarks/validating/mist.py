@@ -16,12 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 
+from autopar.costmodel import Cluster
 from autopar.costmodel.known import Configuration, Priced, Shape, Stage, framework_named
 
-from .machines import cluster_of, unlocked
+from .machines import cluster_of, locked, unlocked
 from .missing import Missing
 from .prepared import Prepared
 from .scores import Sample
+from .seen import taken_away
 from .sizes import Row, number
 
 STAGE = re.compile(r"gpus=(\d+) ops=(\d+) tp=(\d+)x(\d+) dp=(\d+)x(\d+) recompute=(.*)")
@@ -130,7 +132,7 @@ def aceso_plan(row: Row) -> Prepared:
     label = f"{row['system']} {row['model']} on {row['gpus']} {row['gpu']}, {len(stages)} stages"
     one = replace(_prepared(label, row, shape, stages), peer=_seconds(row["pred_step_s"]))
     # Mist's own runs are at the clock of the profile.
-    cluster, others = unlocked(one.cluster, row["gpu"])
+    cluster, others = unlocked(_machines(row), row["gpu"], profiled=_profiled(row))
     return replace(one, cluster=cluster, others=others, open="clock" if others else "")
 
 
@@ -150,13 +152,14 @@ def stage_samples(
         else:
             left_out["its plan is in no table" if row["stage"] else "its stage is not given"] += 1
     samples: dict[str, list[Sample]] = {}
-    priced: dict[tuple[str, ...], tuple[Prepared, Priced]] = {}
+    priced: dict[tuple[str, ...], tuple[Prepared, tuple[Priced, ...]]] = {}
     for (*run, stage), members in ranks.items():
         key = tuple(run)
         if key not in priced:
             plan = aceso_plan(known[key])
-            priced[key] = plan, plan.priced()
-        plan, price = priced[key]
+            priced[key] = plan, tuple(map(plan.priced, (plan.cluster, *plan.others)))
+        plan, prices = priced[key]
+        price = prices[0]
         index = int(stage)
         micro_batches = plan.configuration.micro_batches
         seconds = (
@@ -165,11 +168,14 @@ def stage_samples(
             / micro_batches
             * 1e-3
         )
+        both = [one.forward[index] + one.backward[index] for one in prices]
         samples.setdefault(key[0].partition("-")[0], []).append(
             Sample(
                 label=f"{plan.label}: stage {stage}",
                 measured=seconds,
-                predicted=price.forward[index] + price.backward[index],
+                predicted=both[0],
+                open=(plan.open,) if plan.open else (),
+                range=(min(both), max(both)) if plan.others else None,
                 memory=max(float(row["max_allocated_MB"]) for row in members) * MIB,
                 told_memory=price.allocated[index],
             )
@@ -234,12 +240,22 @@ def _shape(row: Row, *, gated: bool, vocab: int) -> Shape:
     )
 
 
+def _profiled(row: Row) -> bool:
+    """Whether kernels are those that were profiled on the row's device."""
+    return "operators" not in taken_away(row)
+
+
+def _machines(row: Row) -> Cluster:
+    machines = cluster_of(row["gpu"], without=taken_away(row))
+    return machines.sized(number(row, "gpus"))
+
+
 def _prepared(label: str, row: Row, shape: Shape, stages: Sequence[Stage]) -> Prepared:
     return Prepared(
         label=label,
         shape=shape,
         configuration=stages[0].own,
-        cluster=cluster_of(row["gpu"]).sized(number(row, "gpus")),
+        cluster=locked(_machines(row), row["gpu"], profiled=_profiled(row)),
         pipelines=(tuple(stages),),
         measured=_seconds(row["step_s"]),
     )

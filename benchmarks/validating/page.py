@@ -77,16 +77,19 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def write_page(path: Path, scored: Sequence[tuple[Group, Score, str]]) -> None:
-    """Write the page, and its figures beside it; a group comes with its peer's error in words."""
+def write_page(path: Path, scored: Sequence[tuple[Group, Score, str]], left_out: str = "") -> None:
+    """Write the page, and its figures beside it; a group comes with its peer's error in words.
+
+    `left_out`: the tables of what is left out (`tables.py`).
+    """
     beside = path.with_suffix(".json")
     before = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
     now = figures_of({group.name: score for group, score, _ in scored})
-    path.write_text(_page(scored, worse(before, now)), encoding="utf-8")
+    path.write_text(_page(scored, worse(before, now), left_out), encoding="utf-8")
     beside.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _page(scored: Sequence[tuple[Group, Score, str]], losses: Sequence[str]) -> str:
+def _page(scored: Sequence[tuple[Group, Score, str]], losses: Sequence[str], left_out: str) -> str:
     header = "group rows mean largest bias null peer saw stated open nearest trends fit memory"
     names = header.split()
     lines = [INTRODUCTION, f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
@@ -98,6 +101,7 @@ def _page(scored: Sequence[tuple[Group, Score, str]], losses: Sequence[str]) -> 
         + ("scored without it, too." if read.apart else f"not scored without it: {read.reason}.")
         for read in READ
     ]
+    lines += ["", left_out] if left_out else []
     lines += ["", "## Rows left out", ""]
     lines += [
         f"- {group.name}: {count}, {reason.partition(';')[0]}."

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from autopar.errors import UsageError
 
+from .columns import unnamed
+
 Row = Mapping[str, str]
 
 COLUMNS: Mapping[str, frozenset[str]] = {
@@ -199,7 +201,10 @@ class Run(BaseModel):
 
 
 def read_tables(folder: Path) -> tuple[list[Table], list[str]]:
-    """Every recognised CSV file of a folder by name, and the names of the other files."""
+    """Every recognised CSV file of a folder by name, and the names of what is not read.
+
+    That are other files, and columns that nobody named (`columns.py`).
+    """
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder of CSV files")
     tables = []
@@ -212,6 +217,8 @@ def read_tables(folder: Path) -> tuple[list[Table], list[str]]:
             if kind is None:
                 others.append(path.name)
                 continue
+            if extra := unnamed(kind, columns):
+                others.append(f"{', '.join(extra)} of {path.name}")
             rows = []
             for row in reader:
                 if None in row or None in row.values():

@@ -25,7 +25,7 @@ from autopar.costmodel.known import Configuration, Framework, Shape, Stage, fram
 from .missing import Missing
 from .prepared import Prepared, second_layer
 from .scores import Sample
-from .seen import UNFITTED
+from .seen import taken_away
 from .sizes import Row, number
 
 STAGE = re.compile(r"L(\d+):(.*)")
@@ -248,7 +248,7 @@ def _alike(row: Row, counts: list[int], replicas: Replicas) -> tuple[list[list[S
         Stage(layers=((count, c),), start=index * tensor * data)
         for index, count in enumerate(counts)
     ]
-    return [stages], node(word, unfitted=UNFITTED in row).sized(number(row, "gpus"))
+    return [stages], node(word, unfitted="host" in taken_away(row)).sized(number(row, "gpus"))
 
 
 def _mixed(row: Row, counts: list[int], replicas: Replicas) -> tuple[list[list[Stage]], Cluster]:
@@ -330,7 +330,7 @@ def layer_sample(row: Row) -> tuple[str, Sample]:
         label="",
         shape=work.shaped(_shape(row)),
         configuration=c,
-        cluster=node(word, unfitted=UNFITTED in row).sized(tensor),
+        cluster=node(word, unfitted="host" in taken_away(row)).sized(tensor),
         measured=None,
     )
     first, second = second_layer(one)

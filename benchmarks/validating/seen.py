@@ -6,11 +6,18 @@ taken away, its groups are scored a second time without it (`without`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 UNFITTED = "unfitted"
-"""The name of a row's cell that says that constants of `READ` are not to be used."""
+"""The name of a row's cell with what its price is not to know: constants of `READ`, by what they
+are, or one of the next two.
+"""
+KERNELS = "kernels"
+"""All that was measured of the kernels of a row's device."""
+PROFILE = "profile"
+"""The habits of a row's framework."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +39,6 @@ class Read:
     reason: str = ""
 
 
-_KERNELS = "kernels, of which the device has no others here"
 READ = (
     Read(
         what="network",
@@ -63,28 +69,28 @@ READ = (
         words="422 published runs",
         groups=("alephalpha*",),
         runs=True,
-        reason="it decides which rows fit and no second; without it none of their outcomes is told",
+        apart=True,
     ),
     Read(
         what="operators",
         place="costmodel/presets/l4.json",
         words="Dazz993/Mist@d69e530a",
         groups=("mist_l4*", "mist_aceso L4*", "mist_aceso stages L4*"),
-        reason=_KERNELS,
+        apart=True,
     ),
     Read(
         what="operators",
         place="costmodel/presets/g5.json",
         words="Dazz993/Mist@d69e530a",
         groups=("mist_aceso A10G*", "mist_aceso stages A10G*"),
-        reason=_KERNELS,
+        apart=True,
     ),
     Read(
         what="elementwise",
         place="costmodel/presets/dgx-a100-80g.json",
         words="Dazz993/Mist@d69e530a",
         groups=("mist_aceso A100*", "mist_aceso stages A100*"),
-        reason="one fraction of the memory's bandwidth, of operators on another memory",
+        apart=True,
     ),
     Read(
         what="links",
@@ -136,3 +142,14 @@ def without(group: str) -> str:
     """The name of the group of the same rows without what it has seen, or none."""
     apart = [read.what for read in seen_by(group) if read.apart]
     return f"{group} without its {' and '.join(apart)}" if apart else ""
+
+
+def unseeing(row: Mapping[str, str], group: str, *others: str) -> Mapping[str, str]:
+    """The row, with a cell that takes away what its group has seen, and `others`."""
+    names = {read.what for read in seen_by(group) if read.apart} | {*others}
+    return {**row, UNFITTED: ", ".join(sorted(names))}
+
+
+def taken_away(row: Mapping[str, str]) -> frozenset[str]:
+    """The names of all that the price of a row is not to know."""
+    return frozenset(row.get(UNFITTED, "").split(", ")) - {""}

@@ -23,10 +23,10 @@ from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
 
 from .facts import precision_of
-from .frameworks import NEUTRAL, UNPROFILED, attention_of, described, framework_of, recipe_of
+from .frameworks import NEUTRAL, attention_of, described, framework_of_row, recipe_of
 from .machines import cluster_of
 from .missing import Missing
-from .seen import UNFITTED
+from .seen import PROFILE, taken_away
 from .sizes import Row, number, shape_of
 
 DISPATCHERS: Mapping[str, str] = {"deepep": "node", "hybridep": "node"}
@@ -52,12 +52,8 @@ def framework(row: Row) -> Framework:
 
     Without a profile it is the neutral habit, with what the row says of its kernels.
     """
-    neutral = bool(row.get(UNPROFILED))
-    work = (
-        framework_named(NEUTRAL)
-        if neutral
-        else framework_of(row["framework"], compiled=compiled(row), precision=row["precision"])
-    )
+    neutral = PROFILE in taken_away(row)
+    work = framework_named(NEUTRAL) if neutral else framework_of_row(row, compiled=compiled(row))
     given = attention_of(row["attn_impl"])
     if neutral and row["attn_impl"].strip():
         # FlashAttention of no known version: the second is the most frequent one.
@@ -67,7 +63,7 @@ def framework(row: Row) -> Framework:
         kernels = replace(kernels, norm="fused")
     narrow = precision_of(row)[1]
     habits = work.habits if neutral else _chosen(_habits(row, work.habits), row)
-    if row.get(UNFITTED):
+    if "gather rate" in taken_away(row):
         habits = replace(habits, gather_rate=math.inf)
     if narrow == "float8_e4m3fn" and "torchtitan" in row["framework"]:
         # Parameters are gathered in 8 bits, but not by rows. Kept values are the same: a product of
@@ -298,7 +294,7 @@ def machines_of(row: Row) -> Cluster:
         row["network"],
         memory=float(row.get("gpu_mem_gb") or 0),
         node=number(row, "gpus_per_node", 0),
-        fitted=not row.get(UNFITTED),
+        without=taken_away(row),
     )
 
 

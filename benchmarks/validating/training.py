@@ -28,11 +28,10 @@ from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
 
 from .facts import open_facts, others, precision_of
-from .frameworks import UNPROFILED
 from .missing import Missing
 from .rows import Row, Run
 from .scores import Group, Sample
-from .seen import UNFITTED, without
+from .seen import KERNELS, PROFILE, taken_away, unseeing, without
 from .sizes import attention_flops, forward_flops, layer_flops
 from .steps import predict
 
@@ -138,7 +137,7 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
             else:
                 samples[name].append(outcome)
         if name := without(run.group):
-            unfitted = sample({**row, UNFITTED: "1"}, run, predicted)
+            unfitted = sample(unseeing(row, run.group), run, predicted)
             apart.setdefault(name, []).extend([] if isinstance(unfitted, str) else [unfitted])
     ordered = [name for members in parts.values() for name in members]
     return [
@@ -154,7 +153,7 @@ def unprofiled_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = pred
     """The groups of rows priced as if nothing of their frameworks was read, nor off the rows."""
     samples: dict[str, list[Sample]] = {}
     for row, run in rows:
-        unread = sample({**row, UNFITTED: "1", UNPROFILED: "1"}, run, predicted)
+        unread = sample(unseeing(row, run.group, PROFILE), run, predicted)
         if not isinstance(unread, str):
             # Pairs of devices are told of the rows themselves.
             members = samples.setdefault(f"{run.group}{BY_NEUTRAL}", [])
@@ -215,6 +214,8 @@ def told_memory(row: Row, price: Priced) -> float:
 
 def _range(row: Row, price: Priced, predicted: Predict) -> tuple[float, float] | None:
     """The least and the most seconds of a row whose open facts are others; None if none is."""
+    if taken_away(row) & {KERNELS, PROFILE}:
+        return None
     prices = [attempted(partial(predicted, other)) for other in others(row)]
     steps = [one[1].step for one in prices if not isinstance(one, str)]
     return (min(price.step, *steps), max(price.step, *steps)) if steps else None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .attention import BACKWARD_WORK, Scores
-from .attention_kernels import standing_for
+from .attention_kernels import alike, standing_for
 from .device import FAMILIES, ITEMSIZE, Device
 from .elementwise import memory_seconds, with_launch
 from .grouped_products import Dealt, GroupedProduct
@@ -112,15 +112,16 @@ class AttentionWork:
 def attention_seconds(
     work: AttentionWork, kernel: str, direction: str, dtype: str, device: Device
 ) -> Floats:
-    """Return the seconds of attention in one `kernel` (flash1, flash2, flash3, cudnn).
+    """Return the seconds of attention in one `kernel` (flash1, triton, flash2, flash3, cudnn).
 
     The kernel has a framework's name; the nearest one stands for a kernel that the device lacks.
     `direction`: forward or backward.
     """
+    kernel, share = alike(kernel, direction)
     if device.kernels is None:
         more = BACKWARD_WORK if direction == "backward" else 1.0
         arithmetic = attention_arithmetic(work.flops * more, kernel, direction, dtype, device)
-        return with_launch(arithmetic, memory_seconds(work.nbytes, device), device)
+        return with_launch(share * arithmetic, memory_seconds(work.nbytes, device), device)
     known = device.kernels.generations
     entry = known[standing_for(kernel, known, f"device {device.name!r}")]
     form = device.kernels.attention[entry.kernel]
@@ -129,7 +130,7 @@ def attention_seconds(
         seconds = form.backward(work.scores, speed)
     else:
         seconds = form.seconds(work.scores, speed)
-    return np.asarray(entry.slower * seconds)
+    return np.asarray(entry.slower * share * seconds)
 
 
 def grouped_seconds(

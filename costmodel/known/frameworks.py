@@ -144,13 +144,21 @@ _DEEPSPEED = Framework(
 # Parameters and states in float32 shards, gathered in 16 bits, gradients scattered in float32.
 # Embedding and head are the root's, which FSDP gathers once: the backward pass begins with it.
 _FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10, whole_ends=True)
+# FSDP1 gathers into the flat parameter itself. Gradients are joined in a flat one (4 bytes), cast
+# to float32 (6) and divided (8) before they are reduced (torch, fsdp/_runtime_utils.py,
+# _flat_param.py); in 16 bits they are joined and divided (4).
+_FLAT = replace(_FSDP, packed_bytes=18.0)
+_FLAT_NARROW = replace(_FSDP, reduced_bytes=2, packed_bytes=8.0)
+# FSDP2 copies each parameter out of the gathered message, and each gradient into a float32 one,
+# whose reduction divides it (torch, fsdp/_fully_shard/_fsdp_collectives.py).
+_SHARDED = replace(_FSDP, unpacks=True, packed_bytes=6.0)
 # Every second product is saved (wq, wv, w1, w2), and so is attention, whose keys and values are
 # copied for every head. The optimizer of 2024 is a chain of kernels over all parameters (foreach):
 # it reads and writes 22 tensors of four bytes. With stages nothing is resharded behind a pass, and
 # gradients are reduced behind the last one (parallelize_llama.py; torch's pipelining/stage.py).
 _TITAN = Framework(
     habits=replace(
-        _FSDP,
+        _SHARDED,
         saved_outputs=(".query", ".core", ".mlp.gate", ".mlp.down"),
         update_traffic=88.0,
         expandable=True,
@@ -166,11 +174,17 @@ _COMPILED = replace(
     habits=replace(_TITAN.habits, fused=True, compiled=True),
     kernels=Kernels(repeats_keys=True),
 )
-# Composer's optimizer is a loop of float32 kernels over flat shards. Attention is Triton's kernel
-# of the first generation, the default of the scripts of the time.
+# Composer's optimizer is a loop of float32 kernels over flat shards. Attention is written in
+# Triton, the default of the scripts of the time. Training metrics are on by default: a cross
+# entropy and a perplexity, each of all logits (composer/trainer/trainer.py, _eval_train_metrics;
+# llmfoundry/models/mpt/modeling_mpt.py).
 _COMPOSER = Framework(
-    habits=replace(_FSDP, loss="one-kernel", update_traffic=84.0),
-    kernels=Kernels(attention="flash1"),
+    habits=replace(_FLAT, loss="one-kernel, two metrics", update_traffic=84.0),
+    kernels=Kernels(attention="triton"),
+)
+# Gradients are reduced in 16 bits (mixed precision PURE).
+_COMPOSER_NARROW = replace(
+    _COMPOSER, habits=replace(_FLAT_NARROW, loss="one-kernel, two metrics", update_traffic=84.0)
 )
 
 # Parameters, gradients and their reduction in 16 bits over float32 shards of master and moments,
@@ -235,7 +249,7 @@ _MAXTEXT = Framework(
 # FSDP2 of torch around layers of Transformer Engine, in eager mode. Gradients are summed whole over
 # micro-batches and reduced in the last one.
 _AUTOMODEL = Framework(
-    habits=replace(_FSDP, whole_stages=True, defers=True, loss="torch", update_traffic=28.0),
+    habits=replace(_SHARDED, whole_stages=True, defers=True, loss="torch", update_traffic=28.0),
     kernels=Kernels(attention="cudnn"),
 )
 # Megatron-Core's layers, gradients summed and reduced in float32 by its default, the loss fused by
@@ -313,13 +327,13 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "llama-3": _LLAMA_3,
     "neutral": _NEUTRAL,
     "fms-fsdp": Framework(
-        habits=replace(
-            _FSDP, gradient_bytes=2, reduced_bytes=2, fused=True, compiled=True, loss="compiled"
-        )
+        habits=replace(_FLAT_NARROW, gradient_bytes=2, fused=True, compiled=True, loss="compiled")
     ),
-    # Parameters, gradients and their reduction in 16 bits.
-    "llm-foundry-2023.05": replace(_COMPOSER, habits=replace(_COMPOSER.habits, reduced_bytes=2)),
+    "llm-foundry-2023.05": _COMPOSER_NARROW,
     "llm-foundry-2023.10": _COMPOSER,
+    # The sweep from 128 devices on installs FlashAttention 2.4.2 (scripts/train/benchmarking,
+    # @5e85bd62).
+    "llm-foundry-2024.01": replace(_COMPOSER, kernels=Kernels(attention="flash2")),
     "deepspeed zero-1": Framework(habits=_ZERO),
     "deepspeed zero-3": Framework(habits=replace(_ZERO, overlap_gradients=True)),
     "nanotron": _NANOTRON,

@@ -13,7 +13,7 @@ from autopar.ir.recipes import RECIPES
 from .placements import ROWS, Wanted
 from .shape import Shape
 
-ATTENTIONS = ("unfused", "fused", "flash1", "flash2", "flash3", "cudnn")
+ATTENTIONS = ("unfused", "fused", "flash1", "triton", "flash2", "flash3", "cudnn")
 """Attention: separate kernels for scale, mask and softmax; these in one kernel; kernels that never
 write the scores.
 """

@@ -48,6 +48,9 @@ LOSSES: Mapping[str, Loss] = {
     "in-place": Loss(forward=6.0, backward=4.0, at_most=2.0, wide=False),
     # One pass of a kernel over 16-bit logits; backward another writes their gradient beside them.
     "one-kernel": Loss(forward=2.0, backward=4.0, at_most=4.0, wide=False),
+    # The same, and after the backward pass two metrics of the training, each with a float32 copy
+    # of the logits (6) and its log-softmax (8).
+    "one-kernel, two metrics": Loss(forward=30.0, backward=4.0, at_most=4.0, wide=False),
     # float32 copy (6), log-softmax (8); backward the gradient of the loss (4), that of the
     # log-softmax (12), and a cast (6).
     "torch": Loss(forward=14.0, backward=22.0, at_most=14.0),
@@ -93,6 +96,8 @@ class Habits:
     - `whole_stages`: with stages, ZeRO-3 gathers a stage's parameters once a step, under its first
       forward pass, and sums whole gradients, which are reduced behind its last backward pass.
     - `defers`: ZeRO-3 sums whole gradients over micro-batches and reduces them in the last one.
+    - `unpacks`: what ZeRO-3 gathers is copied from the message to the parameters. `packed_bytes`:
+      moved per gathered parameter to bring its gradient into the message of the reduction.
 
     Kernels and host:
 
@@ -159,6 +164,8 @@ class Habits:
     whole_ends: bool = False
     whole_stages: bool = False
     defers: bool = False
+    unpacks: bool = False
+    packed_bytes: float = 0.0
     state_bytes: float = 12
     update_traffic: float = 34
     offloaded: float = 0.0

@@ -118,6 +118,16 @@ class Passes:
         size = self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype]
         return self.shared_out("all_gather", part, size)
 
+    def unpacked(self, part: PartSeconds) -> float:
+        """Seconds of copying what was gathered from the message to the parameters."""
+        size = self.c.habits.gathered_bytes or DTYPE_BYTES[self.c.dtype]
+        return self.copied(part, 2 * size) if self.c.habits.unpacks else 0.0
+
+    def copied(self, part: PartSeconds, traffic: float) -> float:
+        """Seconds of moving `traffic` bytes for each gathered parameter of a part."""
+        elements = part.gathered / DTYPE_BYTES[self.c.dtype]
+        return float(memory_seconds(elements * traffic, self.cluster.device))
+
     def collective(
         self, kind: str, nbytes: float, group: int, level: str, cluster: Cluster | None = None
     ) -> float:
@@ -127,7 +137,8 @@ class Passes:
 
     def ahead(self, part: PartSeconds) -> float:
         busy = self.run(
-            part.forward + part.moved_forward + self.travel(part)[0], self.issued(part)[0]
+            part.forward + part.moved_forward + self.travel(part)[0] + self.unpacked(part),
+            self.issued(part)[0],
         )
         return busy + (
             exposed(self.gather(part), busy) if self.c.habits.prefetch else self.gather(part)
@@ -147,10 +158,14 @@ class Passes:
         if not part.gathered:
             return busy
         moved = self.shared_out("reduce_scatter", part, self.c.habits.reduced_bytes)
+        copies = self.copied(part, self.c.habits.packed_bytes)
         if self.c.habits.defers:
             moved /= self.c.micro_batches
+            copies /= self.c.micro_batches
         if not (self.c.habits.whole_ends and name in ENDS):
             moved += self.gather(part)
+            copies += self.unpacked(part)
+        busy += copies
         return busy + (exposed(moved, busy) if self.c.habits.prefetch else moved)
 
     @property

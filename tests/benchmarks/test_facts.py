@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from autopar.costmodel.known import framework_named
+from benchmarks.validating import columns as columns_module
+from benchmarks.validating.columns import unnamed
 from benchmarks.validating.facts import (
     MEASURED,
     NOT_USED,
@@ -75,7 +77,7 @@ def test_every_column_is_used_or_named() -> None:
 def test_networks_are_read(text: str, rate: float, shared_by: int, stated: bool) -> None:
     expected = Network(rate=pytest.approx(rate), shared_by=shared_by, stated=stated)
     assert network_of(text, 8) == expected
-    port = cluster_of("H100", text, fitted=False).levels[-1]
+    port = cluster_of("H100", text, without=frozenset({"network"})).levels[-1]
     assert (port.bandwidth, port.shared_by) == (expected.rate, shared_by)
 
 
@@ -155,9 +157,20 @@ def test_frameworks_are_described_by_what_was_read_of_their_time(name: str, know
     assert framework_of(name, compiled=False) == framework_named(known)
 
 
+def test_large_runs_of_llm_foundry_have_the_kernels_of_their_sweep() -> None:
+    own = {"attn_impl": "flash", "precision": "amp_bf16", "gpu": "H100", "gpus": 256}
+    given = row(framework="llm-foundry/Composer FSDP", **own)
+    kernels = {
+        model: framework({**given, "model": model}).kernels.attention
+        for model in ("MPT-7b", "MPT-30b")
+    }
+    assert kernels == {"MPT-7b": "flash2", "MPT-30b": "triton"}
+    assert framework({**given, "gpus": "8"}).kernels.attention == "triton"
+
+
 def test_attention_is_read() -> None:
-    words = ("flash", "SDPA/flash", "FlashAttention-3", "cuDNN", "fused", "torch", "")
-    kernels = ["", "flash2", "flash3", "cudnn", "fused", "unfused", ""]
+    words = ("flash", "SDPA/flash", "FlashAttention-3", "cuDNN", "triton", "fused", "torch", "")
+    kernels = ["", "flash2", "flash3", "cudnn", "triton", "fused", "unfused", ""]
     assert [attention_of(word) for word in words] == kernels
 
 
@@ -284,3 +297,13 @@ def test_experts_are_whole_where_a_stage_has_no_ranks_to_split_them() -> None:
     assert configuration_of(given, framework(given)).expert_tensor == 1
     fewer = {**given, "ep": "8"}
     assert configuration_of(fewer, framework(fewer)).expert_tensor == 0
+
+
+def test_columns_of_other_files_are_used_or_named() -> None:
+    for kind, columns in COLUMNS.items():
+        assert unnamed(kind, columns) == [], kind
+        assert unnamed(kind, columns | {"colour"}) == ["colour"]
+    for kind, reasons in columns_module.NOT_USED.items():
+        named = " ".join(reasons.values()).split()
+        assert len(set(named)) == len(named)
+        assert not {*named} & {*columns_module.USED[kind].split()}

@@ -58,10 +58,11 @@ def figures(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def fitted(path: Path) -> Iterator[str]:
-    """The sources of a file's fitted figures."""
+    """The sources of a file's figures that were fitted or measured."""
     for figure in figures(json.loads(path.read_text(encoding="utf-8"))):
         source = str(figure["source"])
-        if figure.get("kind") == "fitted" or source.startswith("fitted"):
+        told = (figure.get("kind"), source.partition(":")[0].partition(",")[0])
+        if not {"fitted", "measured"}.isdisjoint(told):
             yield source
 
 
@@ -79,6 +80,21 @@ def test_every_fitted_figure_from_a_scored_source_is_named(path: Path) -> None:
             assert any(name.startswith(group) for read in named for name in read.groups), (
                 f"{place}: {source} is scored as {group}, which `READ` does not say"
             )
+
+
+KERNELS = sorted((ROOT / "costmodel" / "device" / "data").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
+def test_kernels_from_a_scored_source_are_those_of_a_named_preset(path: Path) -> None:
+    """Kernels that were read off the machines of scored runs: every preset with them is named."""
+    fits = json.loads(path.read_text(encoding="utf-8"))["fits"].values()
+    words = {word for word in SCORED for fit in fits if word in fit["source"]}
+    named = {read.place for read in READ} | {*MACHINES_OF_THEIR_OWN}
+    for preset in PRESETS if words else ():
+        kernels = json.loads(preset.read_text(encoding="utf-8")).get("device", {}).get("kernels")
+        name = kernels.get("name") if isinstance(kernels, dict) else kernels
+        assert name != path.stem or str(preset.relative_to(ROOT)) in named, (preset, words)
 
 
 CLAIM = re.compile(r"fitted to|runs come to|profiled layers|in these very rows", re.IGNORECASE)
@@ -141,7 +157,7 @@ def test_a_group_is_scored_without_what_it_has_seen() -> None:
     seen, apart = training_groups([(row, run)], predict)
     assert [seen.name, apart.name] == ["bloom", "bloom without its network"]
     assert (seen.samples[0].predicted or 0) > (apart.samples[0].predicted or 0)
-    assert machines_of({**row, UNFITTED: "1"}).levels[-1].bandwidth == 12.5e9
+    assert machines_of({**row, UNFITTED: "network"}).levels[-1].bandwidth == 12.5e9
 
 
 def test_collectives_are_scored_without_the_link_that_saw_them() -> None:

@@ -48,7 +48,13 @@ def test_the_interval_is_around_the_figure() -> None:
 
 def test_devices_that_nobody_measured_are_less_sure() -> None:
     measured = step_interval(load_cluster("dgx-h100"))
-    assumed = step_interval(load_cluster("mi300x"))
+    by_sheet = step_interval(load_cluster("mi300x"))
+    assert by_sheet.low <= measured.low < measured.high <= by_sheet.high
+    assert by_sheet.high / by_sheet.low > measured.high / measured.low
+    assert "kernels of other devices" in by_sheet.source.text
+    bare = load_cluster("dgx-h100")
+    bare = replace(bare, device=replace(bare.device, kernels=None))
+    assumed = step_interval(bare)
     assert assumed.low < measured.low < measured.high < assumed.high
     assert assumed.assumed and not measured.assumed
 
@@ -77,6 +83,8 @@ def test_a_plan_is_as_sure_as_runs_of_its_kind(flops: str, operator: str, kind: 
         model=SimpleNamespace(flops={flops: 1.0}), operators={"one": SimpleNamespace(kind=operator)}
     )
     assert step_around(plan, cluster) == step_interval(cluster, kind)
+    unread = cluster.run_by(replace(cluster.runner, name="neutral"))
+    assert step_around(plan, unread) == step_interval(cluster, kind, profile=False)
 
 
 def test_a_step_that_nearly_fills_a_device_may_not_fit() -> None:

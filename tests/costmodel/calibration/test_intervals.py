@@ -113,6 +113,13 @@ def test_steps_of_every_kind_have_an_interval_and_unmeasured_kernels_the_widest(
     assert run_kind(experts=True, narrow=True, unmeasured=False) == EXPERTS
 
 
+def test_steps_by_the_habits_of_most_frameworks_are_less_sure() -> None:
+    for kind in RUN_KINDS:
+        read, unread = (step_interval(H100, kind, profile=known) for known in (True, False))
+        assert unread.low <= read.low and unread.high >= read.high
+    assert step_interval(H100, profile=False).high > step_interval(H100).high
+
+
 def test_the_chance_to_fit_falls_with_the_bytes_and_has_the_stated_quantiles() -> None:
     chances = [chance_to_fit(nbytes, 1.0) for nbytes in np.linspace(0.5, 1.5, 20)]
     assert chances == sorted(chances, reverse=True) and chances[0] > 0.99 and chances[-1] < 0.05

@@ -359,6 +359,12 @@ def test_attention_of_a_framework_is_a_measured_kernel() -> None:
         for kernel in ("flash1", "flash2", "flash3", "cudnn")
     }
     assert actual["flash1"] > actual["flash2"] > actual["flash3"] == actual["cudnn"]
+    triton = [
+        float(attention_seconds(work, kernel, direction, "bfloat16", device)[0])
+        for direction in ("forward", "backward")
+        for kernel in ("triton", "flash1")
+    ]
+    assert triton[0] == pytest.approx(0.7 * triton[1]) and triton[2] == triton[3]
     with pytest.raises(ClusterError, match="unknown attention kernel 'flash9'"):
         attention_seconds(work, "flash9", "forward", "bfloat16", device)
 

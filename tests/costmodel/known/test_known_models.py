@@ -345,6 +345,7 @@ def test_what_frameworks_do_better_is_faster(habits: Habits, kernels: Kernels) -
         (Habits(loss="megatron"), Kernels()),
         (Habits(), Kernels(norm="unfused")),
         (Habits(), Kernels(attention="flash1")),
+        (Habits(), Kernels(attention="triton")),
         (Habits(update_traffic=88.0), Kernels()),
     ],
 )
@@ -354,6 +355,15 @@ def test_what_frameworks_do_beside_is_slower(habits: Habits, kernels: Kernels) -
         price(LARGE, replace(c, habits=habits, kernels=kernels), CLUSTER).step
         > price(LARGE, c, CLUSTER).step
     )
+
+
+def test_metrics_of_the_training_read_all_logits_again() -> None:
+    c = Configuration(global_batch=64, micro_batch=8, data=2)
+    plain, watched = (
+        price(LARGE, replace(c, habits=Habits(loss=loss)), CLUSTER).step
+        for loss in ("one-kernel", "one-kernel, two metrics")
+    )
+    assert watched > plain
 
 
 def test_what_stays_in_fused_and_narrow_kernels_is_not_kept() -> None:
