@@ -43,7 +43,7 @@ class PlanOptions:
     """The arguments of `autopar.plan` except the model and `progress`.
 
     `pins` may be any restriction. `fewer`: whether devices may stay idle. `reductions`: how
-    gradients are reduced.
+    gradients are reduced. `cuts`: where stages may begin, as of `Request`.
     """
 
     devices: int | None = None
@@ -77,6 +77,7 @@ class PlanOptions:
     replicate_unknown: bool = False
     reductions: Reductions = PLAINLY
     fewer: bool = True
+    cuts: tuple[range, ...] | None = None
 
     @property
     def train(self) -> bool:
@@ -121,6 +122,7 @@ class PlanOptions:
             gap=self.gap,
             seconds=self.seconds,
             fewer=self.fewer,
+            cuts=self.cuts,
             uniform=not self.pins and self.reuse_from is None,
             types=types_of(model, self.master, self.reduce, cluster.runner, train=train),
             reductions=self.reductions if train else PLAINLY,

@@ -86,7 +86,6 @@ def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | Non
         zeros=reach.zeros,
         recomputes=reach.recomputes,
         schedules=reach.searched or reach.schedules,
-        cuts=between_layers(operators) if reach.whole_layers else None,
         stages=(least, most or math.inf),
         filled=reach.filled,
     )
@@ -94,6 +93,7 @@ def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | Non
     return replace(
         request,
         space=space,
+        cuts=between_layers(operators) if reach.whole_layers else request.cuts,
         limits=together(request.limits, named) if request.limits else named,
         offload=request.offload or (None if reach.hosts else "none"),
         overlap_experts=request.overlap_experts if reach.merges else False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from autopar.api import Planned, plan_loaded
 from autopar.costmodel import Cluster
 from autopar.costmodel.known import Priced, Shape
+from autopar.costmodel.known.pipeline_layout import even
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.model import LoadedModel
@@ -25,7 +27,7 @@ from autopar.sharding.rules import is_product
 from .configuration import Configuration
 from .huggingface import Styles
 from .megatron import SIZES
-from .megatron_run import price_run
+from .megatron_run import layout_of, price_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +155,7 @@ def require_sizes(configuration: Configuration, graph: Graph, shape: Shape | Non
 
     `shape`: the model's, where it is known; else its layers count by their names.
     """
-    products = ((op.name, is_product(op.kind)) for op in graph.operators)
-    layers = len(between_layers(products)) + 1
+    layers = len(_between_layers(graph)) + 1
     for argument, size in configuration.sizes.items():
         name = SIZES[argument]
         of_model = layers if layers > 1 and name == "layers" else None
@@ -165,6 +166,30 @@ def require_sizes(configuration: Configuration, graph: Graph, shape: Shape | Non
                 f"{configuration.source}: --{argument} is {size}, and the model has {of_model}: "
                 "give the model that the configuration is for"
             )
+
+
+def _between_layers(graph: Graph) -> tuple[range, ...]:
+    return between_layers((op.name, is_product(op.kind)) for op in graph.operators)
+
+
+def _cuts(configuration: Configuration, graph: Graph) -> tuple[range, ...] | None:
+    """The operators before which a stage may begin: between layers, as many as each chunk has.
+
+    None where names number no layers.
+    """
+    places = _between_layers(graph)
+    # Only Megatron's files deal out layers by number.
+    if not configuration.arguments or not places:
+        return places or None
+    layers = len(places) + 1
+    chunks = configuration.stages * configuration.interleave
+    letters = layout_of(configuration, layers) or even(layers, chunks)
+    counts = [chunk.count("t") for chunk in letters]
+    # A chunk of an embedding or a loss alone begins at no layer.
+    if 0 in counts or sum(counts) != layers:
+        return places
+    ends = itertools.accumulate(counts[:-1])
+    return tuple(places[end - 1] for end in ends)
 
 
 def _planned(model: LoadedModel, arguments: Mapping[str, Any]) -> Planned | None:
@@ -192,6 +217,8 @@ def _pins(
     pins["offload"] = configuration.offload or "none"
     if configuration.interleave > 1:
         pins["interleave"] = configuration.interleave
+    if configuration.stages > 1:
+        pins["cuts"] = _cuts(configuration, model.graph)
     return pins, scheme
 
 

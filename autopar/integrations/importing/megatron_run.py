@@ -112,7 +112,7 @@ def known_run(configuration: Configuration, shape: Shape, devices: int) -> Known
         schedule=schedule_of(configuration.stages, configuration.interleave, merged=False)
         or "1f1b",
         interleave=configuration.interleave,
-        layout=_layout(configuration, shape),
+        layout=layout_of(configuration, len(shape.kinds())),
         dtype=configuration.dtype or "float32",
     )
 
@@ -167,12 +167,11 @@ def _capacity(given: Arguments) -> float:
         ) from None
 
 
-def _layout(configuration: Configuration, shape: Shape) -> tuple[str, ...]:
+def layout_of(configuration: Configuration, layers: int) -> tuple[str, ...]:
     """The letters of every chunk; empty where layers are dealt out evenly."""
     given = configuration.arguments
     if "pipeline-model-parallel-layout" in given:
         return chunks_of(given["pipeline-model-parallel-layout"])
-    layers = len(shape.kinds())
     first, last = (
         number("megatron", given, f"decoder-{end}-pipeline-num-layers") for end in ("first", "last")
     )

@@ -54,6 +54,8 @@ class Request:
     or as shards; 3, gathered for every pass. `offload`: "none", or "optimizer" for the optimizer
     state of all parameters in the host's memory. `hosted`: the parameters with their state there,
     if these are fixed. `space`: the part of the space that is searched (None: all of it).
+    `cuts`: for each place where a stage may begin, such as between two layers, the operators before
+    one of which it does (None: it may begin at any operator).
     `schedule`, `interleave`: the schedule, and its chunks a stage. `overlap_experts`: whether
     passes of two micro-batches are merged, so that exchanges of experts run under them (None: where
     that is faster and fits). `gap`: the share above its bound at which a plan is near enough (see
@@ -75,6 +77,7 @@ class Request:
     offload: str | None = None
     hosted: frozenset[str] | None = None
     space: Space | None = None
+    cuts: tuple[range, ...] | None = None
     schedule: str | None = None
     interleave: int | None = None
     overlap_experts: bool | None = None

@@ -36,8 +36,7 @@ class Space:
 
     `axes`: the kinds of mesh axes, the outermost first, each with its names; a mesh has at most one
     axis of a kind, and one of the names in `needed`. `zeros`, `recomputes`, `schedules`: the values
-    to try. `cuts`: for each place between two layers, the operators before one of which a stage may
-    begin. `stages`: the least number and the largest. `filled`: there are as many micro-batches as
+    to try. `stages`: the least number and the largest. `filled`: there are as many micro-batches as
     stages, at least.
     """
 
@@ -46,7 +45,6 @@ class Space:
     recomputes: tuple[str, ...]
     schedules: tuple[str, ...]
     needed: frozenset[str] = frozenset()
-    cuts: tuple[range, ...] | None = None
     stages: tuple[int, float] = (1, math.inf)
     filled: bool = False
 

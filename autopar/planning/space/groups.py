@@ -48,7 +48,8 @@ class CandidateGroups:
         within: tuple[float, float] = (1, math.inf)
         if request.space is not None:
             within = request.space.stages
-            cuts = min(cuts, len(request.space.cuts or range(cuts)))
+        if request.cuts is not None:
+            cuts = min(cuts, len(request.cuts))
         for stages in stage_counts(devices, cuts):
             if request.stages in (None, stages) and within[0] <= stages <= within[1]:
                 yield stages

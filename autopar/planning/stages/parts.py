@@ -125,8 +125,7 @@ class Terms:
         if not any(part.figures.hidden.any() for part in parts):
             names = without_merged(names)
         count = self.schedule.micro_batches
-        cuts = self.request.space.cuts if self.request.space is not None else None
-        costs = PieceCosts(figures, count, cuts)
+        costs = PieceCosts(figures, count, self.request.cuts)
         cutter = Cutter(costs, places, limits, hosts, self.schedule.unit_bytes)
         schedules = schedules_for(
             len(places),

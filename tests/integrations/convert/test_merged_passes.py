@@ -15,6 +15,8 @@ from autopar.integrations.convert import convert
 from autopar.integrations.importing import Hardware, import_configuration, read_configuration
 from autopar.model import LoadedModel
 from autopar.plan import Plan
+from autopar.sharding.layer_numbers import between_layers
+from autopar.sharding.rules import is_product
 from tests.end_to_end.small_types import small_configuration
 
 pytest.importorskip("transformers")
@@ -23,7 +25,9 @@ pytest.importorskip("transformers")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     folder = tmp_path_factory.mktemp("mixtral")
-    (folder / "config.json").write_text(json.dumps(small_configuration("mixtral")))
+    (folder / "config.json").write_text(
+        json.dumps(small_configuration("mixtral") | {"num_hidden_layers": 4})
+    )
     return load_any(f"hf:{folder}", ModelOptions(batch=8, dtype="float32", dims={"sequence": 16}))
 
 
@@ -35,6 +39,7 @@ def _plan(model: LoadedModel, chunks: int) -> Plan:
         scheme="pipeline-merged_1f1b 2 x expert 2",
         interleave=chunks,
         micro_batches=4,
+        cuts=between_layers((op.name, is_product(op.kind)) for op in model.graph.operators),
     ).plan
 
 
