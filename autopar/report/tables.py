@@ -16,7 +16,6 @@ from autopar.plan import Plan
 from autopar.plan_parts import Provenance
 from autopar.schemes import Named, stages_of
 from autopar.sharding.program import Collective
-from autopar.sharding.rules.experts import EXPERTS
 from autopar.units import bytes_text, seconds_text
 
 from .frameworks import framework_line
@@ -121,18 +120,14 @@ def _stopped_text(made: Provenance) -> str:
 
 
 def gap_text(plan: Plan) -> str:
-    """The largest possible distance of the predicted step from the best.
-
-    Bounds count exchanges of experts in full, which programs may hide.
-    """
+    """The largest possible distance of the predicted step from the best."""
     made = plan.provenance
     if made.gap is None:
         return "not bounded"
-    exchanged = any(operator.kind == EXPERTS for operator in plan.operators.values())
-    least = f"no plan takes less than {seconds_text(made.lower_bound)}"
-    if exchanged and plan.devices > 1:
-        least += " where no exchange of experts is hidden"
-    return f"{least}, so that this one is at most {made.gap:.2%} above the best"
+    return (
+        f"no plan takes less than {seconds_text(made.lower_bound)}, so that this one is at most "
+        f"{made.gap:.2%} above the best"
+    )
 
 
 def scheme_line(named: Named) -> str:

@@ -95,25 +95,12 @@ def test_a_step_that_nearly_fills_a_device_may_not_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "devices", "gap", "told"),
+    ("gap", "told"),
     [
-        ("autopar.experts", 8, 0.1, "less than 1.00 s where no exchange of experts is hidden, so"),
-        ("autopar.experts", 1, 0.1, "less than 1.00 s, so that this one is at most 10.00% above"),
-        (
-            "aten.linear.default",
-            8,
-            0.1,
-            "less than 1.00 s, so that this one is at most 10.00% above",
-        ),
-        ("autopar.experts", 8, None, "not bounded"),
+        (0.1, "no plan takes less than 1.00 s, so that this one is at most 10.00% above the best"),
+        (None, "not bounded"),
     ],
 )
-def test_a_gap_says_what_its_bound_counts(
-    operator: str, devices: int, gap: float | None, told: str
-) -> None:
-    plan: Any = SimpleNamespace(
-        provenance=SimpleNamespace(gap=gap, lower_bound=1.0),
-        operators={"one": SimpleNamespace(kind=operator)},
-        devices=devices,
-    )
-    assert told in gap_text(plan)
+def test_a_gap_says_what_it_bounds(gap: float | None, told: str) -> None:
+    plan: Any = SimpleNamespace(provenance=SimpleNamespace(gap=gap, lower_bound=1.0))
+    assert gap_text(plan) == told
