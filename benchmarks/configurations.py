@@ -107,9 +107,9 @@ def row(path: Path, names: Sequence[str], options: argparse.Namespace) -> dict[s
     """The row of a configuration."""
     autopar = (sys.executable, "-m", "autopar")
     described = json.loads(measured((*autopar, "models", "--json", f"{path}"))[1])
-    command = (*autopar, "plan", f"hf:{path}", "--cluster", options.cluster, "--no-compare")
+    command = (*autopar, "plan", f"hf:{path}", "--no-compare", "--jobs", "1", "--json")
     sizes = ("--devices", options.devices, "--batch", options.batch, "--seq", options.seq)
-    cost, text = measured((*command, *map(str, sizes), "--json"))
+    cost, text = measured((*command, "--cluster", options.cluster, *map(str, sizes)))
     summary = json.loads(text)["summary"]
     return {
         "name": ", ".join(names),

@@ -6,12 +6,11 @@
     from a shape)
                 + plan (`search_plan`) + write (the plan's JSON)
 
-The CPU seconds of an ONNX file are those of the whole command `autopar plan`, with the known
-schemes priced too, as by default, and without them (`uncompared_s`). Other models are exported from
-PyTorch on the meta device, or made from their shapes alone. `--models` takes a folder with public
-models, for the cases that need one. Every run is a process of its own with one thread of
-arithmetic, so its CPU seconds and peak memory (resident, with Python and imports) are its own.
-Steps and gaps are predictions.
+The CPU seconds of an ONNX file are those of the whole command `autopar plan --jobs 1`. Other models
+are exported from PyTorch on the meta device, or made from their shapes alone. `--models` takes a
+folder with public models, for the cases that need one. Every run is a process of its own with one
+thread of arithmetic, so its CPU seconds and peak memory (resident, with Python and imports) are its
+own. Steps and gaps are predictions.
 """
 
 from __future__ import annotations
@@ -166,29 +165,17 @@ def run(case: Case, folder: Path | None) -> dict[str, Any]:
         )
         row = {**head, **figures, **json.loads(text.splitlines()[-1])}
         if case.is_file and "note" not in row:
-            row |= commanded(case, path, Path(scratch))
+            row |= commanded(case, path)
     return {**row, "plan_s": row["phases"]["plan"]}
 
 
-def commanded(case: Case, path: Path, scratch: Path) -> dict[str, float]:
-    """The CPU seconds and memory of `autopar plan`, and the seconds without known schemes."""
+def commanded(case: Case, path: Path) -> dict[str, float]:
+    """The CPU seconds and memory of `autopar plan` in one process."""
     asked = f"--cluster {case.cluster} --devices {case.devices} --batch {case.batch}"
     asked += f" --dim sequence={SEQUENCE}" if case.source == "gpt2" else ""
     asked += f" --memory {case.memory:.0f}" if case.memory is not None else ""
-    command = [
-        sys.executable,
-        "-m",
-        "autopar",
-        "plan",
-        str(path),
-        *asked.split(),
-        "-o",
-        str(scratch / "plan.json"),
-    ]
-    return {
-        **measured(command)[0],
-        "uncompared_s": measured([*command, "--no-compare"])[0]["cpu_s"],
-    }
+    command = (sys.executable, "-m", "autopar", "plan", str(path), "--jobs", "1")
+    return measured((*command, *asked.split()))[0]
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -74,10 +74,7 @@ def test_a_model_that_does_not_fit_is_a_note() -> None:
 @pytest.mark.slow
 def test_a_run_is_a_process_of_its_own() -> None:
     row = run(next(case for case in CASES if case.name == "gpt2-small"), None)
-    assert (
-        row["cpu_s"] > row["uncompared_s"] > row["plan_s"] > 0.0
-        and row["peak_gb"] >= row["graph_gb"] > 0.01
-    )
+    assert row["cpu_s"] > row["plan_s"] > 0.0 and row["peak_gb"] >= row["graph_gb"] > 0.01
     planning.show_row(row)
 
 
@@ -98,7 +95,7 @@ def test_the_cases_name_what_there_is() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
     for case in CASES:
-        assert case.source in IMPORTS and (case.is_file or "uncompared_s" not in case.targets)
+        assert case.source in IMPORTS
         assert case.source != "shape" or callable(getattr(models, case.model))
         assert case.source != "torch" or case.model in models.CONFIGURATIONS
         assert not case.no_slower or case.no_slower in names
