@@ -270,7 +270,7 @@ BAD: dict[str, tuple[int, tuple[str, ...], str]] = {
     "unknown command": (
         2,
         ("plane", "x"),
-        "'plan', 'run', 'train', 'compare', 'explain', 'report', 'convert', 'import'",
+        "unknown command 'plane': valid are plan, run, train, compare, .* Perhaps you meant 'plan'",
     ),
     "no command": (2, (), "required: COMMAND"),
     "one argument too many": (
