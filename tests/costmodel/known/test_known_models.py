@@ -312,9 +312,7 @@ def test_every_framework_prices_a_model(name: str) -> None:
 
 
 def test_an_unknown_framework_is_an_error_that_lists_them() -> None:
-    with pytest.raises(
-        UsageError, match="unknown framework 'jax': valid are alpa, auto"
-    ):
+    with pytest.raises(UsageError, match="unknown framework 'jax': valid are alpa, auto"):
         framework_named("jax")
 
 
