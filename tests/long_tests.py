@@ -15,7 +15,7 @@ import pytest
 PATH = Path(__file__).with_name("long_tests.txt")
 SECONDS = 2.0
 """What a long test takes at least, on two cores that are both at work."""
-PARTS = 3
+PARTS = 4
 """The number of changes in a row that are checked with all long tests between them."""
 
 
