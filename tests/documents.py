@@ -141,6 +141,7 @@ NOT_RUN: dict[str, str] = {
     "pip install": "installs; tests/test_packaging.py holds the packages and extras",
     "git clone": "downloads",
     "torchrun --nnodes": "needs four machines; tests/examples/test_two_hosts.py runs two, emulated",
+    "torchrun --nproc-per-node 2 examples/": "are run by tests/examples/test_examples.py",
     "python benchmarks/validation.py": "needs a folder of published measurements",
     "python benchmarks/fuzzing_guided.py": "needs atheris, which is in no extra",
 }
