@@ -117,7 +117,7 @@ def test_ray_runs_the_example(tmp_path: Path) -> None:
     program = [sys.executable, str(ROOT / "examples" / "ray_train.py"), "--workers", "2"]
     environment = os.environ | {"HOME": str(tmp_path)}  # where Ray puts its results
     done = subprocess.run(
-        program, capture_output=True, text=True, check=False, env=environment, timeout=300
+        program, capture_output=True, text=True, check=False, env=environment, timeout=600
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout + done.stderr
