@@ -12,8 +12,8 @@ from autopar.options.keywords import PlanKeywords
 from autopar.options.plan_options import PlanOptions
 from autopar.options.table import IN_PYTHON, PLANNED, READING, TABLE
 
-OF_OTHER_ROOMS = {"reductions", "fewer"}
-"""Options that only the context and schemes set."""
+OF_OTHER_ROOMS = {"reductions", "fewer", "cuts"}
+"""Options that only the context, schemes and imports set."""
 
 
 def test_the_signature_is_that_of_the_table() -> None:
