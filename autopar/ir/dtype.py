@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from .graph import Graph, Operator, Value
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+"""The types of 16 bits."""
+FLOATS = ("float64", "float32", *HALVES)
 # Numbers of the ONNX element types, as in onnx.TensorProto.DataType.
 _ONNX_TYPES = {"float32": 1, "float16": 10, "float64": 11, "bfloat16": 16}
 

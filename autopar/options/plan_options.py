@@ -10,6 +10,7 @@ from autopar.costmodel import Cluster, default_cluster, load_cluster
 from autopar.costmodel.cluster.runner import Runner
 from autopar.costmodel.known.frameworks import runner_named
 from autopar.errors import PlanError, UsageError, unknown
+from autopar.ir.dtype import HALVES
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
@@ -33,9 +34,6 @@ from autopar.sharding.mesh import Mesh
 from autopar.sharding.schedule import PLAINLY, Reductions, Types
 
 from .targets import within
-
-HALVES = ("float16", "bfloat16")
-"""Types of 16 bits, in which some frameworks reduce gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

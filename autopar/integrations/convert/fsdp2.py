@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from autopar.ir.dtype import HALVES
 from autopar.plan import Plan
 from autopar.printable import printable
 
@@ -75,7 +76,7 @@ def micro_batch_function(setup: Setup) -> str:
 def precision_of(setup: Setup) -> tuple[str, str]:
     """The types of a `MixedPrecisionPolicy`: of the computation, and of gradients that travel."""
     schedule = setup.plan.schedule
-    dtype = setup.parameter_type(("bfloat16", "float16"))
+    dtype = setup.parameter_type(HALVES)
     compute = f"torch.{dtype}" if schedule.master and dtype else "None"
     return compute, f"torch.{schedule.reduce}" if schedule.reduce else "None"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autopar.errors import UsageError
+from autopar.ir.dtype import HALVES
 from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
 from autopar.plan_parts import OperatorPlan
@@ -34,8 +35,6 @@ NORMS = (
 """Operators that scale values [batch, sequence, features] by a weight of the features."""
 IMAGE_DIMS = 4
 """The dims of a batch of images [batch, channels, height, width], which has no sequence."""
-NARROW = ("bfloat16", "float16")
-"""The types of computation beside float32."""
 MOST = 0.9
 """Smallest share of recomputed operators at which all of them count as recomputed."""
 
@@ -94,7 +93,7 @@ class Setup:
     @property
     def gradient_type(self) -> str:
         """The type in which gradients travel: the plan's, else that of the computation."""
-        return self.plan.schedule.reduce or self.parameter_type(NARROW) or "float32"
+        return self.plan.schedule.reduce or self.parameter_type(HALVES) or "float32"
 
     def parameter_type(self, known: Collection[str]) -> str | None:
         """The type of parameters, if it is the only one that a target knows."""
@@ -197,7 +196,7 @@ class Setup:
 
     def widened(self) -> Iterable[str]:
         """The loss of a target that always updates parameters of 16 bits in float32."""
-        narrow = self.parameter_type(NARROW) is not None and self.plan.schedule.master is None
+        narrow = self.parameter_type(HALVES) is not None and self.plan.schedule.master is None
         if narrow and self.plan.model.mode == "train":
             more = bytes_text(bytes_of(elements(self.plan), "float32"))
             yield f"parameters are stored and updated in float32 as well: {more} more on a device"

@@ -10,6 +10,7 @@ from typing import Any
 
 from autopar.errors import UsageError
 from autopar.ir import Graph
+from autopar.ir.dtype import HALVES
 from autopar.model import LoadedModel
 from autopar.order.part_gathers import batch_of
 from autopar.plan import Plan
@@ -23,7 +24,6 @@ from .files import is_plan, loaded_strategies
 from .marks import ATTRIBUTES, marked, own_parameters
 from .state import Context
 
-HALF = ("float16", "bfloat16")
 _FIXED = (
     "{name}={value!r} is another than the {wanted!r} of the auto-parallel context; give it in one "
     "place"
@@ -40,7 +40,7 @@ def in_context(context: Context, model: LoadedModel, given: Mapping[str, Any]) -
     wanted = _of_mode(context, model)
     if context.gradient_fp32_sync and given.get("reduce") is None and _is_half(model.graph):
         wanted["reduce"] = "float32"
-    elif not context.gradient_fp32_sync and given.get("reduce") is None and model.dtype in HALF:
+    elif not context.gradient_fp32_sync and given.get("reduce") is None and model.dtype in HALVES:
         wanted["reduce"] = model.dtype
     arguments = dict(given)
     for name, value in wanted.items():
@@ -62,7 +62,7 @@ def _joined(pins: Any, restriction: Restriction) -> Restriction:
 
 
 def _is_half(graph: Graph) -> bool:
-    return any(tensor.dtype in HALF for tensor in graph.parameters if tensor.trainable)
+    return any(tensor.dtype in HALVES for tensor in graph.parameters if tensor.trainable)
 
 
 def _require_marks(context: Context, model: LoadedModel) -> None:
