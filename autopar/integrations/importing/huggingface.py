@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import UsageError, unknown
+from autopar.integrations.convert.splittable import OUTPUT_DIM
 from autopar.planning.model.restrictions import Limits
 from autopar.printable import printable
 from autopar.sharding.analysis import Analysis, Offer
@@ -55,17 +56,6 @@ WHOLE = (
     "sequence_parallel",
 )
 """Styles that split no weight."""
-# The output dim of a weight: [out, in] in torch's linear layers, [in, out] in products of ONNX and
-# GPT-2.
-_OUTPUT_DIM: Mapping[str, int] = {
-    "aten.linear.default": 0,
-    "onnx.MatMul": 1,
-    "aten.matmul.default": 1,
-    "aten.mm.default": 1,
-    "aten.addmm.default": 1,
-    "autopar.affine": 1,
-    "onnx.Gemm": 1,
-}
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 Bools = NDArray[np.bool_]
 
@@ -197,11 +187,11 @@ def _is(option: Option, place: int, style: str | None, offer: Offer) -> bool:
     operator = offer.call.operator
     output = 0
     if RULES[operator.kind].products and dim in (OUTPUT, INPUT):
-        if operator.kind not in _OUTPUT_DIM:
+        if operator.kind not in OUTPUT_DIM:
             raise UsageError(
                 f"{SOURCE}: {operator.name} of kind {operator.kind} is no linear layer"
             )
-        output = _OUTPUT_DIM[operator.kind]
+        output = OUTPUT_DIM[operator.kind]
     wanted = output if dim in (ROWS, OUTPUT) else 1 - output
     if placement.kind is not Kind.SPLIT or placement.dim != wanted:
         return False
