@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from autopar.errors import UsageError, unknown
 
 from .graph import DTYPE_BYTES, Graph, NarrowCopy, Operator, Role, Tensor, Value
-from .stored_products import STORED, with_stored_products
+from .stored_products import EXPERTS, STORED, with_stored_experts, with_stored_products
 
 PLAIN = "bf16"
 """The precision in which no product is narrow."""
@@ -126,7 +126,6 @@ ALIGNED = 16
 """Products whose sides are no multiples of it have no narrow kernels (Transformer Engine, "FP8
 dimensions must be divisible by 16").
 """
-EXPERTS = "autopar.experts"
 CHOOSING = frozenset(
     (
         *("aten.topk.default", "aten.sort.default", "aten.argmax.default"),
@@ -184,7 +183,7 @@ def with_precision(graph: Graph, name: str | None) -> Graph:
     alone = _read_once(graph, narrow)
     copies: dict[str, Tensor] = {}
     if recipe.holds:
-        graph = _reading_as_stored(graph, narrow)
+        graph = with_stored_experts(graph, narrow)
         copies = _copies(graph, narrow, recipe)
     operators = []
     for operator in graph.operators:
@@ -230,50 +229,6 @@ def narrow_copy(weight: Tensor, recipe: Recipe) -> NarrowCopy:
         blocks=(*whole[:-2], side, side) if side else whole,
         over=whole if recipe.over else (),
     )
-
-
-def _reading_as_stored(graph: Graph, narrow: Iterable[str]) -> Graph:
-    """The graph whose layers of experts read weights as they are stored, transposed or not.
-
-    So nothing stands between a parameter and the products that read its narrow copy. The attribute
-    `turned` has the numbers of the operands that such a layer reads transposed.
-    """
-    chosen = set(narrow)
-    readers = graph.consumers()
-    makers = {name: op for op in graph.operators for name in op.outputs}
-    dropped: dict[str, Operator] = {}
-    layers: dict[str, Operator] = {}
-    for layer in graph.operators:
-        if layer.kind != EXPERTS or layer.name not in chosen:
-            continue
-        inputs = list(layer.inputs)
-        turned = []
-        # Operands stand behind the rows and their experts.
-        for position, name in enumerate(layer.inputs):
-            view = makers.get(name)
-            if view is not None and len(readers[name]) == 1 and _turns_matrices(graph, view):
-                inputs[position] = view.inputs[0]
-                dropped[view.name] = view
-                turned.append(position - 2)
-        attributes: dict[str, Value] = {**layer.attributes, "turned": tuple(turned)}
-        layers[layer.name] = replace(layer, inputs=tuple(inputs), attributes=attributes)
-    gone = {name for view in dropped.values() for name in view.outputs}
-    return replace(
-        graph,
-        operators=tuple(
-            layers.get(op.name, op) for op in graph.operators if op.name not in dropped
-        ),
-        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in gone},
-    )
-
-
-def _turns_matrices(graph: Graph, operator: Operator) -> bool:
-    """Whether an operator transposes the stored matrices of all experts."""
-    if operator.kind != "aten.transpose.int" or len(operator.inputs) != 1:
-        return False
-    weight = graph.tensors[operator.inputs[0]]
-    dims = {operator.attributes.get(name) for name in ("dim0", "dim1")}
-    return _is_matrix(weight) and len(weight.shape) == 3 and dims in ({1, 2}, {-1, -2})
 
 
 def _narrow(graph: Graph) -> frozenset[str]:

@@ -2,19 +2,22 @@
 
     LINEAR: y = x W^T + b, W [out, in]        AFFINE: y = x W + b, W [in, out]
 
-So whoever treats them apart from other products (`recipes`) knows two kinds of operators.
+So whoever treats them apart from other products (`recipes`) knows two kinds of operators. Layers of
+experts read the stored matrices of all experts, transposed or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from .graph import Graph, Operator, Ref, Role, Tensor
+from .graph import Graph, Operator, Ref, Role, Tensor, Value
 
 LINEAR = "aten.linear.default"
 AFFINE = "autopar.affine"
 STORED = frozenset((LINEAR, AFFINE))
+EXPERTS = "autopar.experts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,41 +51,84 @@ def with_stored_products(graph: Graph) -> Graph:
 
     A matrix that is transposed for one product alone is read as it is stored.
     """
-    readers = graph.consumers()
-    # A view that others read, too, stays.
-    views = {
-        op.outputs[0]: op
-        for op in graph.operators
-        if _transposes(graph, op)
-        and len(readers.get(op.outputs[0], ())) == 1
-        and op.outputs[0] not in graph.outputs
+    views = _views(graph, dims=2)
+    products = (_respelled(graph, operator, views) for operator in graph.operators)
+    return _reading(graph, [product for product in products if product is not None], views)
+
+
+def with_stored_experts(graph: Graph, layers: Collection[str]) -> Graph:
+    """The graph in which these layers of experts read weights as they are stored, turned or not.
+
+    So nothing stands between a parameter and the products that read its narrow copy. The attribute
+    `turned` has the numbers of the operands that such a layer reads transposed.
+    """
+    views = _views(graph, dims=3)
+    read = []
+    for layer in graph.operators:
+        if layer.kind == EXPERTS and layer.name in layers:
+            places = [place for place, name in enumerate(layer.inputs) if name in views]
+            # Operands stand behind the rows and their experts.
+            turned: Value = tuple(place - 2 for place in places)
+            inputs = tuple(
+                views[name].inputs[0] if place in places else name
+                for place, name in enumerate(layer.inputs)
+            )
+            attributes = {**layer.attributes, "turned": turned}
+            read.append(replace(layer, inputs=inputs, attributes=attributes))
+    return _reading(graph, read, views)
+
+
+def _reading(graph: Graph, readers: Sequence[Operator], views: Mapping[str, Operator]) -> Graph:
+    """The graph with operators in place of those of their names, and without views for these."""
+    by_name = {operator.name: operator for operator in readers}
+    gone = {
+        name
+        for operator in graph.operators
+        if operator.name in by_name
+        for name in operator.inputs
+        if name in views and name not in by_name[operator.name].inputs
     }
-    operators = []
-    read: set[str] = set()
-    for operator in graph.operators:
-        product = _respelled(graph, operator, views)
-        operators.append(product or operator)
-        if product is not None:
-            read.update(name for name in operator.inputs if name in views)
     return replace(
         graph,
-        operators=tuple(op for op in operators if read.isdisjoint(op.outputs)),
-        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in read},
+        operators=tuple(
+            by_name.get(op.name, op) for op in graph.operators if gone.isdisjoint(op.outputs)
+        ),
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in gone},
     )
 
 
-def _transposes(graph: Graph, operator: Operator) -> bool:
-    """Whether an operator transposes a stored matrix."""
-    if operator.kind not in _TRANSPOSING or len(operator.inputs) != 1:
-        return False
-    matrix = graph.tensors[operator.inputs[0]]
-    turned = graph.tensors[operator.outputs[0]].shape == matrix.shape[::-1]
-    order = operator.attributes.get("perm", operator.attributes.get("dims", (1, 0)))
-    return turned and order in ((1, 0), (-1, -2), (-1, 0), (1, -2)) and _is_stored(matrix)
+def _views(graph: Graph, dims: int) -> dict[str, Operator]:
+    """The operators that transpose stored matrices for one reader, by their results.
+
+    `dims`: of a matrix 2, of those of all experts 3.
+    """
+    readers = graph.consumers()
+    return {
+        op.outputs[0]: op
+        for op in graph.operators
+        if op.kind in _TRANSPOSING
+        and _is_stored(graph.tensors[op.inputs[0]], dims)
+        and _swaps(op, dims)
+        and len(readers.get(op.outputs[0], ())) == 1
+        and op.outputs[0] not in graph.outputs
+    }
 
 
-def _is_stored(tensor: Tensor) -> bool:
-    return tensor.role is Role.PARAMETER and len(tensor.shape) == 2
+def _swaps(operator: Operator, dims: int) -> bool:
+    """Whether an operator exchanges the last two of so many dims, and no others."""
+    given: Any = operator.attributes
+    last = (dims - 2, dims - 1)
+    if "dim0" in given:
+        return {given["dim0"] % dims, given["dim1"] % dims} == {*last}
+    # Without an order all dims are reversed, but by `mT`.
+    order = given.get("perm") or given.get("dims")
+    if order is None:
+        return dims == 2 or operator.kind == "aten.mT.default"
+    return tuple(dim % dims for dim in order) == (*range(dims - 2), *reversed(last))
+
+
+def _is_stored(tensor: Tensor, dims: int = 2) -> bool:
+    return tensor.role is Role.PARAMETER and len(tensor.shape) == dims
 
 
 def _respelled(graph: Graph, operator: Operator, views: Mapping[str, Operator]) -> Operator | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.ir import Value
-from autopar.ir.recipes import EXPERTS as EXPERTS
+from autopar.ir.stored_products import EXPERTS as EXPERTS
 
 from ..notation import ONCE
 from .narrow_products import blocked_experts

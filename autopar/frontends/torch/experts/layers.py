@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.ir import Graph, Operator, Ref, Value, needed_operators
-from autopar.ir.recipes import EXPERTS
+from autopar.ir.stored_products import EXPERTS
 
 from .routing import Finder, Product, Routing, find_routing
 
