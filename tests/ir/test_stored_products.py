@@ -53,6 +53,7 @@ class Forms(nn.Module):
         ("torch.addmm(b, x, w, alpha=2)", "aten.addmm.default", ("b", "x", "w")),
         ("torch.addmm(b, x, w, beta=0.5)", "aten.addmm.default", ("b", "x", "w")),
         ("torch.addmm(x, x, w)", "aten.addmm.default", ("x", "x", "w")),
+        ("x @ w.transpose(0, 1)", LINEAR, ("x", "w")),
         ("w @ x", "aten.matmul.default", ("w", "x")),
         ("x @ b", "aten.matmul.default", ("x", "b")),
     ],
@@ -60,6 +61,12 @@ class Forms(nn.Module):
 def test_products_of_torch(form: str, kind: str, inputs: tuple[str, ...]) -> None:
     graph = load_model(Forms(form), ModelOptions(), (torch.randn(8, 8),)).graph
     assert products(graph) == [(kind, inputs)]
+
+
+@pytest.mark.parametrize("view", ["w.transpose(0, 0)", "w.permute(0, 1)"])
+def test_a_view_in_the_same_order_transposes_nothing(view: str) -> None:
+    graph = load_model(Forms(f"x @ {view}"), ModelOptions(), (torch.randn(8, 8),)).graph
+    assert LINEAR not in {kind for kind, _ in products(graph)}
 
 
 def test_a_transposed_matrix_with_two_readers_stays() -> None:
