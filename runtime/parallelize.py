@@ -28,8 +28,8 @@ from .launch.backends import device_type
 from .models.model_values import model_values
 from .module.changes import Remaking, skeleton_of
 from .module.held_shards import Values
-from .module.original_modules import is_plain
 from .module.parallel_module import ModuleOptions, ParallelModule
+from .module.plain_values import is_plain
 from .parameters.torch_layouts import require_placements
 from .ranks.agreement import agree, digest
 from .ranks.collectives import in_movable_type

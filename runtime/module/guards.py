@@ -21,7 +21,8 @@ from .changes import Change, refused
 from .clipping import Parameters
 from .held_shards import HeldShards
 from .modes import Modes
-from .original_modules import CONTAINERS, Original, Recalling
+from .original_modules import CONTAINERS, Recalling
+from .plain_attributes import Original
 
 
 class Guards:

@@ -7,152 +7,16 @@ model's, and says so when called.
 
 from __future__ import annotations
 
-import collections
-import copy
-import functools
-import inspect
-import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from autopar.errors import PlanError
 
-from .changes import Change, is_literal, refused
+from .changes import Change, refused
 from .own_state import OwnState
-
-_OWN = frozenset(vars(nn.Module()))
-"""Attributes that every module has of its own."""
-_ATOMIC = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-)
-"""Types whose values are not looked into."""
-LARGEST = 10_000
-"""Objects behind an attribute that are looked at; one with more is not kept."""
-
-
-class _Unkept:
-    """Stands for a value that leads to a tensor or a module, and equals no other."""
-
-
-class Original:
-    """The plain attributes of a module, and its class; copies share it.
-
-    `path`: of the module in the whole. `read`: the values of the attributes that the program rests
-    on, by name. `copies`: of those that can change in place. `fields`: numbers and texts of the
-    objects among them, a configuration say.
-    """
-
-    def __init__(self, module: nn.Module, path: str, reads: Mapping[str, frozenset[str]]) -> None:
-        self.kind = type(module)
-        self.path = path
-        self.read: dict[str, Any] = {}
-        self.copies: dict[str, Any] = {}
-        self.fields: dict[str, dict[str, Any]] = {}
-        self.attributes: dict[str, Any] = {}
-        # A bias that is None is read as an attribute, too.
-        for registered in (module._parameters, module._buffers):
-            self.attributes.update((name, None) for name, v in registered.items() if v is None)
-        for name, value in vars(module).items():
-            if name not in _OWN and not name.startswith("_") and is_plain(value):
-                self.attributes[name] = value
-        for name in sorted(reads.get(path, ())):
-            self._note(name, module, reads)
-
-    def _note(self, name: str, module: nn.Module, reads: Mapping[str, frozenset[str]]) -> None:
-        """Keep the value of an attribute that the program rests on."""
-        child = module._modules.get(name)
-        below = f"{self.path}.{name}" if self.path else name
-        # Torch itself looks at all submodules, also at those that the code does not use.
-        used = any(path == below or path.startswith(f"{below}.") for path in reads)
-        held = name in module._parameters or name in module._buffers or name == "training"
-        # The whole module's own forward pass may be wrapped: what is wrapped then is this one's.
-        wrapped = not self.path and name == "forward"
-        if held or wrapped or (child is not None and not used):
-            return
-        value = inspect.getattr_static(module, name, None) if child is None else child
-        plain = is_plain(value) and not isinstance(value, property)
-        self.read[name] = value if plain else _Unkept()
-        if plain and isinstance(value, (list, dict, set)):
-            copied = copy.deepcopy(value)
-            # Of what has no equality of its own, no copy is equal.
-            if _equal(value, copied):
-                self.copies[name] = copied
-        elif plain and not callable(value):
-            own = getattr(value, "__dict__", {})
-            literals = {field: held for field, held in own.items() if is_literal(held)}
-            if literals:
-                self.fields[name] = copy.deepcopy(literals)
-
-    def __deepcopy__(self, memo: object) -> Original:
-        return self
-
-    def named(self, name: str) -> str:
-        """An attribute, for messages."""
-        return repr(f"{self.path}.{name}" if self.path else name)
-
-    def change(self, name: str, value: object) -> Change | None:
-        """The change of an attribute that the program rests on; None if the value is as planned."""
-        planned = self.copies.get(name, self.read[name])
-        if value is planned or (type(value) is type(planned) and _equal(value, planned)):
-            return None
-        was = "" if isinstance(planned, _Unkept) else f" as {planned!r}"
-        words = f"{self.named(name)} was read{was} when the model was planned"
-        change = Change(path=self.path, name=name, value=value, words=words)
-        if isinstance(planned, _Unkept) or not is_literal(value):
-            raise refused(change, "it is no plain value")
-        return change
-
-    def changed_fields(self, name: str) -> Iterator[Change]:
-        """The changes of an object's fields, which a skeleton sees, as it shares the object."""
-        present = vars(self.read[name])
-        for field, planned in self.fields[name].items():
-            value = present.get(field)
-            if value is planned or _equal(value, planned):
-                continue
-            place = f"{name}.{field}"
-            words = f"{self.named(place)} was {planned!r} when the model was planned"
-            change = Change(path=self.path, name=place, value=value, words=words)
-            if not is_literal(value):
-                raise refused(change, "it is no plain value")
-            yield change
-
-    def value(self, name: str, owner: nn.Module) -> Any:
-        """An attribute of the original: its own, its class's, or a property of the `owner`."""
-        if name in self.attributes:
-            return self.attributes[name]
-        value = inspect.getattr_static(self.kind, name, None)
-        if isinstance(value, property) and value.fget is not None:
-            return value.fget(owner)
-        if callable(value) or isinstance(value, (classmethod, staticmethod)):
-            raise AttributeError(
-                f"{name!r} is a method of {self.kind.__name__}, of which a planned module has "
-                "only the call and the state"
-            )
-        if name not in dir(self.kind) or not is_plain(value):
-            raise AttributeError(f"a planned {self.kind.__name__} has no attribute {name!r}")
-        return value
-
-    def names(self) -> list[str]:
-        """The names that can be read."""
-        names = list(self.attributes)
-        for name in dir(self.kind):
-            if name.startswith("_"):
-                continue
-            value = inspect.getattr_static(self.kind, name)
-            if isinstance(value, property) or (not callable(value) and is_plain(value)):
-                names.append(name)
-        return names
+from .plain_attributes import Original, Unkept
 
 
 class Recalling(OwnState):
@@ -177,7 +41,7 @@ class Recalling(OwnState):
 
     def __delattr__(self, name: str) -> None:
         if self._original is not None:
-            self._note(self._original, name, _Unkept())
+            self._note(self._original, name, Unkept())
         super().__delattr__(name)
 
     def _note(self, original: Original, name: str, value: object) -> None:
@@ -349,53 +213,3 @@ def held(module: nn.Module, leaf: str) -> Any:
     # Every step reads every parameter several times: `getattr` looks in many places first.
     value = module._parameters.get(leaf)
     return getattr(module, leaf) if value is None else value
-
-
-def _equal(value: object, other: object) -> bool:
-    """Whether two values are equal; what cannot say so is not."""
-    try:
-        return bool(value == other)
-    except Exception:
-        return False
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value leads to no tensor and no module, so that it keeps no weights alive."""
-    # By identity, since values may not be hashable; all are alive until this returns.
-    seen: set[int] = set()
-    alive: list[Any] = []
-    waiting = [value]
-    while waiting:
-        present = waiting.pop()
-        if isinstance(present, (Tensor, nn.Module)) or len(seen) > LARGEST:
-            return False
-        if isinstance(present, _ATOMIC) or id(present) in seen:
-            continue
-        seen.add(id(present))
-        alive.append(present)
-        waiting.extend(_behind(present))
-    return True
-
-
-def _behind(value: Any) -> Iterable[Any]:
-    """The values that a value holds."""
-    if isinstance(value, Mapping):
-        return [*value.keys(), *value.values()]
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        return list(value)
-    if isinstance(value, types.MethodType):
-        return [value.__self__, value.__func__]
-    if isinstance(value, types.FunctionType):
-        return [
-            *inspect.getclosurevars(value).nonlocals.values(),
-            *(value.__defaults__ or ()),
-            *(value.__kwdefaults__ or {}).values(),
-        ]
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    values = list(getattr(value, "__dict__", {}).values())
-    for kind in type(value).__mro__:
-        for name in getattr(kind, "__slots__", ()):
-            if isinstance(name, str) and not name.startswith("__"):
-                values.append(getattr(value, name, None))
-    return values
