@@ -4,11 +4,14 @@
 #include <Python.h>
 
 PyObject *autopar_minimise(PyObject *module, PyObject *args);
+PyObject *autopar_play(PyObject *module, PyObject *args);
 PyObject *autopar_walk(PyObject *module, PyObject *args);
 
 static PyMethodDef methods[] = {
     {"minimise", autopar_minimise, METH_VARARGS,
      "minimise(out, terms): write the minimum over axis 0 of the terms' sum to `out`."},
+    {"play", autopar_play, METH_VARARGS,
+     "play(score, links, slowdown, times): play a score on streams, and write its times."},
     {"walk", autopar_walk, METH_VARARGS,
      "walk(script, places, memories, counts, steps, start, way): take steps while there is room, "
      "and return the number of those that were taken."},

@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .in_python import Memories, Places, Script
+from .streams_in_python import Links, Score, Times
 
 def minimise(out: NDArray[np.float64], terms: tuple[NDArray[np.float64], ...], /) -> None: ...
+def play(score: Score, links: Links, slowdown: float, times: Times, /) -> None: ...
 def walk(
     script: Script,
     places: Places,

@@ -12,8 +12,7 @@ from autopar.sharding.program import Collective
 
 from .mesh_prices import MeshPrices
 from .reasons import Reason
-from .shared_links import Sent
-from .streams import Clock
+from .streams import Sent, Streams
 
 PARAMETERS = " (parameters)"
 """The end of the name of a stream that parameters have."""
@@ -25,7 +24,7 @@ def axes_of_stream(stream: str) -> str:
 
 
 class Issuer:
-    """Issues collectives at their prices on `clock`.
+    """Issues collectives at their prices on `streams`.
 
     A process group has a stream of its own. `reason`: why computation waits for them. `apart`: the
     axes over which parameters have another group than values, if these are collectives of
@@ -33,10 +32,14 @@ class Issuer:
     """
 
     def __init__(
-        self, prices: MeshPrices, clock: Clock, reason: Reason, apart: frozenset[Axes] = frozenset()
+        self,
+        prices: MeshPrices,
+        streams: Streams,
+        reason: Reason,
+        apart: frozenset[Axes] = frozenset(),
     ) -> None:
         self.prices = prices
-        self.clock = clock
+        self.streams = streams
         self.reason = reason
         self.apart = apart
         self.known: dict[tuple[str, Axes, int], float] = {}
@@ -48,9 +51,7 @@ class Issuer:
             self.known[key] = self.prices.seconds(*key)
         stream = self.stream(axes)
         # A wait is told by what was waited for, wherever it happens.
-        sent = self.clock.send(name, kind, stream, self.known[key], self.clock.now)
-        sent.reason = self.reason
-        return sent
+        return self.streams.send(name, kind, stream, self.known[key], self.reason)
 
     def stream(self, axes: Axes) -> str:
         """Return the stream of the group over `axes`."""
@@ -63,4 +64,4 @@ class Issuer:
     def blocking(self, collectives: Sequence[Collective]) -> None:
         """Start collectives one after the other; computation waits for each."""
         for collective in collectives:
-            self.clock.wait(self.started(collective))
+            self.streams.wait(self.started(collective))

@@ -32,7 +32,7 @@ from autopar.sharding.program import Collective
 from .issuer import Issuer
 from .mesh_prices import MeshPrices
 from .reasons import Reason
-from .streams import Clock
+from .streams import Streams
 
 NORMALISED = 3 * ITEMSIZE
 """Bytes for each element that the norm reads, and that the division by it reads and writes."""
@@ -96,13 +96,13 @@ def share_of(tensor: Tensor, layout: Layout, prices: MeshPrices) -> Share:
     return Share(products=count * own / (shards * copies), largest=own, sent=sent)
 
 
-def play_owners(owners: Owners, prices: MeshPrices, clock: Clock) -> None:
-    """Play the exchanges of a mesh and the products of its slowest rank on `clock`."""
-    issuer = Issuer(prices, clock, Reason.UPDATE)
+def play_owners(owners: Owners, prices: MeshPrices, streams: Streams) -> None:
+    """Play the exchanges of a mesh and the products of its slowest rank on `streams`."""
+    issuer = Issuer(prices, streams, Reason.UPDATE)
     device = prices.cluster.device
     for collective in owners.gathers():
         _send(collective, issuer, device)
-    clock.compute("matrices", "products", slowest_seconds(owners, device))
+    streams.compute("matrices", "products", slowest_seconds(owners, device))
     for collective in owners.returns():
         _send(collective, issuer, device)
 
@@ -117,8 +117,8 @@ def slowest_seconds(owners: Owners, device: Device) -> float:
 
 def _send(collective: Collective, issuer: Issuer, device: Device) -> None:
     """Put a message together, wait for it, and take it apart."""
-    clock = issuer.clock
+    streams = issuer.streams
     copied = with_launch(0.0, memory_seconds(COPIED * collective.nbytes, device), device)
-    clock.compute(collective.tensor, "flatten", float(copied))
-    clock.wait(issuer.started(collective))
-    clock.compute(collective.tensor, "unflatten", float(copied))
+    streams.compute(collective.tensor, "flatten", float(copied))
+    streams.wait(issuer.started(collective))
+    streams.compute(collective.tensor, "unflatten", float(copied))

@@ -25,7 +25,7 @@ from .mesh_prices import MeshPrices
 from .pass_player import PassPlayer, Seconds
 from .reasons import Reason
 from .shared_cores import hides
-from .streams import Clock
+from .streams import Streams
 from .timeline import SLOWDOWN
 
 AHEAD = Action(word=Word.FORWARD, micro_batch=1)
@@ -78,11 +78,11 @@ def passes_seconds(
     """
     groups = plan.value_groups()
     uses = {prices.mesh.name(axes): prices.uses(axes) for axes in sorted(groups)}
-    clock = Clock(slowdown, uses)
-    player = PassPlayer(plan, Issuer(prices, clock, Reason.VALUES), seconds)
+    streams = Streams(slowdown, uses)
+    player = PassPlayer(plan, Issuer(prices, streams, Reason.VALUES), seconds)
     for action in expand({0: plan}, passes, prefetch=plan.schedule.prefetch):
         # Those of units have no segment.
         if action.segment is not None:
             play = player.ahead if action.word is Word.FORWARD else player.back
             play(plan.segments[action.segment], action.micro_batch or 0)
-    return clock.now
+    return streams.play().now

@@ -23,12 +23,12 @@ from .issuer import Issuer
 from .mesh_prices import MeshPrices
 from .pass_player import PassPlayer, Seconds
 from .reasons import Reason
-from .streams import Clock
+from .streams import Streams
 from .unit_player import UnitPlayer
 
 
 class Player:
-    """Issues the tasks of a step on the streams of `clock`.
+    """Issues the tasks of a step on `streams`.
 
     `hides`: gradients are reduced under the backward pass.
     """
@@ -38,15 +38,15 @@ class Player:
         plan: Scheduled,
         prices: MeshPrices,
         seconds: Callable[[Compute], Seconds],
-        clock: Clock,
+        streams: Streams,
         *,
         hides: bool,
     ) -> None:
         self.plan = plan
         self.prices = prices
-        self.clock = clock
-        self.units = UnitPlayer(plan, prices, clock, hides=hides)
-        self.passes = PassPlayer(plan, Issuer(prices, clock, Reason.VALUES), seconds)
+        self.streams = streams
+        self.units = UnitPlayer(plan, prices, streams, hides=hides)
+        self.passes = PassPlayer(plan, Issuer(prices, streams, Reason.VALUES), seconds)
         gradients = plan.program.assignment.gradients
         cluster = prices.cluster
         # Where the host computes, its own work for an action is computation like any other.
@@ -80,21 +80,20 @@ class Player:
 
         Those beyond the plan's schedule take as long as its last but one.
         """
-        clock = self.clock
+        streams = self.streams
         played = self.plan.schedule.micro_batches
-        clock.compute("step", "host", self.host("step"))
+        streams.compute("step", "host", self.host("step"))
         for number, actions in enumerate(self._micro_batches()):
-            mark = clock.mark()
-            for action, clock.phase in actions:
+            streams.mark()
+            for action, streams.phase in actions:
                 self._do(action)
             # All micro-batches that are not played take as long as this one.
             if number == played - 2 and count > played:
-                clock.repeat(mark, count - played)
+                streams.repeat(count - played)
         # From here on no pass is left under which anything could hide.
-        clock.ends = True
+        streams.ends = True
         self.units.travel.settle()
-        for sent in clock.under_way:
-            clock.wait(sent)
+        streams.finish()
 
     def _micro_batches(self) -> Iterator[list[tuple[Action, str]]]:
         """The actions of each micro-batch, up to the first of the next one, with their phases."""
@@ -130,16 +129,16 @@ class Player:
             case Word.FORWARD:
                 assert action.segment is not None
                 self.units.travel.wait(segments[action.segment].units)
-                self.clock.compute(str(action), "host", self.host("pass"))
+                self.streams.compute(str(action), "host", self.host("pass"))
                 self.passes.ahead(segments[action.segment], action.micro_batch or 0)
             case Word.BACKWARD:
                 assert action.segment is not None
                 self.units.travel.wait(segments[action.segment].wanted)
-                self.clock.compute(str(action), "host", self.host("pass"))
+                self.streams.compute(str(action), "host", self.host("pass"))
                 self.passes.back(segments[action.segment], action.micro_batch or 0)
-                self.clock.compute("gradients", "host", self.taken[action.segment])
-                self.clock.compute("gradients", "cast", self.casts[action.segment])
-                self.clock.compute(
+                self.streams.compute("gradients", "host", self.taken[action.segment])
+                self.streams.compute("gradients", "cast", self.casts[action.segment])
+                self.streams.compute(
                     "gradients",
                     "accumulation",
                     # The first micro-batch has nothing to add to.

@@ -30,8 +30,7 @@ from autopar.sharding.program import (
 )
 
 from .issuer import Issuer
-from .shared_links import Sent
-from .streams import Work
+from .streams import NOTHING, Sent, Work
 from .travelling_rows import Exchanges
 
 
@@ -118,7 +117,7 @@ class PassPlayer:
         self, plan: Scheduled, issuer: Issuer, seconds: Callable[[Compute], Seconds]
     ) -> None:
         self.issuer = issuer
-        self.clock = issuer.clock
+        self.streams = issuer.streams
         self.seconds_of = seconds
         self.program = plan.program
         self.graph = plan.program.graph
@@ -137,11 +136,27 @@ class PassPlayer:
     def ahead(self, segment: Segment, micro_batch: int = 0) -> None:
         """Play the forward pass of a segment."""
         self.micro_batch = micro_batch
+        self._stretch("forward", segment, self._ahead)
+
+    def back(self, segment: Segment, micro_batch: int = 0) -> None:
+        """Play a segment's backward pass, behind a second forward pass if it is recomputed."""
+        self.micro_batch = micro_batch
+        self._stretch("backward", segment, self._back)
+
+    def _stretch(self, way: str, segment: Segment, play: Callable[[Segment], None]) -> None:
+        apart = self._script(segment).works or segment.leaving or segment.arriving
+        # Rows that travel between segments belong to a micro-batch: all else is alike in each.
+        if apart or segment.working:
+            play(segment)
+        else:
+            self.streams.stretch((way, segment.steps), lambda: play(segment))
+
+    def _ahead(self, segment: Segment) -> None:
         travelling: dict[int, list[Sent]] = {}
         script = self._script(segment)
         for part in script.parts:
             if isinstance(part, _Alone):
-                self.clock.compute_all(part.ahead)
+                self.streams.compute_all(part.ahead)
                 continue
             arriving, index, operator = part
             self._work_layers(script, index)
@@ -176,7 +191,7 @@ class PassPlayer:
             self._exchanges(layer).work(partial(self._computed, step, seconds))
 
     def _computed(self, step: Compute, seconds: float) -> None:
-        self.clock.compute(step.operator.name, step.operator.kind, seconds)
+        self.streams.compute(step.operator.name, step.operator.kind, seconds)
 
     def _exchanges(self, index: int) -> Exchanges:
         """The exchanges of a layer in this micro-batch; those of others may be under way."""
@@ -191,11 +206,9 @@ class PassPlayer:
         assert isinstance(step, Compute)
         return step
 
-    def back(self, segment: Segment, micro_batch: int = 0) -> None:
-        """Play a segment's backward pass, behind a second forward pass if it is recomputed."""
-        self.micro_batch = micro_batch
+    def _back(self, segment: Segment) -> None:
         if segment.recomputed:
-            self.ahead(segment, micro_batch)
+            self._ahead(segment)
         for index in segment.leaving:
             self._exchanges(index).arrive()
         script = self._script(segment)
@@ -203,7 +216,7 @@ class PassPlayer:
         self._return(script, None, travelling)
         for part in reversed(script.parts):
             if isinstance(part, _Alone):
-                self.clock.compute_all(part.back)
+                self.streams.compute_all(part.back)
                 continue
             _, index, operator = part
             if index in script.apart:
@@ -241,7 +254,7 @@ class PassPlayer:
 
     def _wait(self, coming: Sequence[Sent]) -> None:
         for sent in coming:
-            self.clock.wait(sent)
+            self.streams.wait(sent)
 
     def _script(self, segment: Segment) -> _Script:
         if segment.steps not in self.scripts:
@@ -299,7 +312,7 @@ class PassPlayer:
         return self.works[name]
 
     def _forward(self, step: Compute) -> None:
-        clock = self.clock
+        streams = self.streams
         name = step.operator.name
         kind = step.operator.kind
         work = self._work(step)
@@ -307,15 +320,15 @@ class PassPlayer:
         ahead = work.ahead
         if not work.rings[0]:
             self.issuer.blocking(ahead)
-            clock.compute(name, kind, seconds)
+            streams.compute(name, kind, seconds)
             return
         # A ring of n ranks sends n - 1 times, and computes on n blocks.
         share = seconds / (len(ahead) + 1)
         for collective in ahead:
             coming = self.issuer.started(collective)
-            clock.compute(name, kind, share)
-            clock.wait(coming)
-        clock.compute(name, kind, share)
+            streams.compute(name, kind, share)
+            streams.wait(coming)
+        streams.compute(name, kind, share)
 
     def _backward(self, step: Compute) -> None:
         work = self._work(step)
@@ -323,25 +336,25 @@ class PassPlayer:
             self._backward_ring(step, work.back, work.seconds.backward)
             return
         self.issuer.blocking(work.back)
-        self.clock.compute(step.operator.name, step.operator.kind, work.seconds.backward)
+        self.streams.compute(step.operator.name, step.operator.kind, work.seconds.backward)
 
     def _backward_ring(self, step: Compute, back: list[Collective], seconds: float) -> None:
         """Play the rounds of a ring backward.
 
         Each sends the next keys and values on, computes, and sends the gradients so far after them.
         """
-        clock = self.clock
+        streams = self.streams
         rounds = (len(back) + 1) // 2
-        travelling = coming = Sent(0.0, 0.0)
+        travelling = coming = NOTHING
         for number in range(rounds):
             last = number == rounds - 1
             # In the last round all keys and values have come by: only gradients still travel.
             coming = coming if last else self.issuer.started(back[2 * number])
-            clock.compute(step.operator.name, step.operator.kind, seconds / rounds)
-            clock.wait(travelling)
+            streams.compute(step.operator.name, step.operator.kind, seconds / rounds)
+            streams.wait(travelling)
             travelling = self.issuer.started(back[-1] if last else back[2 * number + 1])
-            clock.wait(coming)
-        clock.wait(travelling)
+            streams.wait(coming)
+        streams.wait(travelling)
 
 
 def _is_ring(step: Compute, inside: list[Collective]) -> bool:

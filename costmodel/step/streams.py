@@ -1,22 +1,33 @@
 """Streams of a device: computation on one, communication on others, each in order of issue.
 
-A stream does one thing at a time. Streams that send over one link divide it (`shared_links`), so
-the known end of a transfer may move after its start. That is why a `Sent` is handed out instead of
-a time.
+What is issued, and in which order, does not depend on the time. So a step is recorded first, as a
+score of operations (`autopar/compiled/streams_in_python.py` lists them), and then played. Stretches
+that are alike are recorded once.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+from autopar.compiled import play
+from autopar.compiled.streams_in_python import ALONE, PHASES, Links, Op, Score, Times
 
 from .reasons import Reason
-from .shared_links import Sent, SharedLinks
 
 COMPUTE = "compute"
-REMEMBERED = 64
-"""The number of remembered transfers above which finished ones are forgotten."""
+PHASE_NAMES = ("forward", "backward", "update")
+"""The phases of computation, in the order of their numbers."""
+
+Sent: TypeAlias = int
+"""A transfer, by its number."""
+NOTHING: Sent = -1
+"""A transfer that takes no time."""
 
 
 class Event(NamedTuple):
@@ -39,13 +50,13 @@ class Work(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Computation that stood still for `sent`, `times` times as long as `seconds`.
+    """Computation that stood still for a transfer, `times` times as long as `seconds`.
 
-    `phase`: of the computation. `late`: the part of the seconds that is due to other transfers,
-    those before it on its stream and those beside it on its links.
+    `sent`: the transfer. `phase`: of the computation. `late`: the part of the seconds that is due
+    to other transfers, those before it on its stream and those beside it on its links.
     """
 
-    sent: Sent
+    sent: Event
     reason: Reason
     phase: str
     seconds: float
@@ -53,161 +64,258 @@ class Wait(NamedTuple):
     times: int = 1
 
 
-class Mark(NamedTuple):
-    """The counts of a clock at a time."""
+class Entry(NamedTuple):
+    """An operation of the score; `reason`: why computation waits for a transfer, if it does."""
 
-    now: float
-    slowed: float
-    spent: Mapping[str, float]
+    op: Op
+    number: int = 0
+    seconds: float = 0.0
+    name: str = ""
+    kind: str = ""
+    reason: Reason = Reason.VALUES
+
+
+class Stretch(NamedTuple):
+    """Entries in a row, and the number of transfers among them."""
+
+    entries: Sequence[Entry]
     sent: int
-    waits: int
 
 
-def _shared(uses: Mapping[str, Mapping[str, float]]) -> dict[str, SharedLinks]:
-    """The links of each stream that shares one, together with all links that are shared there."""
-    together: list[set[str]] = []
-    for stream, links in uses.items():
-        near = [some for some in together if any(links.keys() & uses[one] for one in some)]
-        together = [some for some in together if some not in near] + [{stream}.union(*near)]
-    shared = {}
-    for some in together:
-        # A link that only one stream sends over needs no sharing.
-        if len(some) > 1:
-            links_of = SharedLinks({stream: uses[stream] for stream in some})
-            shared.update(dict.fromkeys(some, links_of))
-    return shared
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A played score: `now` is the end of its computation, in seconds like `slowed` and `spent`.
+
+    `slowed`: by which transfers slowed computation down. `spent`: on computation, by phase.
+    """
+
+    entries: Sequence[Entry]
+    names: Sequence[str]
+    times: Times
+
+    @property
+    def now(self) -> float:
+        return self.times.sums[0]
+
+    @property
+    def slowed(self) -> float:
+        return self.times.sums[1]
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        return dict(zip(PHASE_NAMES, self.times.sums[2:], strict=True))
+
+    @cached_property
+    def communication(self) -> float:
+        """Seconds of all transfers, each as if alone."""
+        sent: list[float] = []
+        mark = 0
+        for entry in self.entries:
+            if entry.op is Op.SEND:
+                sent.append(entry.seconds)
+            elif entry.op is Op.MARK:
+                mark = len(sent)
+            elif entry.op is Op.REPEAT:
+                sent.append(entry.number * math.fsum(sent[mark:]))
+        return math.fsum(sent)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """Computations and transfers in the order of issue."""
+        return tuple(event for _, event in self._numbered_events())
+
+    @cached_property
+    def waits(self) -> tuple[Wait, ...]:
+        """The waits of computation, in their order."""
+        events = dict(self._numbered_events())
+        sends = [index for index, entry in enumerate(self.entries) if entry.op is Op.SEND]
+        waits: list[Wait] = []
+        mark = sent = 0
+
+        def wait(index: int, number: int, reason: Reason | None, phase: str) -> None:
+            place = sends[number]
+            seconds = self.times.starts[index]
+            late = self.times.ends[index]
+            reason = reason or self.entries[place].reason
+            waits.append(Wait(events[place], reason, phase, seconds, late))
+
+        for index, (phase, entry) in enumerate(self._with_phases()):
+            if entry.op is Op.SEND:
+                sent += 1
+            elif entry.op is Op.WAIT and self.times.starts[index] > 0:
+                wait(index, sent - entry.number, _of_wait(entry), phase)
+            elif entry.op is Op.MARK:
+                mark = len(waits)
+            elif entry.op is Op.REPEAT:
+                waits += [one._replace(times=entry.number) for one in waits[mark:]]
+            elif entry.op is Op.FINISH:
+                last = itertools.takewhile(lambda number: number >= 0, self.times.last)
+                for place, number in enumerate(last, len(self.entries)):
+                    wait(place, number, Reason.END, phase)
+        return tuple(waits)
+
+    def _numbered_events(self) -> Iterator[tuple[int, Event]]:
+        times = zip(self.times.starts, self.times.ends, strict=True)
+        for index, ((phase, entry), (start, end)) in enumerate(
+            zip(self._with_phases(), times, strict=False)
+        ):
+            if entry.op in (Op.COMPUTE, Op.SEND):
+                stream = COMPUTE if entry.op is Op.COMPUTE else self.names[entry.number]
+                yield index, Event(entry.name, entry.kind, stream, phase, start, end)
+
+    def _with_phases(self) -> Iterator[tuple[str, Entry]]:
+        phase = PHASE_NAMES[0]
+        for entry in self.entries:
+            if entry.op is Op.PHASE:
+                phase = PHASE_NAMES[entry.number]
+            yield phase, entry
 
 
-class Clock:
-    """Streams and their history; one has all computation.
+def _of_wait(entry: Entry) -> Reason | None:
+    """The reason of a wait where it is not that of the transfer."""
+    return Reason.END if entry.reason is Reason.END else None
 
-    `uses`: the links that a stream sends over, if any, and how busy it keeps each. `ends`: whether
-    all passes are over. `slowed`: seconds by which transfers slowed the computation down.
+
+class Streams:
+    """Records a step; one stream has all computation.
+
+    `slowdown`: factor on the seconds of computation while anything is sent. `uses`: the links that
+    a stream sends over, if any, and how busy it keeps each. `ends`: whether all passes are over.
     """
 
     def __init__(
         self, slowdown: float, uses: Mapping[str, Mapping[str, float]] | None = None
     ) -> None:
         self.slowdown = slowdown
-        self.shared = _shared(uses or {})
-        self.events: list[Event] = []
-        self.now = 0.0  # end of the computation issued so far, or of its wait
-        self.phase = "forward"
-        self.free: dict[str, float] = {}
-        self.under_way: list[Sent] = []
-        self.spent = {"forward": 0.0, "backward": 0.0, "update": 0.0}
-        self.slowed = 0.0
-        self.sent: list[float] = []
-        self.waits: list[Wait] = []
+        self.uses = uses or {}
+        self.entries: list[Entry] = []
         self.ends = False
+        self._sent = 0
+        self._phase = PHASE_NAMES[0]
+        self._numbers: dict[str, int] = {}
+        self._stretches: dict[Hashable, Stretch] = {}
 
-    def compute(self, name: str, kind: str, seconds: float) -> float:
-        """Compute for `seconds`, longer while something is sent, and return the end."""
-        self.compute_all([Work(name, kind, seconds)])
-        return self.now
+    @property
+    def phase(self) -> str:
+        """The phase to which computation counts from here on."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        if phase != self._phase:
+            self.entries.append(Entry(Op.PHASE, PHASE_NAMES.index(phase)))
+            self._phase = phase
+
+    # --- recording ---
+
+    def compute(self, name: str, kind: str, seconds: float) -> None:
+        """Compute for `seconds`, longer while something is sent."""
+        if seconds > 0:
+            self.entries.append(Entry(Op.COMPUTE, 0, seconds, name, kind))
 
     def compute_all(self, works: Iterable[Work]) -> None:
         """Compute one after the other, each longer while something is sent."""
-        # Nothing is sent meanwhile, so that the transfers under way are looked up once.
-        works = [work for work in works if work.seconds > 0]
-        slows = bool(works and self.under_way) and self.slowdown != 1.0
-        if slows:
-            self.under_way.sort(key=lambda sent: sent.start)
-        phase = self.phase
-        start = now = self.now
-        spent = self.spent[phase]
-        slowed = self.slowed
         for name, kind, seconds in works:
-            start = now
-            now = self._slowed(start, seconds) if slows else start + seconds
-            spent += seconds
-            slowed += now - start - seconds
-            self.events.append(Event(name, kind, COMPUTE, phase, start, now))
-        self.now = now
-        self.spent[phase] = spent
-        self.slowed = slowed
-        if slows:
-            self.under_way = [sent for sent in self.under_way if sent.end > start]
+            self.compute(name, kind, seconds)
 
-    def send(self, name: str, kind: str, stream: str, seconds: float, after: float) -> Sent:
-        """Communicate on `stream`, not before `after`."""
+    def send(self, name: str, kind: str, stream: str, seconds: float, reason: Reason) -> Sent:
+        """Communicate on `stream`, behind the computation so far."""
         # A group of one rank sends nothing, and keeps no stream busy.
         if seconds <= 0:
-            return Sent(after, after)
-        start = max(after, self.free.get(stream, 0.0))
-        sent = Sent(start, start + seconds, stream, len(self.events))
-        sent.after = after
-        self.sent.append(seconds)
-        self.events.append(Event(name, kind, stream, self.phase, start, sent.end))
-        if stream in self.shared:
-            self._share(sent)
-        self.free[stream] = sent.end
-        self.under_way.append(sent)
-        if len(self.under_way) > REMEMBERED:
-            self.under_way = [one for one in self.under_way if one.end > self.now]
-        return sent
-
-    def _share(self, sent: Sent) -> None:
-        """Put a transfer on the link of its stream, and update the others there."""
-        link = self.shared[sent.stream]
-        # The link is played to the present only: what is issued later may still slow this down.
-        link.send(sent, min(self.now, sent.after))
-        for one in link.waiting():
-            self.free[one.stream] = one.end
-            self.events[one.event] = self.events[one.event]._replace(start=one.start, end=one.end)
+            return NOTHING
+        number = self._numbers.setdefault(stream, len(self._numbers))
+        self.entries.append(Entry(Op.SEND, number, seconds, name, kind, reason))
+        self._sent += 1
+        return self._sent - 1
 
     def wait(self, sent: Sent) -> None:
         """Let computation wait until a transfer is over."""
-        seconds = sent.end - self.now
-        # What is over by now is not waited for.
-        if seconds > 0:
-            # Alone on its stream and links, it had taken its own seconds from the time of issue.
-            late = min(seconds, sent.end - sent.after - sent.work)
-            reason = Reason.END if self.ends else sent.reason
-            self.waits.append(Wait(sent, reason, self.phase, seconds, late))
-            self.now = sent.end
+        if sent != NOTHING:
+            # Counted from here, so that stretches may be recorded anywhere.
+            reason = Reason.END if self.ends else Reason.VALUES
+            self.entries.append(Entry(Op.WAIT, self._sent - sent, reason=reason))
 
-    def mark(self) -> Mark:
-        """Return the counts so far, for `repeat`."""
-        return Mark(self.now, self.slowed, dict(self.spent), len(self.sent), len(self.waits))
+    def mark(self) -> None:
+        """Begin what `repeat` repeats."""
+        self.entries.append(Entry(Op.MARK))
 
-    def repeat(self, mark: Mark, times: int) -> None:
-        """Count what was played since `mark` so many times more, without playing it."""
-        # What is under way ends later by as much, and nothing else is issued meanwhile.
-        self.skip(times * (self.now - mark.now))
-        self.slowed += times * (self.slowed - mark.slowed)
-        for phase, before in mark.spent.items():
-            self.spent[phase] += times * (self.spent[phase] - before)
-        self.sent.append(times * math.fsum(self.sent[mark.sent :]))
-        self.waits += [one._replace(times=times) for one in self.waits[mark.waits :]]
+    def repeat(self, times: int) -> None:
+        """Count what was played since the mark so many times more, without playing it."""
+        self.entries.append(Entry(Op.REPEAT, times))
 
-    def skip(self, seconds: float) -> None:
-        """Skip time that is not played: all streams keep their state, `seconds` later."""
-        self.now += seconds
-        self.free = {stream: end + seconds for stream, end in self.free.items()}
-        for sent in self.under_way:
-            # Those of a shared link are shifted by the link itself, once.
-            if sent.stream not in self.shared:
-                sent.shift(seconds)
-        for link in set(self.shared.values()):
-            link.skip(seconds)
+    def finish(self) -> None:
+        """Wait for all that is under way."""
+        self.entries.append(Entry(Op.FINISH))
 
-    def _slowed(self, start: float, seconds: float) -> float:
-        """Return the end of `seconds` of work from `start`.
+    # --- stretches that are alike ---
 
-        While something is sent, the work runs at 1 / slowdown of its speed.
+    def stretch(self, key: Hashable, record: Callable[[], None]) -> None:
+        """Append what `record` records, which is the same wherever the key is.
+
+        It may wait for its own transfers only.
         """
-        for sent in self.under_way:
-            # Full speed up to the start of a transfer, slowed down until its end.
-            if sent.start - start >= seconds:
-                break
-            if sent.start > start:
-                seconds -= sent.start - start
-                start = sent.start
-            if sent.end > start:
-                done = (sent.end - start) / self.slowdown
-                if done >= seconds:
-                    return start + seconds * self.slowdown
-                seconds -= done
-                start = sent.end
-        return start + seconds
+        if key in self._stretches:
+            self.append(self._stretches[key])
+        else:
+            start = len(self.entries)
+            before = self._sent
+            record()
+            self._stretches[key] = Stretch(self.entries[start:], self._sent - before)
+
+    def stretches(self, sending: Iterator[Sent]) -> list[Stretch]:
+        """Return the stretches up to each transfer and behind the last one, appending none."""
+        start = len(self.entries)
+        before = self._sent
+        stretches = []
+        for _ in itertools.chain(sending, [NOTHING]):
+            stretches.append(Stretch(self.entries[start:], self._sent - before))
+            del self.entries[start:]
+            self._sent = before
+        return stretches
+
+    def append(self, stretch: Stretch) -> Sent:
+        """Append a stretch; returns its last transfer, if it has any."""
+        self.entries += stretch.entries
+        self._sent += stretch.sent
+        return self._sent - 1 if stretch.sent else NOTHING
+
+    # --- playing ---
+
+    def play(self) -> Played:
+        """Play all that has been recorded."""
+        ops, numbers, seconds, *_ = zip(*self.entries, strict=True) if self.entries else ((),) * 3
+        length = len(self.entries) + self._sent
+        times = Times(
+            starts=array("d", bytes(8 * length)),
+            ends=array("d", bytes(8 * length)),
+            last=array("q", [-1] * (self._sent + 1)),
+            sums=array("d", [0.0] * (2 + PHASES)),
+        )
+        score = Score(array("q", ops), array("q", numbers), array("d", seconds))
+        play(score, self._links(), self.slowdown, times)
+        return Played(entries=self.entries, names=list(self._numbers), times=times)
+
+    def _links(self) -> Links:
+        group_of = _shared(self.uses)
+        groups = [group_of.get(stream, ALONE) for stream in self._numbers]
+        links: dict[str, int] = {}
+        link = array("q")
+        share = array("d")
+        uses_at = array("q", [0])
+        for stream in self._numbers:
+            for name, part in self.uses.get(stream, {}).items():
+                link.append(links.setdefault(name, len(links)))
+                share.append(part)
+            uses_at.append(len(link))
+        return Links(array("q", groups), uses_at, link, share)
+
+
+def _shared(uses: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
+    """The groups of streams that share links, directly or by way of others."""
+    together: list[set[str]] = []
+    for stream, links in uses.items():
+        near = [some for some in together if any(links.keys() & uses[one] for one in some)]
+        together = [some for some in together if some not in near] + [{stream}.union(*near)]
+    # A link that only one stream sends over needs no sharing.
+    several = [some for some in together if len(some) > 1]
+    return {stream: number for number, some in enumerate(several) for stream in some}

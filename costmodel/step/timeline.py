@@ -9,7 +9,6 @@ added up, not played.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +22,7 @@ from .matrix_updates import play_owners
 from .mesh_prices import MeshPrices
 from .order_player import Player
 from .pass_player import Seconds
-from .streams import Clock, Event, Wait
+from .streams import Event, Played, Streams, Wait
 
 ROUNDING = 1e-12
 """Hidden seconds below this share of the step are rounding."""
@@ -64,8 +63,17 @@ class Timeline:
     communication: float
     step: float
     slowed: float
-    waits: tuple[Wait, ...] = field(repr=False)
-    events: tuple[Event, ...] = field(repr=False)
+    played: Played = field(repr=False)
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """The waits of computation, in their order."""
+        return self.played.waits
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Computations and transfers in the order of issue."""
+        return self.played.events
 
     @property
     def hidden(self) -> float:
@@ -101,23 +109,20 @@ def step_timeline(
     uses |= {
         prices.mesh.name(axes) + PARAMETERS: prices.uses(axes) for axes in sorted(values & units)
     }
-    clock = Clock(habits.slowdown, uses)
-    Player(replace(plan, schedule=played), prices, seconds, clock, hides=habits.gradients).play(
+    streams = Streams(habits.slowdown, uses)
+    Player(replace(plan, schedule=played), prices, seconds, streams, hides=habits.gradients).play(
         schedule.micro_batches
     )
-    clock.phase = "update"
+    streams.phase = "update"
     _, home = gradient_seconds(plan, plan.program.assignment.gradients, prices.cluster)
-    clock.compute("optimizer", "update", update + home)
+    streams.compute("optimizer", "update", update + home)
     if plan.updates_whole:
-        play_owners(program_owners(plan.program), prices, clock)
-    spent = clock.spent
+        play_owners(program_owners(plan.program), prices, streams)
+    result = streams.play()
     return Timeline(
-        forward=spent["forward"],
-        backward=spent["backward"],
-        update=spent["update"],
-        communication=math.fsum(clock.sent),
-        step=clock.now,
-        slowed=clock.slowed,
-        waits=tuple(clock.waits),
-        events=tuple(clock.events),
+        **result.spent,
+        communication=result.communication,
+        step=result.now,
+        slowed=result.slowed,
+        played=result,
     )

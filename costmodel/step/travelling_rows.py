@@ -16,7 +16,7 @@ from autopar.order.scheduled import set_off
 from autopar.sharding.program import Collective
 
 from .issuer import Issuer
-from .shared_links import Sent
+from .streams import NOTHING, Sent
 
 
 class Exchanges:
@@ -28,7 +28,7 @@ class Exchanges:
         self.issuer = issuer
         self.ahead = ahead
         self.back = back
-        self.coming: Sent | None = None
+        self.coming: Sent = NOTHING
         # Of every exchange that goes out, one comes home; the last is that of the outermost axis.
         self.hops = sum(c.kind == "all_to_all" for c in ahead) // 2
         self.off = set_off(ahead)
@@ -47,9 +47,8 @@ class Exchanges:
 
     def arrive(self) -> None:
         """Wait for what is under way."""
-        if self.coming is not None:
-            self.issuer.clock.wait(self.coming)
-        self.coming = None
+        self.issuer.streams.wait(self.coming)
+        self.coming = NOTHING
 
     def leave_back(self) -> None:
         """Let the gradients of the results set off; a layer without gradients has none."""

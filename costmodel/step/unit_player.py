@@ -25,29 +25,33 @@ from .casts import unit_seconds
 from .issuer import Issuer
 from .mesh_prices import MeshPrices
 from .reasons import Reason
-from .shared_links import Sent
-from .streams import Clock
+from .streams import Sent, Streams, Stretch
 
 
 class _Moving:
     """A chain of collectives under way; `blocks`: computation waits for each at once."""
 
-    def __init__(self, steps: Iterator[Sent], clock: Clock, *, blocks: bool) -> None:
-        self.steps = steps
-        self.clock = clock
+    def __init__(self, stretches: Sequence[Stretch], streams: Streams, *, blocks: bool) -> None:
+        self.stretches = iter(stretches)
+        self.count = len(stretches)
+        self.streams = streams
         self.blocks = blocks
         self.sent = self._next()
 
     def _next(self) -> Sent | None:
-        sent = next(self.steps, None)
-        if sent is not None and self.blocks:
-            self.clock.wait(sent)
+        self.count -= 1
+        sent = self.streams.append(next(self.stretches))
+        # Behind the last collective nothing is sent.
+        if not self.count:
+            return None
+        if self.blocks:
+            self.streams.wait(sent)
         return sent
 
     def go_on(self) -> None:
         """Wait for the collective under way and issue the next one, if there is another."""
         if self.sent is not None:
-            self.clock.wait(self.sent)
+            self.streams.wait(self.sent)
             self.sent = self._next()
 
     def finish(self) -> None:
@@ -59,20 +63,23 @@ class _Moving:
 class UnitPlayer:
     """Plays the collectives of a plan's units.
 
-    `hides`: reductions of gradients run under the backward pass.
+    `hides`: reductions of gradients run under the backward pass. `stretches`: of each chain, up to
+    each of its collectives.
     """
 
-    def __init__(self, plan: Scheduled, prices: MeshPrices, clock: Clock, *, hides: bool) -> None:
+    def __init__(
+        self, plan: Scheduled, prices: MeshPrices, streams: Streams, *, hides: bool
+    ) -> None:
         self.plan = plan
         apart = plan.shared_groups()
-        self.gathers = Issuer(prices, clock, Reason.GATHERS, apart)
-        self.reductions = Issuer(prices, clock, Reason.REDUCTIONS, apart)
+        self.gathers = Issuer(prices, streams, Reason.GATHERS, apart)
+        self.reductions = Issuer(prices, streams, Reason.REDUCTIONS, apart)
         self.hides = hides
-        self.clock = clock
+        self.streams = streams
         self.mesh = prices.mesh.shape
         self.cluster = prices.cluster
         self.program = plan.program
-        self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
+        self.stretches: dict[object, list[Stretch]] = {}
         self.casts = unit_seconds(plan, self.cluster)
         self.travel: UnitTravel[_Moving] = UnitTravel(plan)
 
@@ -80,7 +87,7 @@ class UnitPlayer:
         """Issue a round of gathering a unit."""
         if number == 0:
             cast = self.casts.get(unit.number, 0.0)
-            self.clock.compute(f"unit {unit.number}", "cast parameters", cast)
+            self.streams.compute(f"unit {unit.number}", "cast parameters", cast)
         self.travel.gather(unit.number, number, lambda chain: self._begun(chain, back=False))
 
     def reduce(self, unit: Unit, number: int, micro_batch: int, *, last: bool) -> None:
@@ -94,9 +101,12 @@ class UnitPlayer:
         )
 
     def _begun(self, chain: Chain, *, back: bool) -> _Moving:
-        steps = self._group(chain.group, back=back) if chain.group else self._sums(chain)
+        key = (chain.group, chain.buckets, back)
+        if key not in self.stretches:
+            steps = self._group(chain.group, back=back) if chain.group else self._sums(chain)
+            self.stretches[key] = self.streams.stretches(steps)
         # Ranks that take turns on a core hide nothing under computation.
-        return _Moving(steps, self.clock, blocks=back and not self.hides)
+        return _Moving(self.stretches[key], self.streams, blocks=back and not self.hides)
 
     def _group(self, group: tuple[int, ...], *, back: bool) -> Iterator[Sent]:
         first = self.program.steps[group[0]]
@@ -104,7 +114,8 @@ class UnitPlayer:
         issuer = self.reductions if back else self.gathers
         for c in () if back else scale_messages(self.program, group):
             yield issuer.issue(c.kind, c.axes, c.nbytes, c.tensor)
-        for step in self._flat(group, back=back) if first.gradient or not back else ():
+        flat = flat_steps(self.plan, group, back=back) if first.gradient or not back else ()
+        for step in flat:
             if step.kind:
                 self._put_together(first.tensor, len(group))
             yield from self._sent(step, first.tensor, issuer)
@@ -115,26 +126,21 @@ class UnitPlayer:
                 if degree_of(axes, self.mesh) > 1:
                     name = bucket.parameters[0]
                     self._put_together(name, len(bucket.parameters))
-                    self.clock.compute(name, "flatten", self._traffic([2.0 * bucket.nbytes]))
+                    self.streams.compute(name, "flatten", self._traffic([2.0 * bucket.nbytes]))
                     yield self.reductions.issue("all_reduce", axes, bucket.nbytes, name)
 
     def _sent(self, step: FlatStep, name: str, issuer: Issuer) -> Iterator[Sent]:
         """Play one step of a flat chain, with the copies into the message and out of it."""
         if step.kind:
-            self.clock.compute(name, "flatten", self._traffic([step.traffic]))
+            self.streams.compute(name, "flatten", self._traffic([step.traffic]))
             yield issuer.issue(step.kind, step.axes, step.nbytes, name)
-            self.clock.compute(
+            self.streams.compute(
                 name, "unflatten", self._traffic([2.0 * size for size in step.copied])
             )
 
     def _put_together(self, name: str, parameters: int) -> None:
         """Play the host's work for a message of so many parameters."""
-        self.clock.compute(name, "host", parameters * self.cluster.host_seconds("unit"))
-
-    def _flat(self, group: tuple[int, ...], *, back: bool) -> list[FlatStep]:
-        if (group, back) not in self.flat:
-            self.flat[group, back] = flat_steps(self.plan, group, back=back)
-        return self.flat[group, back]
+        self.streams.compute(name, "host", parameters * self.cluster.host_seconds("unit"))
 
     def _traffic(self, nbytes: Sequence[float]) -> float:
         """Seconds of kernels that each read and write so many bytes."""

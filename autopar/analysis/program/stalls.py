@@ -75,7 +75,7 @@ def stalls_of_timeline(played: Timeline) -> Stalls:
     waits = []
     for wait in played.waits:
         by_reason[wait.reason].append(wait.times * wait.seconds)
-        event = played.events[wait.sent.event]
+        event = wait.sent
         waits.append(
             Stall(
                 name=event.name,

@@ -45,6 +45,7 @@ from .micro_batches import MicroBatches
 from .misfits import Misfit
 from .modes_in_turn import ModesInTurn
 from .node_queue import Node, NodeQueue, Place, by_promise
+from .unlike_layers import UnlikeLayers
 from .whole_programs import WholePrograms
 
 
@@ -74,6 +75,7 @@ class BestFirst:
         self.hiding = Book(CandidateSolver(folded, request, hiding=True), self.aim, self.clock)
         self.whole = WholePrograms(self.evaluator)
         self.incumbents = Incumbents(self.whole)
+        self.unlike = UnlikeLayers(self.incumbents)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
         self.modes = ModesInTurn()
@@ -130,9 +132,11 @@ class BestFirst:
         for place in self._all_places():
             self._enter(place)
         self._search()
+        self.unlike.try_waiting()
         if not self.incumbents:
             self._solve_bounded()
             self._search()
+            self.unlike.try_waiting()
         if not self._is_near_enough():
             self._refine()
 
@@ -340,11 +344,7 @@ class BestFirst:
         except Infeasible as error:
             self._misfit(solved.case, error)
             self._go_on(solved.case)
-            # Unlike layers may fit where equal ones need a little too much. They are tried only as
-            # long as nothing else fits.
-            likely = EFFORT.likely * self.solver.room(solved.candidate)
-            if not self.incumbents and error.minimum_memory <= likely:
-                self.incumbents.challenge(Played(solved=solved, seconds=math.inf, limited=True))
+            self.unlike.look_at(solved, error)
 
     def _go_on(self, case: Case) -> None:
         """Put the modes back into the queue that waited for a case."""

@@ -81,17 +81,18 @@ class Incumbents:
                 self.challenge(played)
         self._challengers.clear()
 
-    def challenge(self, played: Played) -> None:
-        """Compare the whole program of a solution with the incumbent."""
+    def challenge(self, played: Played) -> Infeasible | None:
+        """Compare the whole program of a solution with the incumbent; the error if none fits."""
         try:
             program = self.whole.program(played)
         except Infeasible as error:
             self.failures.append(error)
-            return
+            return error
         if program.seconds >= self.best:
-            return
+            return None
         # A gain below `close` is taken, but is no reason to go on looking.
         if program.seconds < self.enough:
             self.idle = 0
         self.programs.insert(0, program)
         self.played.insert(0, replace(played, seconds=program.seconds))
+        return None
