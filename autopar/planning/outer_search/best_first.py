@@ -139,6 +139,7 @@ class BestFirst:
             self.unlike.try_waiting()
         if not self._is_near_enough():
             self._refine()
+        self.incumbents.improve()
 
     def _close_in(self) -> None:
         """Raise the bounds of all plans, those that hide exchanges first, as they are lower."""

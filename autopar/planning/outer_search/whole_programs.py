@@ -2,13 +2,15 @@
 
 An incumbent is a solution of the folded graph, in which equal layers are alike. Where memory is no
 question that is the optimum of the whole graph, too. Where memory binds, unlike layers may be
-faster: then the whole graph is solved anew, and the faster of both programs is taken.
+faster. Solving the whole graph anew takes much longer than the search's own solution, so that this
+is done at once only where equal layers do not fit, and else for the last incumbents.
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from typing import NamedTuple
 
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.planning.model.counts import Counts
@@ -41,6 +43,13 @@ ROOMY = 1.25
 Program = PricedProgram | StagedProgram
 
 
+class Whole(NamedTuple):
+    """A whole program; `may_gain`: the whole graph, solved anew, may have a faster one."""
+
+    program: Program
+    may_gain: bool
+
+
 class WholePrograms:
     """Makes whole programs of the solutions of a request."""
 
@@ -51,45 +60,26 @@ class WholePrograms:
         self.request = evaluator.request
         self.known: tuple[Candidate | None, Known] = None, Known()
 
-    def program(self, played: Played) -> Program:
+    def program(self, played: Played) -> Whole:
         """The whole program of an incumbent; raises `Infeasible` where none fits."""
         solved = played.solved
-        # Memory was no question, so the folded optimum is that of the whole graph.
-        if played.draft is not None and not played.limited:
-            return played.draft.priced()
-        if solved.candidate.stages > 1:
-            return self._pipeline(played)
-        own = played.draft.priced(tightened=True) if played.draft else self.as_solved(solved)
-        if own is not None and not played.limited:
-            return own
+        own: Program | None
+        if played.draft is not None:
+            own = played.draft.priced(tightened=played.limited)
+        else:
+            own = self.as_solved(solved)
+        staged = solved.candidate.stages > 1
+        # The cuts of a pipeline of equal layers may be worse than on the folded graph.
+        if own is not None and not (staged and own.seconds > (1 + EFFORT.close) * played.seconds):
+            # Where memory was no question, no solution of the whole graph promises less.
+            return Whole(own, may_gain=played.limited or (staged and not solved.free))
         try:
             anew = self.solved_anew(solved)
         except Infeasible:
             if own is None:
                 raise
-            return own
-        return first_of([anew] if own is None else [own, anew])
-
-    def _pipeline(self, played: Played) -> Program:
-        """The whole pipeline of an incumbent; raises `Infeasible` where none fits."""
-        solved = played.solved
-        own: Program | None = None
-        # Memory is no question, so that no solution of the whole graph promises less.
-        if solved.free and not played.limited:
-            own = self.as_solved(solved)
-            if own is not None and own.seconds <= (1 + EFFORT.close) * played.seconds:
-                return own
-        try:
-            anew = self.solved_anew(solved)
-        except Infeasible:
-            own = own or self.as_solved(solved)
-            if own is None:
-                raise
-            return own
-        # One of equal layers takes about as long as on the folded graph.
-        if own is None and anew.seconds > played.seconds:
-            own = self.as_solved(solved)
-        return first_of([anew] if own is None else [anew, own])
+            return Whole(own, may_gain=False)
+        return Whole(first_of([anew] if own is None else [anew, own]), may_gain=False)
 
     def solved_anew(self, solved: Solved) -> Program:
         """The program that the whole graph's tables give, with host memory where that helps."""

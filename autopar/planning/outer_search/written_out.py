@@ -38,7 +38,7 @@ class WrittenOut:
         return self._seconds[key]
 
     def program(self, solved: Solved) -> DraftProgram:
-        """The program of a folded solution."""
+        """The program of a folded solution, with all the recompute of its mode."""
         key = self._key(solved)
         # Programs are large, so only the last one is remembered.
         if self._last is None or self._last[0] != key:
@@ -49,7 +49,7 @@ class WrittenOut:
                 solved.tables, solved.solution.choices, folded.folding, analysis
             )
             solution = replace(solved.solution, choices=choices)
-            self._last = key, DraftProgram.of(tables, solution, self._schedule(solved))
+            self._last = key, DraftProgram.decoded(tables, solution, self._schedule(solved))
         return self._last[1]
 
     def _schedule(self, solved: Solved) -> Schedule:

@@ -86,13 +86,22 @@ class DraftProgram:
     @staticmethod
     def of(tables: Tables, solution: Solution, schedule: Schedule) -> DraftProgram:
         """Decode a solution; recompute that saves nothing at the peak is left out."""
+        return DraftProgram.decoded(tables, solution, schedule).without_waste()
+
+    @staticmethod
+    def decoded(tables: Tables, solution: Solution, schedule: Schedule) -> DraftProgram:
+        """Decode a solution, with all the recompute of the schedule."""
         program = build_program(tables.analysis.graph, decode(tables, solution.choices))
-        draft = DraftProgram(tables=tables, solution=solution, plan=scheduled(program, schedule))
+        return DraftProgram(tables=tables, solution=solution, plan=scheduled(program, schedule))
+
+    def without_waste(self) -> DraftProgram:
+        """The same program without its recompute, if that saves nothing at the peak."""
+        schedule = self.plan.schedule
         if not schedule.recompute:
-            return draft
+            return self
         # Each recomputed segment holds its inputs to its end, which small ones do not earn.
-        plain = draft.under(replace(schedule, recompute=()))
-        return plain if plain.memory.total <= draft.memory.total else draft
+        plain = self.under(replace(schedule, recompute=()))
+        return plain if plain.memory.total <= self.memory.total else self
 
     @cached_property
     def memory(self) -> Memory:
