@@ -229,8 +229,8 @@ class Evaluator:
         if seconds >= best:
             return Played(solved=solved, seconds=seconds, limited=not solved.free)
         limit = self.solver.memory_limit(solved.candidate)
-        # Without recompute that saves nothing the solution is one of another mode, which is searched
-        # as well. So this is looked at for the fastest programs only, as it needs the memory of two.
+        # Whether recompute is wasted takes two walks over the memory. Slower programs go without:
+        # what they are without recompute belongs to another mode, which is searched as well.
         draft = self.written_out.program(solved).without_waste()
         # Smaller units of parameters may make it fit, but then the step is another one.
         fitting = thriftier(draft, limit)
