@@ -12,7 +12,7 @@ import pytest
 
 from autopar.costmodel.step import timeline as timelines
 from autopar.costmodel.step.reasons import Reason
-from autopar.costmodel.step.streams import Clock
+from autopar.costmodel.step.streams import Streams
 from autopar.costmodel.step.timeline import Timeline
 from autopar.sharding.schedule import Schedule
 from tests.costmodel.step.test_timeline import MIB, NAMES, case, played
@@ -33,47 +33,80 @@ def by_reason(of_step: Timeline) -> dict[Reason, float]:
 
 def test_a_wait_knows_its_transfer_and_what_made_it_late() -> None:
     """a: 2 s alone. b: issued with it on the same stream, so 2 of its 3 s are the other's."""
-    clock = Clock(1.0)
-    first = clock.send("a", "all_gather", "gpu", 2.0, 0.0)
-    second = clock.send("b", "all_gather", "gpu", 3.0, 0.0)
-    second.reason = Reason.GATHERS
-    clock.compute("x", "mm", 0.5)
-    clock.wait(first)
-    clock.wait(first)
-    clock.phase = "backward"
-    clock.wait(second)
-    assert [tuple(one)[:5] for one in clock.waits] == [
-        (first, Reason.VALUES, "forward", 1.5, 0.0),
-        (second, Reason.GATHERS, "backward", 3.0, 2.0),
+    streams = Streams(1.0)
+    first = streams.send("a", "all_gather", "gpu", 2.0, Reason.VALUES)
+    second = streams.send("b", "all_gather", "gpu", 3.0, Reason.GATHERS)
+    streams.compute("x", "mm", 0.5)
+    streams.wait(first)
+    streams.wait(first)
+    streams.phase = "backward"
+    streams.wait(second)
+    streams.ends = True
+    third = streams.send("c", "all_reduce", "gpu", 1.0, Reason.VALUES)
+    streams.compute("y", "mm", 2.0)
+    streams.wait(third)
+    played = streams.play()
+    assert [(one.sent.name, *one[1:5]) for one in played.waits] == [
+        ("a", Reason.VALUES, "forward", 1.5, 0.0),
+        ("b", Reason.GATHERS, "backward", 3.0, 2.0),
     ]
-    clock.ends = True
-    third = clock.send("c", "all_reduce", "gpu", 1.0, clock.now)
-    clock.compute("y", "mm", 2.0)
-    clock.wait(third)
-    assert len(clock.waits) == 2 and clock.now == 7.0, "it was over by then"
+    assert played.now == 7.0, "the third was over by then"
+
+
+def test_the_end_waits_for_all_that_is_under_way() -> None:
+    streams = Streams(1.0)
+    streams.send("a", "all_reduce", "gpu", 2.0, Reason.REDUCTIONS)
+    streams.send("b", "all_reduce", "gpu", 1.0, Reason.REDUCTIONS)
+    streams.compute("y", "mm", 0.5)
+    streams.finish()
+    played = streams.play()
+    assert [(one.sent.name, one.reason, one.seconds) for one in played.waits] == [
+        ("a", Reason.END, 1.5),
+        ("b", Reason.END, 1.0),
+    ]
+
+
+def test_a_stretch_is_recorded_once_and_played_as_often_as_it_is_named() -> None:
+    streams = Streams(1.0)
+    recorded = []
+
+    def record() -> None:
+        recorded.append("once")
+        coming = streams.send("x", "send", "a", 3.0, Reason.VALUES)
+        streams.compute("y", "mm", 1.0)
+        streams.wait(coming)
+
+    for _ in range(3):
+        streams.stretch("pass", record)
+    played = streams.play()
+    assert recorded == ["once"]
+    assert [wait.seconds for wait in played.waits] == [2.0] * 3
+    assert (played.now, len(played.events)) == (9.0, 6)
 
 
 def test_a_transfer_on_a_shared_link_is_late_by_what_others_send() -> None:
-    clock = Clock(1.0, {stream: {"link": 1.0} for stream in "ab"})
-    one = clock.send("x", "send", "a", 4.0, 0.0)
-    clock.send("y", "send", "b", 1.0, 0.0)
-    clock.wait(one)
-    assert clock.waits[0].seconds == pytest.approx(5.0)
-    assert clock.waits[0].late == pytest.approx(1.0)
+    streams = Streams(1.0, {stream: {"link": 1.0} for stream in "ab"})
+    one = streams.send("x", "send", "a", 4.0, Reason.VALUES)
+    streams.send("y", "send", "b", 1.0, Reason.VALUES)
+    streams.wait(one)
+    (wait,) = streams.play().waits
+    assert wait.seconds == pytest.approx(5.0)
+    assert wait.late == pytest.approx(1.0)
 
 
 def test_what_is_repeated_counts_as_often() -> None:
-    clock = Clock(2.0)
-    clock.wait(clock.send("x", "send", "a", 1.0, 0.0))
-    mark = clock.mark()
-    coming = clock.send("x", "send", "a", 3.0, clock.now)
-    clock.compute("y", "mm", 1.0)
-    clock.wait(coming)
-    clock.repeat(mark, 5)
-    assert clock.now == 1.0 + 6 * 3.0
-    assert clock.spent["forward"] == 6 * 1.0 and clock.slowed == 6 * 1.0
-    assert sum(clock.sent) == 1.0 + 6 * 3.0
-    assert sum(one.times * one.seconds for one in clock.waits) == 1.0 + 6 * 1.0
+    streams = Streams(2.0)
+    streams.wait(streams.send("x", "send", "a", 1.0, Reason.VALUES))
+    streams.mark()
+    coming = streams.send("x", "send", "a", 3.0, Reason.VALUES)
+    streams.compute("y", "mm", 1.0)
+    streams.wait(coming)
+    streams.repeat(5)
+    played = streams.play()
+    assert played.now == 1.0 + 6 * 3.0
+    assert played.spent["forward"] == 6 * 1.0 and played.slowed == 6 * 1.0
+    assert played.communication == 1.0 + 6 * 3.0
+    assert sum(one.times * one.seconds for one in played.waits) == 1.0 + 6 * 1.0
 
 
 @pytest.mark.parametrize(("name", "zero"), list(product(NAMES, ZEROS)))
@@ -118,7 +151,7 @@ def test_reasons_are_told_apart() -> None:
     schedule = Schedule(unit_bytes=4 * MIB, micro_batches=2, **ZEROS[3])  # type: ignore[arg-type]
     timed = played(case("zero3"), schedule, gradients=False, prefetch=False)
     assert set(by_reason(timed)) == {Reason.GATHERS, Reason.REDUCTIONS, Reason.VALUES}
-    kinds = {one.reason: timed.events[one.sent.event].kind for one in timed.waits}
+    kinds = {one.reason: one.sent.kind for one in timed.waits}
     assert kinds[Reason.GATHERS] == "all_gather" and kinds[Reason.REDUCTIONS] == "reduce_scatter"
     own = [one.seconds - one.late for one in timed.waits if one.reason is Reason.REDUCTIONS]
     sent = [event.end - event.start for event in timed.events if event.kind == "reduce_scatter"]
