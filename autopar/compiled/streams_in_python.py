@@ -96,8 +96,18 @@ class Times(NamedTuple):
 def play(score: Score, links: Links, slowdown: float, times: Times) -> None:
     """Play a score; computation takes `slowdown` times as long while something is sent."""
     player = _Player(score, links, slowdown, times)
-    for index, op in enumerate(score.ops):
-        player.do(index, op)
+    # In the order of the numbers of operations.
+    does = (
+        player.compute,
+        player.send,
+        player.wait,
+        player.turn_to,
+        player.set_mark,
+        player.repeat,
+        player.finish,
+    )
+    for index, (op, number) in enumerate(zip(score.ops, score.numbers, strict=True)):
+        does[op](index, number)
     times.sums[:] = array("d", [player.now, player.slowed, *player.spent])
 
 
@@ -201,27 +211,13 @@ class _Player:
         self.under_way: list[_Sent] = []
         self.mark = (0.0, 0.0, self.spent)
 
-    def do(self, index: int, op: int) -> None:
-        number = self.score.numbers[index]
-        match op:
-            case Op.COMPUTE:
-                self._compute(index)
-            case Op.SEND:
-                self._send(index, number)
-            case Op.WAIT:
-                if not 0 < number <= len(self.sent):
-                    raise ValueError("a transfer is waited for that was not sent")
-                self._wait(self.sent[-number], index)
-            case Op.PHASE:
-                self.phase = number
-            case Op.MARK:
-                self.mark = self.now, self.slowed, list(self.spent)
-            case Op.REPEAT:
-                self._repeat(number)
-            case Op.FINISH:
-                self._finish()
+    def turn_to(self, _: int, phase: int) -> None:
+        self.phase = phase
 
-    def _compute(self, index: int) -> None:
+    def set_mark(self, _: int, __: int) -> None:
+        self.mark = self.now, self.slowed, list(self.spent)
+
+    def compute(self, index: int, _: int) -> None:
         seconds = self.score.seconds[index]
         start = self.now
         slows = bool(self.under_way) and self.slowdown != 1.0
@@ -255,7 +251,7 @@ class _Player:
                 start = sent.end
         return start + seconds
 
-    def _send(self, index: int, stream: int) -> None:
+    def send(self, index: int, stream: int) -> None:
         start = max(self.now, self.free[stream])
         sent = _Sent(start, self.score.seconds[index], stream, index)
         sent.after = self.now
@@ -273,6 +269,11 @@ class _Player:
         if len(self.under_way) > REMEMBERED:
             self.under_way = [one for one in self.under_way if one.end > self.now]
 
+    def wait(self, index: int, before: int) -> None:
+        if not 0 < before <= len(self.sent):
+            raise ValueError("a transfer is waited for that was not sent")
+        self._wait(self.sent[-before], index)
+
     def _wait(self, sent: _Sent, index: int) -> bool:
         seconds = sent.end - self.now
         # What is over by now is not waited for.
@@ -283,7 +284,7 @@ class _Player:
         self.now = sent.end
         return True
 
-    def _repeat(self, times: int) -> None:
+    def repeat(self, _: int, times: int) -> None:
         now, slowed, spent = self.mark
         # What is under way ends later by as much, and nothing else is issued meanwhile.
         seconds = times * (self.now - now)
@@ -301,7 +302,7 @@ class _Player:
         for phase, before in enumerate(spent):
             self.spent[phase] += times * (self.spent[phase] - before)
 
-    def _finish(self) -> None:
+    def finish(self, _: int, __: int) -> None:
         index = len(self.score.ops)
         count = 0
         for sent in self.under_way:
