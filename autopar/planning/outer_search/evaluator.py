@@ -229,9 +229,11 @@ class Evaluator:
         if seconds >= best:
             return Played(solved=solved, seconds=seconds, limited=not solved.free)
         limit = self.solver.memory_limit(solved.candidate)
-        # Whether recompute is wasted takes two walks over the memory. Slower programs go without:
-        # what they are without recompute belongs to another mode, which is searched as well.
-        draft = self.written_out.program(solved).without_waste()
+        draft = self.written_out.program(solved)
+        # Where it fits only incumbents are looked at without recompute: that is another walk over the
+        # memory, and what they are without it belongs to another mode, which is searched as well.
+        if draft.memory.total > limit:
+            draft = draft.without_waste()
         # Smaller units of parameters may make it fit, but then the step is another one.
         fitting = thriftier(draft, limit)
         if fitting.memory.total > limit:

@@ -65,7 +65,7 @@ class WholePrograms:
         solved = played.solved
         own: Program | None
         if played.draft is not None:
-            own = played.draft.priced(tightened=played.limited)
+            own = played.draft.without_waste().priced(tightened=played.limited)
         else:
             own = self.as_solved(solved)
         staged = solved.candidate.stages > 1
