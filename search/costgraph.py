@@ -79,7 +79,9 @@ class CostGraph:
         for (u, v), table in self.edges.items():
             if not 0 <= u < v < count:
                 raise ValueError(f"edge ({u}, {v}) is not an ordered pair of the {count} variables")
-            checked.add(f"edge ({u}, {v})", table, (self.sizes[u], self.sizes[v]))
+            shape = (self.sizes[u], self.sizes[v])
+            if checked.is_new(table, shape):
+                checked.add(f"edge ({u}, {v})", table, shape)
         # A NaN fails every comparison, and so this one: one test finds both.
         checked.entries(
             lambda entries: bool(entries.min() > -math.inf), "holds a NaN or minus infinity"
@@ -98,7 +100,8 @@ class CostGraph:
         if len(tables) != len(self.sizes):
             raise ValueError(f"{len(tables)} {what} tables for {len(self.sizes)} variables")
         for v, table in enumerate(tables):
-            checked.add(f"{what} of variable {v}", table, (self.sizes[v],))
+            if checked.is_new(table, (self.sizes[v],)):
+                checked.add(f"{what} of variable {v}", table, (self.sizes[v],))
 
     def _check_digits(self, digits: tuple[NDArray[np.integer], ...]) -> None:
         if len(digits) != len(self.sizes):
@@ -116,8 +119,8 @@ class CostGraph:
     def cost(self, choices: Sequence[int]) -> float:
         """Seconds of an assignment (one choice index for each variable)."""
         self._check_choices(choices)
-        terms = [float(table[c]) for table, c in zip(self.unary, choices, strict=True)]
-        terms.extend(float(table[choices[u], choices[v]]) for (u, v), table in self.edges.items())
+        terms = [table.item(c) for table, c in zip(self.unary, choices, strict=True)]
+        terms += [table.item(choices[u], choices[v]) for (u, v), table in self.edges.items()]
         return math.fsum(terms)
 
     def memory_of(self, choices: Sequence[int]) -> float:
@@ -125,7 +128,7 @@ class CostGraph:
         self._check_choices(choices)
         if self.memory is None:
             return 0.0
-        return math.fsum(float(table[c]) for table, c in zip(self.memory, choices, strict=True))
+        return math.fsum([table.item(c) for table, c in zip(self.memory, choices, strict=True)])
 
     def _check_choices(self, choices: Sequence[int]) -> None:
         if len(choices) != len(self.sizes) or any(
@@ -140,7 +143,14 @@ class _Checks:
     def __init__(self, interner: Interner) -> None:
         self.small: list[tuple[str, Table]] = []
         self.large: list[tuple[str, Table]] = []
+        self.seen: set[tuple[int, tuple[int, ...]]] = set()
         self.interner = interner
+
+    def is_new(self, table: Table, shape: tuple[int, ...]) -> bool:
+        """Whether this object was not asked about yet; equal variables mostly share one."""
+        asked = len(self.seen)
+        self.seen.add((id(table), shape))
+        return len(self.seen) > asked
 
     def add(self, what: str, table: Table, shape: tuple[int, ...]) -> None:
         """Check the form of a table, and note it for the check of the entries."""

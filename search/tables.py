@@ -26,24 +26,24 @@ class Interner:
     def __init__(self) -> None:
         self.arrays: list[NDArray[np.number[Any]]] = []
         self._small: dict[tuple[tuple[int, ...], bytes], int] = {}
-        self._by_corners: dict[tuple[object, ...], list[tuple[NDArray[np.number[Any]], int]]] = {}
+        self._by_identity: dict[int, tuple[NDArray[np.number[Any]], int]] = {}
         self._by_digest: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
     def number(self, array: NDArray[np.number[Any]]) -> int:
         """Return the number of the array."""
-        if array.size <= SMALL:
-            number = self._small.setdefault((array.shape, array.tobytes()), len(self.arrays))
-            if number == len(self.arrays):
-                self.arrays.append(array)
-            return number
         # Mostly the very same array comes again, which shows without a look at its entries.
-        corners = (array.shape, array.item(0), array.item(-1))
-        known = self._by_corners.setdefault(corners, [])
-        for one, number in known:
-            if one is array:
-                return number
-        number = self._compared(array)
-        known.append((array, number))
+        known = self._by_identity.get(id(array))
+        if known is not None:
+            return known[1]
+        number = self._compared(array) if array.size > SMALL else self._of_small(array)
+        # The array is held beside its number, so that no later one can take over its identity.
+        self._by_identity[id(array)] = (array, number)
+        return number
+
+    def _of_small(self, array: NDArray[np.number[Any]]) -> int:
+        number = self._small.setdefault((array.shape, array.tobytes()), len(self.arrays))
+        if number == len(self.arrays):
+            self.arrays.append(array)
         return number
 
     def _compared(self, array: NDArray[np.number[Any]]) -> int:

@@ -4,12 +4,18 @@
 #include <Python.h>
 
 PyObject *autopar_minimise(PyObject *module, PyObject *args);
+PyObject *autopar_eliminate(PyObject *module, PyObject *args);
+PyObject *autopar_assign(PyObject *module, PyObject *args);
 PyObject *autopar_play(PyObject *module, PyObject *args);
 PyObject *autopar_walk(PyObject *module, PyObject *args);
 
 static PyMethodDef methods[] = {
     {"minimise", autopar_minimise, METH_VARARGS,
      "minimise(out, terms): write the minimum over axis 0 of the terms' sum to `out`."},
+    {"eliminate", autopar_eliminate, METH_VARARGS,
+     "eliminate(tables, program, leaves, wanted): write the wanted joins' tables behind the leaves'."},
+    {"assign", autopar_assign, METH_VARARGS,
+     "assign(tables, program, leaves, steps, choices): write the choices that attain the optimum."},
     {"play", autopar_play, METH_VARARGS,
      "play(score, links, slowdown, times): play a score on streams, and write its times."},
     {"walk", autopar_walk, METH_VARARGS,

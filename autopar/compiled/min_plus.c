@@ -7,13 +7,9 @@
    of Python 3.11 and the buffer protocol alone, so that one wheel serves all versions.
 */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "min_plus.h"
 #include <string.h>
 
-/* An array of numpy has at most 64 axes. */
-#define MAX_AXES 64
-#define MAX_TERMS 128
 /* Entries of a row that are minimised at once: with two terms 12 KiB, a part of the first cache. */
 #define ROW 512
 
@@ -84,14 +80,6 @@ VECTORS static void many_rows(double *restrict out, const double *const *at, con
     }
 }
 
-typedef struct {
-    int terms, axes;
-    Py_ssize_t size;                         /* of k */
-    Py_ssize_t shape[MAX_AXES];              /* of the output */
-    Py_ssize_t by_k[MAX_TERMS];
-    Py_ssize_t by_axis[MAX_AXES][MAX_TERMS]; /* strides in entries, 0 where a term lacks the axis */
-} Plan;
-
 static void row(const Plan *plan, double *out, const double *const *at, Py_ssize_t n)
 {
     const Py_ssize_t *by_j = plan->by_axis[plan->axes - 1];
@@ -106,8 +94,7 @@ static void row(const Plan *plan, double *out, const double *const *at, Py_ssize
     }
 }
 
-/* All rows of the output, in its order. */
-static void minimise(const Plan *plan, double *out, const double *const *starts)
+void autopar_minimise_plan(const Plan *plan, double *out, const double *const *starts)
 {
     const int last = plan->axes - 1;
     const Py_ssize_t length = plan->shape[last];
@@ -137,8 +124,7 @@ static void minimise(const Plan *plan, double *out, const double *const *starts)
     }
 }
 
-/* Join neighbouring axes that every term passes in one stride, so that rows are long. */
-static void join_axes(Plan *plan)
+void autopar_join_axes(Plan *plan)
 {
     int axis = 0;
     for (int next = 1; next < plan->axes; next++) {
@@ -154,7 +140,7 @@ static void join_axes(Plan *plan)
     plan->axes = axis + 1;
 }
 
-static int open_buffer(PyObject *array, Py_buffer *view, int flags)
+int autopar_open_table(PyObject *array, Py_buffer *view, int flags)
 {
     if (PyObject_GetBuffer(array, view, flags | PyBUF_STRIDES | PyBUF_FORMAT))
         return -1;
@@ -196,7 +182,7 @@ static int lay(Plan *plan, const Py_buffer *out, const Py_buffer *terms)
         memset(plan->by_axis[0], 0, plan->terms * sizeof(Py_ssize_t));
         plan->shape[plan->axes++] = 1;
     }
-    join_axes(plan);
+    autopar_join_axes(plan);
     for (int t = 0; t < plan->terms; t++)
         if (plan->by_axis[plan->axes - 1][t] & ~(Py_ssize_t)1)
             goto unfit;
@@ -222,18 +208,18 @@ PyObject *autopar_minimise(PyObject *module, PyObject *args)
     plan.terms = (int)count;
     const double *starts[MAX_TERMS];
     int opened = 0;
-    int failed = open_buffer(target, &out, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
+    int failed = autopar_open_table(target, &out, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
     if (failed)
         return NULL;
     for (; opened < count && !failed; opened += !failed)
-        failed = open_buffer(PyTuple_GetItem(sequence, opened), &views[opened], 0);
+        failed = autopar_open_table(PyTuple_GetItem(sequence, opened), &views[opened], 0);
     if (!failed)
         failed = lay(&plan, &out, views);
     if (!failed) {
         for (int t = 0; t < count; t++)
             starts[t] = views[t].buf;
         Py_BEGIN_ALLOW_THREADS
-        minimise(&plan, out.buf, starts);
+        autopar_minimise_plan(&plan, out.buf, starts);
         Py_END_ALLOW_THREADS
     }
     while (opened)

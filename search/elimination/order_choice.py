@@ -4,6 +4,7 @@ An order is found for the structure of a graph, its variables and edges. So a se
 order of one graph on all others of the same structure, which takes less time than to find another.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -15,7 +16,8 @@ from ..costgraph import CostGraph
 from ..tables import Indices, Table
 from .join import Labels
 from .orders import Order, Structure, order
-from .schedules import Join, Schedule
+from .pruning import folding
+from .schedules import Join, Joins, Schedule
 from .shared_orders import share, shared_by
 
 MAX_ENTRIES = 1 << 24
@@ -29,6 +31,8 @@ SIZED = 3
 """How many of the orders that were found for other sizes are tried, the last ones first, before one
 for the sizes at hand is.
 """
+FOLLOWED = 64
+"""Joins that are remembered: those of the last meshes, each with and without memory."""
 T = TypeVar("T")
 
 
@@ -82,6 +86,8 @@ def typical_order(graph: CostGraph) -> Order:
 def forget_orders() -> None:
     """Empty the cache of elimination orders, so that the next search starts cold."""
     order.cache_clear()
+    _followed.cache_clear()
+    folding.cache_clear()
 
 
 def follow(graph: CostGraph, plan: Order) -> Schedule:
@@ -152,33 +158,45 @@ class _Leaves:
         There are none if `plan` found the graph too wide.
         """
         if plan.too_wide:
-            return Schedule(costs=(), memories=(), joins=(), rounds=(), too_wide=plan.too_wide)
+            return Schedule(too_wide=plan.too_wide)
         sizes = np.array(self.graph.sizes, dtype=np.int64)
-        numbers = np.full(plan.factors, -1)
-        numbers[: len(self.table)] = self.table
-        known: dict[tuple[object, ...], int] = {}
-        joins: list[Join] = []
-        rounds = []
-        for step in plan.rounds:
-            rows = _sorted_blocks(numbers[step.inputs], step.labels)
-            members = []
-            for member, row in enumerate(rows.tolist()):
-                join = known.setdefault((step.labels, *row), len(joins))
-                if join == len(joins):
-                    shape = tuple(sizes[step.neighbours[member]].tolist())
-                    inputs = tuple(zip(step.labels, row, strict=True))
-                    joins.append(
-                        Join(inputs=inputs, size=int(sizes[step.variables[member]]), shape=shape)
-                    )
-                members.append(join)
-            numbers[step.outputs] = len(self.costs) + np.array(members)
-            rounds.append((step, tuple(members)))
+        tables = np.array(self.table, dtype=np.int64)
         return Schedule(
             costs=tuple(self.costs),
             memories=tuple(self.memories),
-            joins=tuple(joins),
-            rounds=tuple(rounds),
+            of=_followed(plan, len(self.costs), sizes.tobytes(), tables.tobytes()),
         )
+
+
+# Graphs of a mesh mostly differ in what their tables hold alone.
+@functools.lru_cache(maxsize=FOLLOWED)
+def _followed(plan: Order, leaves: int, size_of: bytes, table_of: bytes) -> Joins:
+    """Return the joins of a plan over so many leaves.
+
+    `size_of`: the choices of each variable. `table_of`: the leaf of each variable, then of each
+    edge. Both are arrays of int64.
+    """
+    sizes = np.frombuffer(size_of, dtype=np.int64)
+    numbers = np.full(plan.factors, -1)
+    numbers[: len(table_of) // sizes.itemsize] = np.frombuffer(table_of, dtype=np.int64)
+    known: dict[tuple[object, ...], int] = {}
+    joins: list[Join] = []
+    rounds = []
+    for step in plan.rounds:
+        rows = _sorted_blocks(numbers[step.inputs], step.labels)
+        members = []
+        for member, row in enumerate(rows.tolist()):
+            join = known.setdefault((step.labels, *row), len(joins))
+            if join == len(joins):
+                shape = tuple(sizes[step.neighbours[member]].tolist())
+                inputs = tuple(zip(step.labels, row, strict=True))
+                joins.append(
+                    Join(inputs=inputs, size=int(sizes[step.variables[member]]), shape=shape)
+                )
+            members.append(join)
+        numbers[step.outputs] = leaves + np.array(members)
+        rounds.append((step, tuple(members)))
+    return Joins(leaves=leaves, joins=tuple(joins), rounds=tuple(rounds))
 
 
 def _sorted_blocks(rows: Indices, labels: tuple[Labels, ...]) -> Indices:

@@ -13,6 +13,9 @@ the most promising of them. Variables with equal surroundings are judged once, a
 second pass drops next to nothing. Variables of one choice are folded into their neighbours.
 """
 
+from __future__ import annotations
+
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +28,11 @@ RIVALS = 2
 """Rivals tried for each choice; on tables of redistributions, further ones cost more time than they
 save.
 """
+FOLDED = 64
+"""Foldings that are remembered: those of the last meshes, each with and without memory."""
+
+_Slice = tuple[int, int, int]
+"""An edge's table, with the sets of its rows and columns that survive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +52,65 @@ class Reduction:
         return [
             int(indices[choice]) for indices, choice in zip(self.surviving, choices, strict=True)
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Folding:
+    """How variables of one choice are folded, by the numbers of tables and of surviving choices.
+
+    `rows`: the distinct sums, each of a table and what is added to it, with the choices that are
+    left. `row_of`: by variable. `edges`: the edges that are left. `sizes`: the choices that are.
+    """
+
+    sizes: tuple[int, ...]
+    rows: tuple[tuple[int, int, tuple[_Slice, ...]], ...]
+    row_of: tuple[int, ...]
+    edges: tuple[tuple[Edge, _Slice], ...]
+    memory_rows: tuple[tuple[int, int], ...]
+    memory_row_of: tuple[int, ...] | None
+
+
+# Graphs of a mesh mostly have equal tables in the same places, whatever these hold.
+@functools.lru_cache(maxsize=FOLDED)
+def folding(
+    unary: tuple[int, ...],
+    memory: tuple[int, ...] | None,
+    edges: tuple[tuple[Edge, int], ...],
+    surviving: tuple[int, ...],
+    size_of: tuple[int, ...],
+) -> Folding:
+    """Fold variables of one choice.
+
+    All are numbers of tables, by variable or edge; `surviving`: numbers of sets of choices;
+    `size_of`: their sizes.
+    """
+    sizes = tuple([size_of[number] for number in surviving])
+    left: list[tuple[Edge, _Slice]] = []
+    extra: list[list[_Slice]] = [[] for _ in sizes]
+    for (u, v), table in edges:
+        key = (table, surviving[u], surviving[v])
+        if sizes[u] > 1 and sizes[v] > 1:
+            left.append(((u, v), key))
+        else:
+            extra[u if sizes[v] == 1 else v].append(key)
+    rows: dict[tuple[int, int, tuple[_Slice, ...]], int] = {}
+    row_of = [
+        rows.setdefault((table, own, tuple(sorted(added))), len(rows))
+        for table, own, added in zip(unary, surviving, extra, strict=True)
+    ]
+    memory_rows: dict[tuple[int, int], int] = {}
+    memory_row_of = [
+        memory_rows.setdefault(key, len(memory_rows))
+        for key in zip(memory or (), surviving if memory else (), strict=True)
+    ]
+    return Folding(
+        sizes=sizes,
+        rows=tuple(rows),
+        row_of=tuple(row_of),
+        edges=tuple(left),
+        memory_rows=tuple(memory_rows),
+        memory_row_of=None if memory is None else tuple(memory_row_of),
+    )
 
 
 def reduce(graph: CostGraph, *, prune: bool = True, memory: bool = True) -> Reduction:
@@ -66,19 +133,24 @@ class _Reducer:
         self.edges = {edge: self.tables.number(table) for edge, table in graph.edges.items()}
         full = {size: np.arange(size) for size in set(graph.sizes)}
         self.surviving = [self.index_sets.number(full[size]) for size in graph.sizes]
-        self.incident: list[list[tuple[int, int, int]]] = [[] for _ in graph.sizes]
-        for (u, v), table in self.edges.items():
-            self.incident[u].append((table, 0, v))
-            self.incident[v].append((table, 1, u))
-        self.slices: dict[tuple[int, int, int], Table] = {}
+        self.slices: dict[_Slice, Table] = {}
         self.substitutes: list[Indices | None] = [None] * len(graph.sizes)
 
     def run(self, prune: bool) -> Reduction:
+        if prune:
+            self._prune()
+        return self._fold()
+
+    def _prune(self) -> None:
+        incident: list[list[tuple[int, int, int]]] = [[] for _ in self.surviving]
+        for (u, v), table in self.edges.items():
+            incident[u].append((table, 0, v))
+            incident[v].append((table, 1, u))
         judged: dict[object, tuple[int, Indices | None]] = {}
-        for v in range(len(self.surviving) if prune else 0):
+        for v in range(len(self.surviving)):
             # Equal signatures, as of equal layers, have equal results.
             around = tuple(
-                sorted((table, side, self.surviving[u]) for table, side, u in self.incident[v])
+                sorted((table, side, self.surviving[u]) for table, side, u in incident[v])
             )
             signature = (
                 self.unary[v],
@@ -89,7 +161,6 @@ class _Reducer:
             if signature not in judged:
                 judged[signature] = self._judge(v, around)
             self.surviving[v], self.substitutes[v] = judged[signature]
-        return self._fold()
 
     def _indices(self, v: int) -> Indices:
         return np.asarray(self.index_sets.arrays[self.surviving[v]], dtype=np.int64)
@@ -101,8 +172,8 @@ class _Reducer:
             for table, side, other in around
         ]
         indices = self._indices(v)
-        unary = self._row(self.unary[v], v)
-        memory = self._row(self.memory[v], v) if self.memory else np.zeros(len(indices))
+        unary = self._row(self.unary[v], mine)
+        memory = self._row(self.memory[v], mine) if self.memory else np.zeros(len(indices))
         instead = substitutes(unary, memory, rows)
         alive = np.flatnonzero(instead == np.arange(len(indices)))
         return (
@@ -111,8 +182,11 @@ class _Reducer:
             else (self.index_sets.number(indices[alive]), instead)
         )
 
-    def _row(self, table: int, v: int) -> Table:
-        return np.asarray(self.tables.arrays[table][self._indices(v)])
+    def _row(self, table: int, surviving: int) -> Table:
+        array = self.tables.arrays[table]
+        indices = self.index_sets.arrays[surviving]
+        whole = len(array) == len(indices)
+        return np.asarray(array if whole else array[indices], dtype=np.float64)
 
     def _slice(self, table: int, set_u: int, set_v: int) -> Table:
         key = (table, set_u, set_v)
@@ -128,43 +202,34 @@ class _Reducer:
 
     def _fold(self) -> Reduction:
         """Return the reduced graph; an edge with a settled end joins the other end's costs."""
-        sizes = tuple(len(self._indices(v)) for v in range(len(self.surviving)))
-        edges: dict[Edge, Table] = {}
-        extra: list[list[tuple[int, int, int]]] = [[] for _ in sizes]
-        for (u, v), table in self.edges.items():
-            key = (table, self.surviving[u], self.surviving[v])
-            if sizes[u] > 1 and sizes[v] > 1:
-                edges[u, v] = self._slice(*key)
-            else:
-                extra[u if sizes[v] == 1 else v].append(key)
-        rows: dict[object, Table] = {}
-        unary = []
-        # Equal sums become one array, so that the search recognises equal layers.
-        for v in range(len(sizes)):
-            signature = (self.unary[v], self.surviving[v], tuple(sorted(extra[v])))
-            if signature not in rows:
-                rows[signature] = sum(
-                    (self._slice(*key).reshape(-1) for key in sorted(extra[v])),
-                    self._row(self.unary[v], v),
-                )
-            unary.append(rows[signature])
-        memory = (
-            None
-            if self.memory is None
-            else tuple(self._memory_row(v, table, rows) for v, table in enumerate(self.memory))
+        folded = folding(
+            tuple(self.unary),
+            None if self.memory is None else tuple(self.memory),
+            tuple(self.edges.items()),
+            tuple(self.surviving),
+            tuple([len(indices) for indices in self.index_sets.arrays]),
         )
-        small = CostGraph(derived=True, sizes=sizes, unary=tuple(unary), edges=edges, memory=memory)
+        # Equal sums become one array, so that the search recognises equal layers.
+        rows = [
+            sum([self._slice(*key).reshape(-1) for key in extra], self._row(table, surviving))
+            for table, surviving, extra in folded.rows
+        ]
+        memory_rows = [self._row(*key) for key in folded.memory_rows]
+        small = CostGraph(
+            derived=True,
+            sizes=folded.sizes,
+            unary=tuple([rows[row] for row in folded.row_of]),
+            edges={edge: self._slice(*key) for edge, key in folded.edges},
+            memory=None
+            if folded.memory_row_of is None
+            else tuple([memory_rows[row] for row in folded.memory_row_of]),
+        )
+        sets = [np.asarray(indices, dtype=np.int64) for indices in self.index_sets.arrays]
         return Reduction(
             graph=small,
-            surviving=tuple(self._indices(v) for v in range(len(sizes))),
+            surviving=tuple([sets[number] for number in self.surviving]),
             substitutes=tuple(self.substitutes),
         )
-
-    def _memory_row(self, v: int, table: int, rows: dict[object, Table]) -> Table:
-        signature = ("memory", table, self.surviving[v])
-        if signature not in rows:
-            rows[signature] = self._row(table, v)
-        return rows[signature]
 
 
 def substitutes(unary: Table, memory: Table, rows: Sequence[Table]) -> Indices:

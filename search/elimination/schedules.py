@@ -8,14 +8,21 @@ neighbours. In reverse order each variable then takes its best choice given its 
 U. Bertele and F. Brioschi, Nonserial Dynamic Programming, 1972.
 """
 
+from __future__ import annotations
+
 import math
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
+from autopar.compiled import assign, eliminate
+from autopar.compiled.elimination import Labels, recorded
+
 from ..tables import Table
-from .join import Labels, eliminate
+from .join import merging
 from .orders import Round
 
 
@@ -26,6 +33,11 @@ class Join:
     inputs: tuple[tuple[Labels, int], ...]
     size: int
     shape: tuple[int, ...]
+
+    @property
+    def work(self) -> float:
+        """Additions of the join."""
+        return float(self.size) * math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,27 +53,75 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Schedule:
-    """Joins over numbered tables: first the leaves, then one table for each join.
+class Joins:
+    """The joins of a schedule over numbered tables: first the `leaves`, then one for each join.
 
-    A leaf has costs, and memories or None.
+    They are the same for all graphs whose tables are equal in the same places, whatever the tables
+    hold. `program`, `way_back`: what `eliminate` and `assign` read. `variables`: how many there
+    are. `work`: additions of all distinct joins.
     """
 
-    costs: tuple[Table, ...]
-    memories: tuple[Table | None, ...]
+    leaves: int
     joins: tuple[Join, ...]
     rounds: tuple[tuple[Round, tuple[int, ...]], ...]
+    program: array[int] = field(init=False, repr=False)
+    way_back: array[int] = field(init=False, repr=False)
+    variables: int = field(init=False)
+    work: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        records = (
+            recorded(join.size, join.shape, join.inputs, merging(_labels(join)))
+            for join in self.joins
+        )
+        steps = (
+            (variable, join, *around)
+            for round_, joins in reversed(self.rounds)
+            for variable, around, join in zip(
+                round_.variables.tolist(), round_.neighbours.tolist(), joins, strict=True
+            )
+        )
+        object.__setattr__(self, "program", array("q", chain.from_iterable(records)))
+        object.__setattr__(self, "way_back", array("q", chain.from_iterable(steps)))
+        object.__setattr__(self, "variables", sum(len(joins) for _, joins in self.rounds))
+        object.__setattr__(self, "work", sum(join.work for join in self.joins))
+
+
+def _labels(join: Join) -> tuple[Labels, ...]:
+    return tuple([labels for labels, _ in join.inputs])
+
+
+NONE = Joins(leaves=0, joins=(), rounds=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """The tables of the leaves, with their memories or None, and the joins over them."""
+
+    costs: tuple[Table, ...] = ()
+    memories: tuple[Table | None, ...] = ()
+    of: Joins = NONE
     too_wide: tuple[int, ...] = ()
+
+    @property
+    def joins(self) -> tuple[Join, ...]:
+        """The distinct joins."""
+        return self.of.joins
+
+    @property
+    def rounds(self) -> tuple[tuple[Round, tuple[int, ...]], ...]:
+        """The rounds of the order, with the join of each variable."""
+        return self.of.rounds
 
     @property
     def work(self) -> float:
         """Additions of all distinct joins."""
-        return sum(float(join.size) * math.prod(join.shape) for join in self.joins)
+        return self.of.work
 
     @property
     def volume(self) -> float:
         """Entries of all cliques; equal joins count each time."""
-        sizes = [float(join.size) * math.prod(join.shape) for join in self.joins]
+        sizes = [join.work for join in self.joins]
         return math.fsum(sizes[join] for _, joins in self.rounds for join in joins)
 
     @property
@@ -87,19 +147,20 @@ class Schedule:
         """
         leaves = list(zip(self.costs, self.memories, strict=True))
         tables = [cost if memory is None else cost + price * memory for cost, memory in leaves]
-        priced = [memory is not None and bool(memory.any()) for _, memory in leaves]
-        for number, join in enumerate(self.joins, len(tables)):
-            # A join into which no memory has entered is the same at every price.
-            priced.append(any(priced[table] for _, table in join.inputs))
-            if known and not priced[number]:
-                tables.append(known[number])
-            else:
-                tables.append(
-                    eliminate(
-                        [(labels, tables[table]) for labels, table in join.inputs], join.shape
-                    )
-                )
+        wanted = self._priced() if known else b"\1" * len(self.joins)
+        for number, join in enumerate(self.joins):
+            tables.append(
+                np.empty(join.shape) if wanted[number] else known[len(self.costs) + number]
+            )
+        eliminate(tables, self.of.program, len(self.costs), wanted)
         return tables
+
+    def _priced(self) -> bytes:
+        """For each join whether memory has entered it; others are the same at every price."""
+        priced = [memory is not None and bool(memory.any()) for memory in self.memories]
+        for join in self.joins:
+            priced.append(any(priced[table] for _, table in join.inputs))
+        return bytes(priced[len(self.costs) :])
 
     def optimum(self, tables: Sequence[Table]) -> float:
         """Return the least sum, of the constants after each connected component's last variable."""
@@ -108,29 +169,8 @@ class Schedule:
         ]
         return math.fsum(float(tables[len(self.costs) + join]) for join in roots)
 
-    def assignment(self, tables: Sequence[Table]) -> list[int]:
-        """The optimal choices, by back-substitution; equal cases are computed once."""
-        choices = np.zeros(sum(len(joins) for _, joins in self.rounds), dtype=np.int64)
-        known: dict[tuple[int, ...], int] = {}
-        for step, joins in reversed(self.rounds):
-            attained = []
-            for join, chosen in zip(joins, choices[step.neighbours].tolist(), strict=True):
-                case = (join, *chosen)
-                if case not in known:
-                    known[case] = int(conditional(self.joins[join], tables, chosen).argmin())
-                attained.append(known[case])
-            choices[step.variables] = attained
-        return [int(choice) for choice in choices]
-
-
-def conditional(join: Join, tables: Sequence[Table], chosen: Sequence[int]) -> Table:
-    """The cost of each choice of the eliminated variable, given its neighbours' `chosen` ones."""
-    total = np.zeros(join.size)
-    for labels, table in join.inputs:
-        total = (
-            total
-            + tables[table][
-                tuple(slice(None) if label == 0 else chosen[label - 1] for label in labels)
-            ]
-        )
-    return total
+    def assignment(self, tables: list[Table]) -> list[int]:
+        """The optimal choices, by back-substitution."""
+        choices = np.zeros(self.of.variables, dtype=np.int64)
+        assign(tables, self.of.program, len(self.costs), self.of.way_back, choices)
+        return choices.tolist()

@@ -72,21 +72,21 @@ def best_cut(
     # Cut k takes the first k places from `first`. An edge costs a third value in the cuts between
     # its ends.
     ranges: list[tuple[int, int, float]] = []
-    memory = np.zeros(count + 1)
+    memory = [0.0] * (count + 1)
     for v, (table, memories) in enumerate(zip(graph.unary, memory_tables(graph), strict=True)):
         at = place_of[v] + 1
-        ranges += (0, at, float(table[second[v]])), (at, count + 1, float(table[first[v]]))
-        memory[0] += memories[second[v]]
-        memory[at] += memories[first[v]] - memories[second[v]]
+        ranges += (0, at, table.item(second[v])), (at, count + 1, table.item(first[v]))
+        taken = memories.item(second[v])
+        memory[0] += taken
+        memory[at] += memories.item(first[v]) - taken
     for (u, v), table in graph.edges.items():
-        early, late = sorted((place_of[u] + 1, place_of[v] + 1))
-        middle = (
-            table[first[u], second[v]] if place_of[u] < place_of[v] else table[second[u], first[v]]
-        )
+        early = min(place_of[u], place_of[v]) + 1
+        late = max(place_of[u], place_of[v]) + 1
+        middle = (first[u], second[v]) if place_of[u] < place_of[v] else (second[u], first[v])
         ranges += (
-            (0, early, float(table[second[u], second[v]])),
-            (early, late, float(middle)),
-            (late, count + 1, float(table[first[u], first[v]])),
+            (0, early, table.item(second[u], second[v])),
+            (early, late, table.item(*middle)),
+            (late, count + 1, table.item(first[u], first[v])),
         )
     total = _summed(ranges, count + 1)
     # `memory` holds differences from one cut to the next, as each cut moves one variable.

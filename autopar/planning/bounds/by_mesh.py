@@ -19,6 +19,7 @@ from autopar.planning.tables import Tables, requested_tables
 from autopar.planning.tables.alone import longest_operator, tables_alone, weight_share
 from autopar.planning.tables.parameters.first_read import NONE, Early, Reading
 from autopar.planning.tables.parameters.traffic import most_hidden
+from autopar.planning.tables.requested import requested_least_saved
 from autopar.planning.tables.tables import Known
 from autopar.search import nearly, solve
 from autopar.sharding.analysis import Analysis
@@ -211,8 +212,27 @@ class Bounds:
 
         Their parts are kept for the next tables there.
         """
-        request = self.request
-        prices = self.folded.prices(request.cluster.sized(devices), mesh, stages)
+        known = self._known(analysis, devices, stages, mesh)
+        prices = self.folded.prices(self.request.cluster.sized(devices), mesh, stages)
+        whole = analysis is self.folded.analysis(short=True)
+        tables = requested_tables(self.request, analysis, prices, work, whole=whole, known=known)
+        if not self.hiding:
+            return tables
+        return self.exchanges.left_out(
+            tables, work, stages=stages, several=stages > 1 or not whole, known=known
+        )
+
+    def least_saved(
+        self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Multiplicities
+    ) -> float:
+        """Return the least bytes that operators save in such tables."""
+        known = self._known(analysis, devices, stages, mesh)
+        prices = self.folded.prices(self.request.cluster.sized(devices), mesh, stages)
+        whole = analysis is self.folded.analysis(short=True)
+        return requested_least_saved(self.request, analysis, prices, work, whole=whole, known=known)
+
+    def _known(self, analysis: Analysis, devices: int, stages: int, mesh: Mesh) -> Known:
+        """Return the parts of tables that are known of a mesh and a number of micro-batches."""
         key = (analysis, devices, stages, mesh)
         of_mesh = self.of_mesh.setdefault((devices, stages, mesh), Known())
         known = self.known.setdefault(key, Known(of_mesh=of_mesh))
@@ -220,13 +240,7 @@ class Bounds:
         # Parts of tables are large; those used longest ago go first.
         if len(self.known) > EFFORT.remembered:
             self.known.popitem(last=False)
-        whole = analysis is self.folded.analysis(short=True)
-        tables = requested_tables(request, analysis, prices, work, whole=whole, known=known)
-        if not self.hiding:
-            return tables
-        return self.exchanges.left_out(
-            tables, work, stages=stages, several=stages > 1 or not whole, known=known
-        )
+        return known
 
     def thrifty(self, stages: int, micro_batches: int) -> str:
         """Return the pipeline schedule that keeps least in flight."""

@@ -54,8 +54,8 @@ class BestFirst:
 
     `clock`: of all searches of the request. `jobs`: processes that it may take (None: as many as
     cores), none of which changes what it finds. `misfits`: cases that do not fit the memory.
-    `forbidden`: the number of places that pins forbid. `complete`: whether the search ran to its
-    end.
+    `unlike`: those whose programs nearly do. `forbidden`: the number of places that pins forbid.
+    `complete`: whether the search ran to its end.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class BestFirst:
         self.hiding = Book(CandidateSolver(folded, request, hiding=True), self.aim, self.clock)
         self.whole = WholePrograms(self.evaluator)
         self.incumbents = Incumbents(self.whole)
-        self.unlike = UnlikeLayers(self.incumbents)
+        self.unlike = UnlikeLayers(self.evaluator, self.incumbents)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
         self.modes = ModesInTurn()
@@ -119,6 +119,7 @@ class BestFirst:
             self.ahead.end()
             if not self.incumbents and (best := self._best_solution()) is not None:
                 self._play(best)
+                self.unlike.try_waiting()
                 self.incumbents.settle()
             if not self.incumbents:
                 raise

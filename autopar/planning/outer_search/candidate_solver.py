@@ -156,6 +156,18 @@ class CandidateSolver:
         plain = self.plain_tables(candidate, replace(work, hidden=case.hidden))
         return with_host_choices(self.request, plain, candidate.stages, binding=binding)
 
+    def least_saved(self, case: Case) -> float:
+        """Bytes of all stages that operators save in a case, whatever is chosen."""
+        candidate = case.candidate
+        work = self.work(candidate, case.mode, self.folded.counts, short=True)
+        return self.bounds.least_saved(
+            self.folded.analysis(short=True, micro_batches=candidate.micro_batches),
+            candidate.cluster.devices,
+            candidate.stages,
+            candidate.mesh,
+            replace(work, hidden=case.hidden),
+        )
+
     def plain_tables(self, candidate: Candidate, work: Multiplicities) -> Tables:
         """The tables of a candidate on the folded graph, without choices of host memory."""
         analysis = self.folded.analysis(short=True, micro_batches=candidate.micro_batches)

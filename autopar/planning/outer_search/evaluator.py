@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.programs.priced_program import DraftProgram, thriftier
 from autopar.planning.solve.solved_candidate import Case, Solved
-from autopar.planning.solve.within_limits import QUICK_METHOD
+from autopar.planning.solve.within_limits import QUICK_METHOD, solve_within
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.stage import Slower
@@ -215,6 +215,20 @@ class Evaluator:
                 raise self._misfit(solved.candidate, error.minimum_memory) from None
         return self._alone(solved, below, best)
 
+    def may_fit(self, solved: Solved, needed: float, below: float) -> bool:
+        """Whether something of a case may fit the memory, and take less than `below` seconds.
+
+        `needed`: bytes of the program of `solved`, which leave that much less to other tables, too.
+        """
+        if solved.promise >= below:
+            return False
+        room = self.solver.room(solved.candidate) - (needed - solved.solution.memory)
+        try:
+            within = solve_within(solved.tables, QUICK_METHOD, max(room, 0.0))
+        except Infeasible:
+            return False
+        return self.solver.promise_of(solved.candidate, within.lower_bound) < below
+
     def _misfit(self, candidate: Candidate, memory: float) -> Infeasible:
         """The error of a program of so many bytes a device, as bytes of all stages' tables."""
         needed = candidate.stages * (memory - self.solver.always)
@@ -230,8 +244,8 @@ class Evaluator:
             return Played(solved=solved, seconds=seconds, limited=not solved.free)
         limit = self.solver.memory_limit(solved.candidate)
         draft = self.written_out.program(solved)
-        # Where it fits only incumbents are looked at without recompute: that is another walk over the
-        # memory, and what they are without it belongs to another mode, which is searched as well.
+        # Where it fits, only incumbents are looked at without recompute: that is another walk over
+        # the memory, and belongs to another mode, which is searched as well.
         if draft.memory.total > limit:
             draft = draft.without_waste()
         # Smaller units of parameters may make it fit, but then the step is another one.

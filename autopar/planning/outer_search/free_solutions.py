@@ -49,23 +49,25 @@ class FreeSolutions:
         free = self.solver.bounds.figures.once(
             ("free", case.candidate.key, case.mode, case.hidden, below, self.solver.is_bound(case))
             + ((sure,) if sure else ()),
-            lambda: self._solved(case, tables(), below, sure=sure),
+            lambda: self._solved(case, tables, below, sure=sure),
         )
         if free.solution is not None:
             self.bounds[case] = free.solution.lower_bound
         return free
 
-    def _solved(self, case: Case, tables: Tables, below: float, *, sure: bool) -> Free:
+    def _solved(self, case: Case, made: Callable[[], Tables], below: float, *, sure: bool) -> Free:
         solver = self.solver
         candidate = case.candidate
         room = solver.room(candidate)
-        least = 0.0 if sure else tables.least_saved()
+        # What does not fit needs no tables: most modes of many candidates are such.
+        least = 0.0 if sure else solver.least_saved(case)
         wanted = solver.is_exact or solver.request.may_offload
         if least > room:
             # Until there is an incumbent, the bound of the first mode orders the others.
             wanted = below == math.inf and case.mode == next(iter(solver.modes()))
         if not wanted:
             return Free(least=least)
+        tables = made()
         solution = solver.free_solution(candidate, tables, below)
         # Nothing else is asked of what does not fit, or is too slow.
         slow = solver.is_exact and solver.promise_of(candidate, solution.lower_bound) >= below

@@ -83,17 +83,16 @@ class Incumbents:
                 self.challenge(played)
         self._challengers.clear()
 
-    def challenge(self, played: Played) -> Infeasible | None:
-        """Compare the whole program of a solution with the incumbent; the error if none fits."""
+    def challenge(self, played: Played) -> None:
+        """Compare the whole program of a solution with the incumbent, if one fits."""
         try:
             program, may_gain = self.whole.program(played)
         except Infeasible as error:
             self.failures.append(error)
-            return error
+            return
         if may_gain:
             self._improvable.append((program.seconds, played))
         self._take(program, played)
-        return None
 
     def improve(self) -> None:
         """Solve the whole graph anew for the last incumbents, if it may have faster programs."""

@@ -1,11 +1,4 @@
-"""Programs of unlike layers, for solutions of equal layers that need a little too much memory.
-
-    bytes of unlike layers = share * bytes of equal layers
-
-Making one takes as long as playing several solutions. The share is mostly alike for all meshes, so
-the first program that fails tells whether the next ones may fit; those that may not wait until
-nothing else has fitted.
-"""
+"""Programs of unlike layers, for solutions of equal layers that need a little too much memory."""
 
 from __future__ import annotations
 
@@ -15,47 +8,32 @@ from autopar.planning.model.effort import EFFORT
 from autopar.planning.solve.solved_candidate import Solved
 from autopar.search import Infeasible
 
-from .evaluator import Played
+from .evaluator import Evaluator, Played
 from .incumbents import Incumbents
 
 
 class UnlikeLayers:
-    """Tries unlike layers as long as there is no incumbent.
+    """Tries unlike layers for solutions that came before anything fitted.
 
-    `share`: the least share that a failed program needed (0: none failed). `waiting`: solutions
-    that may not fit.
+    Whole graphs take long to solve, so that they wait for what fits without them, and for a proof
+    that they may be faster.
     """
 
-    def __init__(self, incumbents: Incumbents) -> None:
+    def __init__(self, evaluator: Evaluator, incumbents: Incumbents) -> None:
+        self.evaluator = evaluator
         self.incumbents = incumbents
-        self.share = 0.0
-        self.waiting: list[Solved] = []
+        self._waiting: list[tuple[Solved, float]] = []
 
     def look_at(self, solved: Solved, error: Infeasible) -> None:
-        """Try a solution whose program of equal layers does not fit, or let it wait."""
-        excess = _excess(error)
-        if self.incumbents or excess > EFFORT.likely:
-            return
-        if excess * self.share > 1:
-            self.waiting.append(solved)
-            return
-        failure = self._try(solved)
-        if failure is not None:
-            share = _excess(failure) / excess
-            self.share = min(self.share, share) if self.share else share
+        """Let a solution wait whose program of equal layers does not fit."""
+        likely = EFFORT.likely * self.evaluator.solver.room(solved.candidate)
+        if not self.incumbents and error.minimum_memory <= likely:
+            self._waiting.append((solved, error.minimum_memory))
 
     def try_waiting(self) -> None:
-        """Try the solutions that wait, in their order, until one fits."""
-        for solved in self.waiting:
-            if not self.incumbents:
-                self._try(solved)
-        self.waiting.clear()
-
-    def _try(self, solved: Solved) -> Infeasible | None:
-        played = Played(solved=solved, seconds=math.inf, limited=True)
-        return self.incumbents.challenge(played)
-
-
-def _excess(error: Infeasible) -> float:
-    """Needed bytes as a multiple of the limit."""
-    return error.minimum_memory / error.limit if error.limit > 0 else math.inf
+        """Try the solutions that wait, the best promise first."""
+        for solved, needed in sorted(self._waiting, key=lambda near: near[0].promise):
+            enough = self.incumbents.enough
+            if not self.incumbents or self.evaluator.may_fit(solved, needed, enough):
+                self.incumbents.challenge(Played(solved=solved, seconds=math.inf, limited=True))
+        self._waiting.clear()

@@ -41,9 +41,47 @@ def build_tables(
     `limits`: the allowed choices. `work`: the multiplicities of the step. `known`: parts of earlier
     tables of the same analysis, prices, optimizer, limits and types; new parts are added to it.
     """
+    limits = limits or Limits()
+    basis = _basis(analysis, prices, optimizer, work, known, types)
+    outline = _outline(basis, limits)
+    operators = _operators(basis, outline)
+    work = basis.work
+    values = basis.known.once(
+        ("values", _repeated(work), work.waits, work.counted > 0),
+        lambda: value_tables(basis, outline),
+    )
+    return _priced(basis, limits, outline, operators, values)
+
+
+def least_saved(
+    analysis: Analysis,
+    prices: MeshPrices,
+    *,
+    optimizer: str,
+    limits: Limits | None = None,
+    work: Multiplicities | None = None,
+    known: Known | None = None,
+    types: Types = PLAIN.types,
+) -> float:
+    """Return the least bytes that operators save for the backward pass, over all choices.
+
+    It is that of the tables which `build_tables` gives, without the rest of them.
+    """
+    basis = _basis(analysis, prices, optimizer, work, known, types)
+    return _operators(basis, _outline(basis, limits or Limits())).least_saved(basis.work)
+
+
+def _basis(
+    analysis: Analysis,
+    prices: MeshPrices,
+    optimizer: str,
+    work: Multiplicities | None,
+    known: Known | None,
+    types: Types,
+) -> Basis:
     work = work or Multiplicities()
     known = known or Known()
-    basis = Basis(
+    return Basis(
         analysis=analysis,
         prices=prices,
         optimizer=optimizer,
@@ -59,18 +97,26 @@ def build_tables(
         ),
         recomputed=frozenset(name for segment in work.segments for name in segment),
     )
-    limits = limits or Limits()
+
+
+def _equal(work: Multiplicities) -> object:
+    """The key of the counts, the only part of the multiplicities that the outline depends on."""
     counts = work.counts
-    # Counts are the only part of the multiplicities that the outline depends on.
-    equal = tuple(frozenset(of.items()) for of in (counts.operators, counts.tensors, counts.handed))
-    outline = known.once(("outline", equal), lambda: outlined(basis, limits))
-    # Recomputed segments change what is repeated and saved, but not what is offered.
-    repeated = (equal, work.segments)
-    operators = known.once(("operators", repeated), lambda: operator_tables(basis, outline))
-    values = known.once(
-        ("values", repeated, work.waits, work.counted > 0), lambda: value_tables(basis, outline)
-    )
-    return _priced(basis, limits, outline, operators, values)
+    return tuple(frozenset(of.items()) for of in (counts.operators, counts.tensors, counts.handed))
+
+
+def _repeated(work: Multiplicities) -> object:
+    """The key of what is repeated and saved: recomputed segments change it, but not the choices."""
+    return _equal(work), work.segments
+
+
+def _outline(basis: Basis, limits: Limits) -> Outline:
+    return basis.known.once(("outline", _equal(basis.work)), lambda: outlined(basis, limits))
+
+
+def _operators(basis: Basis, outline: Outline) -> OperatorTables:
+    key = ("operators", _repeated(basis.work))
+    return basis.known.once(key, lambda: operator_tables(basis, outline))
 
 
 def _priced(

@@ -66,15 +66,26 @@ class OperatorTables:
         """
         # Two products of long arrays price all operators at once.
         seconds = (self.counts * work.counted) * self.seconds + self.ties
-        memory = self.counts * (
-            self._weight_often(work) * self.weights + work.in_flight * self.values
-        )
+        memory = self._memory(work)
         parts = zip(self.spans, self.rows, self.digits, strict=True)
         choices = [
             Choices(rows=rows, seconds=seconds[span], memory=memory[span], digits=digits)
             for span, rows, digits in parts
         ]
         return {variable: choices[number] for variable, number in self.class_of.items()}
+
+    def least_saved(self, work: Multiplicities) -> float:
+        """Return the least bytes that all operators save for the backward pass."""
+        if not self.spans:
+            return 0.0
+        starts = [span.start for span in self.spans]
+        least = np.minimum.reduceat(self._memory(work), starts).tolist()
+        return math.fsum(least[number] for number in self.class_of.values())
+
+    def _memory(self, work: Multiplicities) -> Floats:
+        """Return the bytes of every choice of all operators."""
+        saved = self._weight_often(work) * self.weights + work.in_flight * self.values
+        return self.counts * saved
 
     def _weight_often(self, work: Multiplicities) -> float:
         """Return the extra bytes for each byte of a gathered parameter.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.errors import UsageError
 from autopar.planning.model import Request
+from autopar.planning.model.restrictions import Limits
 from autopar.planning.space import Multiplicities
 from autopar.search import NoAssignment
 from autopar.sharding.analysis import Analysis
 
-from .build import build_tables
+from .build import build_tables, least_saved
 from .offload import offering_host
 from .tables import Known, Tables
 
@@ -29,17 +33,50 @@ def requested_tables(
     which raises `NoAssignment`: this candidate is out. The whole batch being too small is the
     user's mistake, and raises `UsageError`.
     """
-    try:
-        limits = request.limits(analysis, prices.mesh) if request.limits is not None else None
-        return build_tables(
+    with _too_small_is_out(whole=whole):
+        tables = build_tables(
             analysis,
             prices,
             optimizer=request.optimizer,
-            limits=limits,
+            limits=_limits(request, analysis, prices),
             work=work,
             known=known,
             types=request.types,
         )
+    return tables
+
+
+def requested_least_saved(
+    request: Request,
+    analysis: Analysis,
+    prices: MeshPrices,
+    work: Multiplicities,
+    *,
+    whole: bool,
+    known: Known,
+) -> float:
+    """The least bytes that operators save within the request's pins; raises as the tables do."""
+    with _too_small_is_out(whole=whole):
+        least = least_saved(
+            analysis,
+            prices,
+            optimizer=request.optimizer,
+            limits=_limits(request, analysis, prices),
+            work=work,
+            known=known,
+            types=request.types,
+        )
+    return least
+
+
+def _limits(request: Request, analysis: Analysis, prices: MeshPrices) -> Limits | None:
+    return request.limits(analysis, prices.mesh) if request.limits is not None else None
+
+
+@contextlib.contextmanager
+def _too_small_is_out(*, whole: bool) -> Iterator[None]:
+    try:
+        yield
     except UsageError:
         if whole:
             raise

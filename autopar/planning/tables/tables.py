@@ -168,13 +168,12 @@ class Tables:
     types: Types = PLAIN.types
     chains: dict[object, tuple[Layout, ...]] = field(default_factory=dict)
 
-    def least_saved(self) -> float:
-        """Return the least bytes that operators save for the backward pass, over all choices."""
-        return self._least("operator")
-
     def least_stored(self) -> float:
         """Return the least bytes of parameters with gradients and state, over all choices."""
-        return self._least("parameter")
+        memory = zip(self.variables, self.graph.memory or (), strict=False)
+        return math.fsum(
+            float(taken.min()) for variable, taken in memory if variable.what == "parameter"
+        )
 
     def least_updates(self) -> float:
         """Return the seconds of the optimizer's step, whatever is chosen."""
@@ -182,10 +181,6 @@ class Tables:
         return math.fsum(
             float(seconds.min()) for variable, seconds in unary if variable.what == "parameter"
         )
-
-    def _least(self, what: str) -> float:
-        memory = zip(self.variables, self.graph.memory or (), strict=False)
-        return math.fsum(float(taken.min()) for variable, taken in memory if variable.what == what)
 
     def lighter(self, spared: Callable[[Tensor, Ints], Floats]) -> Tables:
         """Return tables in which trained parameters take fewer bytes.

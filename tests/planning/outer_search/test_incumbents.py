@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from autopar.planning.outer_search.evaluator import Played
 from autopar.planning.outer_search.incumbents import Incumbents
-from autopar.planning.outer_search.unlike_layers import UnlikeLayers
 from autopar.planning.outer_search.whole_programs import Whole, WholePrograms
 from autopar.search import Infeasible
 
@@ -70,40 +67,3 @@ def test_the_search_s_own_solution_is_left_where_unlike_layers_do_not_fit() -> N
     incumbents.improve()
     assert tried == ["best"]
     assert incumbents.best == 1.0
-
-
-def _misfits(monkeypatch: pytest.MonkeyPatch, share: float) -> tuple[UnlikeLayers, list[float]]:
-    """Unlike layers that need a share of the bytes of equal ones, and what is tried of them."""
-    incumbents = _incumbents({}, [])
-    tried: list[float] = []
-
-    def challenge(self: Incumbents, played: Played) -> Infeasible | None:
-        needed = played.solved.promise
-        tried.append(needed)
-        if needed * share > 100.0:
-            return Infeasible(needed * share, 100.0)
-        self.played.insert(0, played)
-        return None
-
-    monkeypatch.setattr(Incumbents, "challenge", challenge)
-    unlike = UnlikeLayers(incumbents)
-    for needed in (105.0, 104.0, 115.0, 101.0, 102.0):
-        unlike.look_at(_played("any", 1.0, needed).solved, Infeasible(needed, 100.0))
-    return unlike, tried
-
-
-def test_unlike_layers_wait_where_a_failure_says_that_they_hardly_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first needs 98 % of the bytes of equal layers, so that one of 101 may fit."""
-    _, tried = _misfits(monkeypatch, 0.98)
-    assert tried == [105.0, 101.0]
-
-
-def test_unlike_layers_are_tried_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    unlike, tried = _misfits(monkeypatch, 1.0)
-    assert tried == [105.0]
-    unlike.try_waiting()
-    assert tried == [105.0, 104.0, 101.0, 102.0]
-    unlike.try_waiting()
-    assert len(tried) == 4

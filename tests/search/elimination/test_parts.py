@@ -4,14 +4,17 @@ run.
 
 import doctest
 import importlib
+from array import array
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from search_graphs import layered_graph, random_graph
 
+from autopar.compiled import eliminate
+from autopar.compiled.elimination import recorded
 from autopar.search import NoAssignment, solve
-from autopar.search.elimination.join import eliminate
+from autopar.search.elimination.join import merging
 from autopar.search.elimination.order_choice import schedule, typical_schedule
 from autopar.search.elimination.orders import order
 from autopar.search.elimination.pruning import reduce, substitutes
@@ -41,7 +44,11 @@ def test_join(labels: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> No
         total = total + table.transpose(order).reshape(
             [sizes[i] if i in axes else 1 for i in range(rank + 1)]
         )
-    result = eliminate(list(zip(labels, tables, strict=True)), sizes[1 : rank + 1])
+    shape = sizes[1 : rank + 1]
+    inputs = [(axes, number) for number, axes in enumerate(labels)]
+    program = array("q", recorded(sizes[0], shape, inputs, merging(labels)))
+    result = np.empty(shape)
+    eliminate([*tables, result], program, len(tables), b"\1")
     assert result == pytest.approx(total.min(axis=0))
 
 
