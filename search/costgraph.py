@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .tables import SMALL, Interner, Table
+from .tables import SMALL, Numbers, Table, numbered
 
 Edge = tuple[int, int]
 FLOAT = np.dtype(np.float64)
@@ -46,8 +46,7 @@ class CostGraph:
 
     An infinite entry forbids its choices. `memory`: bytes of each choice, added up over the
     variables. `digits`: each choice's component on each mesh axis (0: not split). `derived`: made
-    of a graph that was checked, so that it is not checked itself. `interner`: the numbers of its
-    larger tables.
+    of a graph that was checked, so that it is not checked itself.
 
     >>> edges = {(0, 1): np.array([[3.0, 2.0], [0.0, 9.0]])}
     >>> graph = CostGraph(sizes=(2, 2), unary=(np.array([0.0, 1.0]), np.zeros(2)), edges=edges)
@@ -62,11 +61,23 @@ class CostGraph:
     digits: tuple[NDArray[np.integer], ...] | None = None
     names: tuple[str, ...] = ()
     derived: bool = field(default=False, repr=False)
-    interner: Interner = field(default_factory=Interner, init=False, repr=False)
+    _numbers: Numbers | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.derived:
             self._check()
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of the tables, which are found once."""
+        if self._numbers is None:
+            self.is_numbered(numbered(self.unary, self.memory, self.edges.values()))
+        assert self._numbers is not None
+        return self._numbers
+
+    def is_numbered(self, numbers: Numbers) -> None:
+        """Take the numbers from whoever made the tables."""
+        object.__setattr__(self, "_numbers", numbers)
 
     def _check(self) -> None:
         count = len(self.sizes)
@@ -74,20 +85,18 @@ class CostGraph:
             raise ValueError(f"every variable needs a choice, got sizes {self.sizes}")
         if self.names and len(self.names) != count:
             raise ValueError(f"{len(self.names)} names for {count} variables")
-        checked = _Checks(self.interner)
-        self._check_rows("unary", self.unary, checked)
+        costs = _Forms()
+        self._check_rows("unary", self.unary, costs)
         for (u, v), table in self.edges.items():
             if not 0 <= u < v < count:
                 raise ValueError(f"edge ({u}, {v}) is not an ordered pair of the {count} variables")
-            shape = (self.sizes[u], self.sizes[v])
-            if checked.is_new(table, shape):
-                checked.add(f"edge ({u}, {v})", table, shape)
+            costs.check(f"edge ({u}, {v})", table, (self.sizes[u], self.sizes[v]))
         # A NaN fails every comparison, and so this one: one test finds both.
-        checked.entries(
+        costs.entries(
             lambda entries: bool(entries.min() > -math.inf), "holds a NaN or minus infinity"
         )
         if self.memory is not None:
-            held_bytes = _Checks(self.interner)
+            held_bytes = _Forms()
             self._check_rows("memory", self.memory, held_bytes)
             held_bytes.entries(
                 lambda held: bool(held.min() >= 0.0 and held.max() < math.inf),
@@ -96,12 +105,11 @@ class CostGraph:
         if self.digits is not None:
             self._check_digits(self.digits)
 
-    def _check_rows(self, what: str, tables: tuple[Table, ...], checked: "_Checks") -> None:
+    def _check_rows(self, what: str, tables: tuple[Table, ...], forms: "_Forms") -> None:
         if len(tables) != len(self.sizes):
             raise ValueError(f"{len(tables)} {what} tables for {len(self.sizes)} variables")
         for v, table in enumerate(tables):
-            if checked.is_new(table, (self.sizes[v],)):
-                checked.add(f"{what} of variable {v}", table, (self.sizes[v],))
+            forms.check(f"{what} of variable {v}", table, (self.sizes[v],))
 
     def _check_digits(self, digits: tuple[NDArray[np.integer], ...]) -> None:
         if len(digits) != len(self.sizes):
@@ -137,42 +145,33 @@ class CostGraph:
             raise ValueError(f"{len(choices)} choices do not index the {len(self.sizes)} variables")
 
 
-class _Checks:
-    """Checks the form of tables one by one, and then their entries, those of small ones at once."""
+class _Forms:
+    """Checks the form of tables one by one, and then their entries, those of small ones at once.
 
-    def __init__(self, interner: Interner) -> None:
-        self.small: list[tuple[str, Table]] = []
-        self.large: list[tuple[str, Table]] = []
-        self.seen: set[tuple[int, tuple[int, ...]]] = set()
-        self.interner = interner
+    `known`: the tables so far, by their identities; equal variables mostly share one.
+    """
 
-    def is_new(self, table: Table, shape: tuple[int, ...]) -> bool:
-        """Whether this object was not asked about yet; equal variables mostly share one."""
-        asked = len(self.seen)
-        self.seen.add((id(table), shape))
-        return len(self.seen) > asked
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[str, Table]] = {}
 
-    def add(self, what: str, table: Table, shape: tuple[int, ...]) -> None:
+    def check(self, what: str, table: Table, shape: tuple[int, ...]) -> None:
         """Check the form of a table, and note it for the check of the entries."""
+        known = self.known.get(id(table))
+        if known is not None and table.shape == shape:
+            return
         if not isinstance(table, np.ndarray) or table.dtype != FLOAT or table.shape != shape:
             got = type(table).__name__
             if isinstance(table, np.ndarray):
                 got = f"{table.dtype} {table.shape}"
             raise ValueError(f"{what} must be a float64 array of shape {shape}, got {got}")
-        # Equal layers share large tables: all of them would be far larger than the distinct ones.
-        if table.size <= SMALL:
-            self.small.append((what, table))
-        else:
-            distinct = len(self.interner.arrays)
-            if self.interner.number(table) == distinct:
-                self.large.append((what, table))
+        self.known[id(table)] = (what, table)
 
     def entries(self, valid: Callable[[Table], bool], wrong: str) -> None:
         """Check the entries of small tables at once, of each only where that fails."""
-        small = [table.ravel() for _, table in self.small]
-        each = self.small if small and not valid(np.concatenate(small)) else []
-        for what, table in (*each, *self.large):
-            if not valid(table):
+        small = [table.ravel() for _, table in self.known.values() if table.size <= SMALL]
+        are_valid = not small or valid(np.concatenate(small))
+        for what, table in self.known.values():
+            if not (are_valid and table.size <= SMALL) and not valid(table):
                 raise ValueError(f"{what} {wrong}")
 
 

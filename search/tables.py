@@ -5,8 +5,9 @@ transposed copy) serves all, so it is remembered under the number of the table.
 """
 
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,33 @@ class Interner:
         alike.append(len(self.arrays))
         self.arrays.append(array)
         return alike[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Numbers:
+    """The distinct tables of a graph, and the number of each variable's and each edge's table.
+
+    Edges are in the graph's order. What depends on numbers alone serves all graphs with equal ones.
+    """
+
+    distinct: Sequence[Table]
+    unary: tuple[int, ...]
+    memory: tuple[int, ...] | None
+    edges: tuple[int, ...]
+
+
+def numbered(
+    unary: Iterable[Table], memory: Iterable[Table] | None, edges: Iterable[Table]
+) -> Numbers:
+    """Number the tables of a graph."""
+    interner = Interner()
+    number = interner.number
+    # The order is that of `Numbers`, so that memories do not change the order of the edges' tables.
+    of_unary = tuple([number(table) for table in unary])
+    of_memory = None if memory is None else tuple([number(table) for table in memory])
+    of_edges = tuple([number(table) for table in edges])
+    distinct = cast(list[Table], interner.arrays)
+    return Numbers(distinct=distinct, unary=of_unary, memory=of_memory, edges=of_edges)
 
 
 def _sample(array: NDArray[np.number[Any]]) -> NDArray[np.generic]:

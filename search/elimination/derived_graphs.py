@@ -69,34 +69,38 @@ def restrict(graph: CostGraph, remaining: Sequence[Indices]) -> CostGraph:
     # Variables with the same remaining choices have one number, the first variable's: with the
     # table's number it names a cut, so that equal layers share their cuts.
     cuts: dict[tuple[int, ...], Table] = {}
-    numbers: dict[tuple[int, bytes], int] = {}
+    alike: dict[tuple[int, bytes], int] = {}
     names = [
-        numbers.setdefault((size, indices.tobytes()), v)
+        alike.setdefault((size, indices.tobytes()), v)
         for v, (size, indices) in enumerate(zip(graph.sizes, remaining, strict=True))
     ]
 
-    interner = graph.interner
+    numbers = graph.numbers
+    distinct = numbers.distinct
 
-    def row(table: Table, v: int) -> Table:
-        key = (interner.number(table), names[v])
+    def row(table: int, v: int) -> Table:
+        key = (table, names[v])
         if key not in cuts:
-            cuts[key] = table[remaining[v]]
+            cuts[key] = distinct[table][remaining[v]]
         return cuts[key]
 
-    def cut(table: Table, u: int, v: int) -> Table:
-        key = (interner.number(table), names[u], names[v])
+    def cut(table: int, u: int, v: int) -> Table:
+        key = (table, names[u], names[v])
         if key not in cuts:
-            cuts[key] = table[np.ix_(remaining[u], remaining[v])]
+            cuts[key] = distinct[table][np.ix_(remaining[u], remaining[v])]
         return cuts[key]
 
     return CostGraph(
         derived=True,
         sizes=tuple(len(indices) for indices in remaining),
-        unary=tuple(row(table, v) for v, table in enumerate(graph.unary)),
-        edges={(u, v): cut(table, u, v) for (u, v), table in graph.edges.items()},
+        unary=tuple(row(table, v) for v, table in enumerate(numbers.unary)),
+        edges={
+            (u, v): cut(table, u, v)
+            for (u, v), table in zip(graph.edges, numbers.edges, strict=True)
+        },
         memory=None
-        if graph.memory is None
-        else tuple(row(table, v) for v, table in enumerate(graph.memory)),
+        if numbers.memory is None
+        else tuple(row(table, v) for v, table in enumerate(numbers.memory)),
     )
 
 

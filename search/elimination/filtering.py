@@ -23,9 +23,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autopar.compiled.elimination import Labels
+
 from ..tables import Indices, Table
 from .conditioning import Minimiser
-from .join import Labels, merge
+from .join import merge
 from .schedules import Schedule
 
 BLOCK = 1 << 15

@@ -6,17 +6,19 @@ order of one graph on all others of the same structure, which takes less time th
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
 
-from ..costgraph import CostGraph
-from ..tables import Indices, Table
-from .join import Labels
+from autopar.compiled.elimination import Labels
+
+from ..costgraph import CostGraph, Edge
+from ..tables import Indices
+from .folding import folding
 from .orders import Order, Structure, order
-from .pruning import folding
 from .schedules import Join, Joins, Schedule
 from .shared_orders import share, shared_by
 
@@ -86,6 +88,7 @@ def typical_order(graph: CostGraph) -> Order:
 def forget_orders() -> None:
     """Empty the cache of elimination orders, so that the next search starts cold."""
     order.cache_clear()
+    _places.cache_clear()
     _followed.cache_clear()
     folding.cache_clear()
 
@@ -95,33 +98,55 @@ def follow(graph: CostGraph, plan: Order) -> Schedule:
     return _Leaves(graph).follow(plan)
 
 
-class _Leaves:
-    """The graph's distinct tables, with their memory.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Places:
+    """Where a graph has equal tables.
 
-    `table`: the number of each variable's table, then of each edge's.
+    `leaves`: the distinct pairs of a table and its memory, by their numbers (-1: without memory).
+    `leaf_of`: the leaf of each variable, then of each edge. `cost_of`: the same for tables alone,
+    as memory makes two leaves of one. Edges are in ascending order, `ends` are theirs.
     """
+
+    leaves: tuple[tuple[int, int], ...]
+    leaf_of: bytes
+    cost_of: bytes
+    ends: bytes
+
+
+# Graphs of a mesh mostly have equal tables in the same places, whatever these hold.
+@functools.lru_cache(maxsize=FOLLOWED)
+def _places(
+    unary: tuple[int, ...],
+    memory: tuple[int, ...] | None,
+    edges: tuple[Edge, ...],
+    edge_numbers: tuple[int, ...],
+) -> _Places:
+    order_of = sorted(range(len(edges)), key=edges.__getitem__)
+    pairs = [
+        *zip(unary, memory or [-1] * len(unary), strict=True),
+        *((edge_numbers[number], -1) for number in order_of),
+    ]
+    leaves: dict[tuple[int, int], int] = {}
+    leaf_of = [leaves.setdefault(pair, len(leaves)) for pair in pairs]
+    # Counted anew, as numbers of memory tables would make two orders of one structure.
+    counted: dict[int, int] = {}
+    cost_of = [counted.setdefault(cost, len(counted)) for cost, _ in pairs]
+    ends = [edges[number] for number in order_of]
+    return _Places(
+        leaves=tuple(leaves),
+        leaf_of=np.array(leaf_of, dtype=np.int64).tobytes(),
+        cost_of=np.array(cost_of, dtype=np.int64).tobytes(),
+        ends=np.array(ends, dtype=np.int64).tobytes(),
+    )
+
+
+class _Leaves:
+    """The graph's distinct tables, with their memory."""
 
     def __init__(self, graph: CostGraph) -> None:
         self.graph = graph
-        self.edges = sorted(graph.edges)
-        self.costs: list[Table] = []
-        self.memories: list[Table | None] = []
-        interner = graph.interner
-        numbers: dict[tuple[int, int], int] = {}
-        memories: Sequence[Table | None] = graph.memory or [None] * len(graph.sizes)
-        self.table = []
-        self.cost_numbers: list[int] = []
-        for cost, memory in [
-            *zip(graph.unary, memories, strict=True),
-            *((graph.edges[edge], None) for edge in self.edges),
-        ]:
-            pair = interner.number(cost), -1 if memory is None else interner.number(memory)
-            leaf = numbers.setdefault(pair, len(numbers))
-            if leaf == len(self.costs):
-                self.costs.append(cost)
-                self.memories.append(memory)
-                self.cost_numbers.append(pair[0])
-            self.table.append(leaf)
+        numbers = graph.numbers
+        self.places = _places(numbers.unary, numbers.memory, tuple(graph.edges), numbers.edges)
 
     def typical(self) -> Order:
         """The order that ignores sizes."""
@@ -136,20 +161,18 @@ class _Leaves:
 
     def key(self, kind: object) -> object:
         """Return the key of a kind of order for these variables and edges."""
-        return kind, len(self.graph.sizes), np.array(self.edges, dtype=np.int64).tobytes()
+        return kind, len(self.graph.sizes), self.places.ends
 
     def structure(self, sizes: tuple[int, ...] = ()) -> Structure:
         """Return the graph without its costs.
 
         Memory is ignored, so that one order serves with and without a limit.
         """
-        # Counted anew, as numbers of memory tables would make two orders of one structure.
-        counted: dict[int, int] = {}
-        costs = [counted.setdefault(number, len(counted)) for number in self.cost_numbers]
-        tables = np.array([costs[leaf] for leaf in self.table], dtype=np.int64)
-        ends = np.array(self.edges, dtype=np.int64)
         return Structure(
-            count=len(self.graph.sizes), ends=ends.tobytes(), tables=tables.tobytes(), sizes=sizes
+            count=len(self.graph.sizes),
+            ends=self.places.ends,
+            tables=self.places.cost_of,
+            sizes=sizes,
         )
 
     def follow(self, plan: Order) -> Schedule:
@@ -159,12 +182,13 @@ class _Leaves:
         """
         if plan.too_wide:
             return Schedule(too_wide=plan.too_wide)
-        sizes = np.array(self.graph.sizes, dtype=np.int64)
-        tables = np.array(self.table, dtype=np.int64)
+        sizes = np.array(self.graph.sizes, dtype=np.int64).tobytes()
+        distinct = self.graph.numbers.distinct
+        leaves = self.places.leaves
         return Schedule(
-            costs=tuple(self.costs),
-            memories=tuple(self.memories),
-            of=_followed(plan, len(self.costs), sizes.tobytes(), tables.tobytes()),
+            costs=tuple([distinct[cost] for cost, _ in leaves]),
+            memories=tuple([None if held < 0 else distinct[held] for _, held in leaves]),
+            of=_followed(plan, len(leaves), sizes, self.places.leaf_of),
         )
 
 

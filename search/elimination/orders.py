@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.compiled.elimination import Labels
+
 from ..tables import Indices
-from .join import Labels
 
 Name = tuple[tuple[Labels, int], ...]
 Score = tuple[bool, float, float]

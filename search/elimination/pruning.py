@@ -15,24 +15,19 @@ second pass drops next to nothing. Variables of one choice are folded into their
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..costgraph import CostGraph, Edge, NoAssignment
-from ..tables import Indices, Interner, Table
+from ..costgraph import CostGraph, NoAssignment
+from ..tables import Indices, Interner, Numbers, Table, numbered
+from .folding import Slice, folding
 
 RIVALS = 2
 """Rivals tried for each choice; on tables of redistributions, further ones cost more time than they
 save.
 """
-FOLDED = 64
-"""Foldings that are remembered: those of the last meshes, each with and without memory."""
-
-_Slice = tuple[int, int, int]
-"""An edge's table, with the sets of its rows and columns that survive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,86 +49,28 @@ class Reduction:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Folding:
-    """How variables of one choice are folded, by the numbers of tables and of surviving choices.
-
-    `rows`: the distinct sums, each of a table and what is added to it, with the choices that are
-    left. `row_of`: by variable. `edges`: the edges that are left. `sizes`: the choices that are.
-    """
-
-    sizes: tuple[int, ...]
-    rows: tuple[tuple[int, int, tuple[_Slice, ...]], ...]
-    row_of: tuple[int, ...]
-    edges: tuple[tuple[Edge, _Slice], ...]
-    memory_rows: tuple[tuple[int, int], ...]
-    memory_row_of: tuple[int, ...] | None
-
-
-# Graphs of a mesh mostly have equal tables in the same places, whatever these hold.
-@functools.lru_cache(maxsize=FOLDED)
-def folding(
-    unary: tuple[int, ...],
-    memory: tuple[int, ...] | None,
-    edges: tuple[tuple[Edge, int], ...],
-    surviving: tuple[int, ...],
-    size_of: tuple[int, ...],
-) -> Folding:
-    """Fold variables of one choice.
-
-    All are numbers of tables, by variable or edge; `surviving`: numbers of sets of choices;
-    `size_of`: their sizes.
-    """
-    sizes = tuple([size_of[number] for number in surviving])
-    left: list[tuple[Edge, _Slice]] = []
-    extra: list[list[_Slice]] = [[] for _ in sizes]
-    for (u, v), table in edges:
-        key = (table, surviving[u], surviving[v])
-        if sizes[u] > 1 and sizes[v] > 1:
-            left.append(((u, v), key))
-        else:
-            extra[u if sizes[v] == 1 else v].append(key)
-    rows: dict[tuple[int, int, tuple[_Slice, ...]], int] = {}
-    row_of = [
-        rows.setdefault((table, own, tuple(sorted(added))), len(rows))
-        for table, own, added in zip(unary, surviving, extra, strict=True)
-    ]
-    memory_rows: dict[tuple[int, int], int] = {}
-    memory_row_of = [
-        memory_rows.setdefault(key, len(memory_rows))
-        for key in zip(memory or (), surviving if memory else (), strict=True)
-    ]
-    return Folding(
-        sizes=sizes,
-        rows=tuple(rows),
-        row_of=tuple(row_of),
-        edges=tuple(left),
-        memory_rows=tuple(memory_rows),
-        memory_row_of=None if memory is None else tuple(memory_row_of),
-    )
-
-
 def reduce(graph: CostGraph, *, prune: bool = True, memory: bool = True) -> Reduction:
     """Share equal tables of `graph`, prune choices (with `prune`) and fold settled variables.
 
     Without `memory` the result has no memory tables. Raises `NoAssignment` if a variable has no
     choice left.
     """
-    return _Reducer(graph, graph.memory if memory else None).run(prune)
+    return _Reducer(graph, memory=memory).run(prune)
 
 
 class _Reducer:
     """The surviving choices (as interned index arrays) while they shrink."""
 
-    def __init__(self, graph: CostGraph, memory: Sequence[Table] | None) -> None:
-        self.tables = Interner()
+    def __init__(self, graph: CostGraph, *, memory: bool) -> None:
+        numbers = graph.numbers
+        self.tables = numbers.distinct
         self.index_sets = Interner()
-        self.unary = [self.tables.number(table) for table in graph.unary]
-        self.memory = None if memory is None else [self.tables.number(table) for table in memory]
-        self.edges = {edge: self.tables.number(table) for edge, table in graph.edges.items()}
+        self.unary = numbers.unary
+        self.memory = numbers.memory if memory else None
+        self.edges = tuple(zip(graph.edges, numbers.edges, strict=True))
         full = {size: np.arange(size) for size in set(graph.sizes)}
         self.surviving = [self.index_sets.number(full[size]) for size in graph.sizes]
-        self.slices: dict[_Slice, Table] = {}
+        self.slices: dict[Slice, Table] = {}
         self.substitutes: list[Indices | None] = [None] * len(graph.sizes)
 
     def run(self, prune: bool) -> Reduction:
@@ -143,7 +80,7 @@ class _Reducer:
 
     def _prune(self) -> None:
         incident: list[list[tuple[int, int, int]]] = [[] for _ in self.surviving]
-        for (u, v), table in self.edges.items():
+        for (u, v), table in self.edges:
             incident[u].append((table, 0, v))
             incident[v].append((table, 1, u))
         judged: dict[object, tuple[int, Indices | None]] = {}
@@ -183,7 +120,7 @@ class _Reducer:
         )
 
     def _row(self, table: int, surviving: int) -> Table:
-        array = self.tables.arrays[table]
+        array = self.tables[table]
         indices = self.index_sets.arrays[surviving]
         whole = len(array) == len(indices)
         return np.asarray(array if whole else array[indices], dtype=np.float64)
@@ -191,7 +128,7 @@ class _Reducer:
     def _slice(self, table: int, set_u: int, set_v: int) -> Table:
         key = (table, set_u, set_v)
         if key not in self.slices:
-            array = self.tables.arrays[table]
+            array = self.tables[table]
             rows = self.index_sets.arrays[set_u]
             columns = self.index_sets.arrays[set_v]
             whole = array.shape == (len(rows), len(columns))
@@ -203,9 +140,9 @@ class _Reducer:
     def _fold(self) -> Reduction:
         """Return the reduced graph; an edge with a settled end joins the other end's costs."""
         folded = folding(
-            tuple(self.unary),
-            None if self.memory is None else tuple(self.memory),
-            tuple(self.edges.items()),
+            self.unary,
+            self.memory,
+            self.edges,
             tuple(self.surviving),
             tuple([len(indices) for indices in self.index_sets.arrays]),
         )
@@ -215,14 +152,27 @@ class _Reducer:
             for table, surviving, extra in folded.rows
         ]
         memory_rows = [self._row(*key) for key in folded.memory_rows]
+        slices = [self._slice(*key) for key in folded.slices]
+        memory_of = folded.memory_row_of
         small = CostGraph(
             derived=True,
             sizes=folded.sizes,
             unary=tuple([rows[row] for row in folded.row_of]),
-            edges={edge: self._slice(*key) for edge, key in folded.edges},
-            memory=None
-            if folded.memory_row_of is None
-            else tuple([memory_rows[row] for row in folded.memory_row_of]),
+            edges={edge: slices[number] for edge, number in folded.edges},
+            memory=None if memory_of is None else tuple([memory_rows[row] for row in memory_of]),
+        )
+        # Sums may be equal that were made of other tables, so that all of them are compared.
+        numbers = numbered(rows, memory_rows, slices)
+        assert numbers.memory is not None
+        small.is_numbered(
+            Numbers(
+                distinct=numbers.distinct,
+                unary=tuple([numbers.unary[row] for row in folded.row_of]),
+                memory=None
+                if memory_of is None
+                else tuple([numbers.memory[row] for row in memory_of]),
+                edges=tuple([numbers.edges[number] for _, number in folded.edges]),
+            )
         )
         sets = [np.asarray(indices, dtype=np.int64) for indices in self.index_sets.arrays]
         return Reduction(

@@ -215,11 +215,11 @@ def least_memory(graph: CostGraph, *, max_entries: int = MAX_ENTRIES) -> list[in
     weights = (
         graph.memory if graph.memory is not None else tuple(zero(table) for table in graph.unary)
     )
-    interner = graph.interner
+    numbers = graph.numbers
     joined: dict[tuple[int, int], Table] = {}
     unary = []
-    for costs, weight in zip(graph.unary, weights, strict=True):
-        pair = interner.number(costs), interner.number(weight)
+    pairs = zip(numbers.unary, numbers.memory or [-1] * len(graph.sizes), strict=True)
+    for pair, costs, weight in zip(pairs, graph.unary, weights, strict=True):
         if pair not in joined:
             joined[pair] = allowed(costs) + weight
         unary.append(joined[pair])

@@ -51,6 +51,10 @@ def test_no_tables_save_less_than_their_share(shape: tuple[int, ...], count: int
         share = recompute._of(kind).saved / count / mesh.devices
         assert 0.9 * share <= solver.least_saved(case) <= 4 * share or count > 4
         assert solver.least_saved(case) >= share * (1 - 1e-9)
+        tables = solver.tables(case)
+        memory = zip(tables.variables, tables.graph.memory or (), strict=True)
+        saved = [float(of.min()) for variable, of in memory if variable.what == "operator"]
+        assert solver.least_saved(case) == math.fsum(saved)
 
 
 def test_what_is_forced_rises_as_memory_falls_and_is_not_carried_on() -> None:

@@ -28,9 +28,11 @@ from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import HEADROOM, Request
 from autopar.planning.outer_search.best_first import BestFirst
 from autopar.planning.outer_search.evaluator import Evaluator, Played
+from autopar.planning.outer_search.incumbents import Incumbents
 from autopar.planning.planner import search_plan
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.space.candidates import (
+    Candidate,
     device_counts,
     meshes,
     micro_batch_counts,
@@ -38,6 +40,7 @@ from autopar.planning.space.candidates import (
 )
 from autopar.planning.space.modes import Mode
 from autopar.schemes.pinning import stage_mesh
+from autopar.search import Infeasible
 
 SMALL: dict[str, Any] = {
     "hidden": 512,
@@ -308,6 +311,58 @@ def test_a_case_that_surely_does_not_fit_is_solved_where_nothing_else_fits() -> 
     with pytest.raises(NoPlanFits) as error:
         search_plan(graph, replace(request, memory=0.3 * needed))
     assert search_plan(graph, replace(request, memory=error.value.minimum)).predicted.memory
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_unlike_layers_wait_for_what_fits_without_them(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first program does not fit: unlike layers are tried last, if they may be faster."""
+    graph = graph_of(layers=2)
+    request = Request(cluster=cluster_of(2), offload="none", stages=1, recompute="none")
+    search = BestFirst(FoldedModel(graph, train=True), request)
+    play = Evaluator.play
+    tried: list[str] = []
+
+    def first_fails(self: Evaluator, solved: Solved, below: float = math.inf) -> list[Played]:
+        tried.append("like")
+        if len(tried) == 1:
+            raise Infeasible(1.01 * self.solver.room(solved.candidate), 1.0)
+        return play(self, solved, below)
+
+    def challenge(self: Incumbents, played: Played) -> None:
+        if played.seconds == math.inf:
+            tried.append("unlike")
+        else:
+            own(self, played)
+
+    own = Incumbents.challenge
+    monkeypatch.setattr(Evaluator, "play", first_fails)
+    monkeypatch.setattr(Evaluator, "may_fit", lambda *_: fits)
+    monkeypatch.setattr(Incumbents, "challenge", challenge)
+    search.find()
+    assert search.incumbents and tried.count("like") > 1
+    assert tried.count("unlike") == int(fits) and "unlike" not in tried[:2]
+
+
+def test_nothing_fits_within_what_a_program_leaves() -> None:
+    solver = BestFirst(
+        FoldedModel(graph_of(layers=2), train=True), Request(cluster=cluster_of(2), stages=1)
+    ).solver
+    candidate = Candidate(
+        cluster=solver.request.cluster,
+        stages=1,
+        mesh=next(iter(meshes(solver.request.cluster))),
+        micro_batches=1,
+    )
+    case = solver.case(candidate, next(iter(solver.modes())))
+    solved = Evaluator(solver).promise(case)
+    assert solved is not None
+    room = solver.room(candidate)
+    evaluator = Evaluator(solver)
+    assert not evaluator.may_fit(solved, room + solved.solution.memory, math.inf)
+    assert not evaluator.may_fit(solved, solved.solution.memory, solved.promise)
+    assert evaluator.may_fit(solved, solved.solution.memory, math.inf)
 
 
 @pytest.mark.parametrize(

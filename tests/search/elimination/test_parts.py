@@ -71,6 +71,21 @@ def test_pruning_keeps_an_optimum() -> None:
     assert smaller > 100
 
 
+def test_graphs_with_equal_tables_in_the_same_places_share_their_joins() -> None:
+    graph = layered_graph(layers=6, operators=3, size=4)
+    scaled = replace(
+        graph,
+        unary=tuple(2.0 * table for table in graph.unary),
+        edges={edge: 2.0 * table for edge, table in graph.edges.items()},
+    )
+    assert scaled.numbers.unary == graph.numbers.unary and scaled.numbers is not graph.numbers
+    first, second = (typical_schedule(reduce(one, prune=False).graph) for one in (graph, scaled))
+    assert first.of is second.of
+    assert second.optimum(second.evaluate()) == 2.0 * first.optimum(first.evaluate())
+    other = replace(scaled, unary=(scaled.unary[0] + 1.0, *scaled.unary[1:]))
+    assert typical_schedule(reduce(other, prune=False).graph).of is not first.of
+
+
 def test_dominance() -> None:
     edge = np.array([[0.0, 1.0], [0.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
     unary = np.array([1.0, 1.0, 1.0, 1.0])
