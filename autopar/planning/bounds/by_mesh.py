@@ -176,10 +176,20 @@ class Bounds:
         return least
 
     def _least_sum(
-        self, devices: int, stages: int, mesh: Mesh, micro_batches: int, passes: float
+        self,
+        devices: int,
+        stages: int,
+        mesh: Mesh,
+        micro_batches: int,
+        passes: float,
+        *,
+        alone: bool = False,
     ) -> float:
-        """Return the least that the tables of a mesh add up to for passes of a micro-batch."""
-        key = ("least sum", self.hiding, devices, stages, mesh, micro_batches, passes)
+        """Return the least that the tables of a mesh add up to for passes of a micro-batch.
+
+        `alone`: see `HiddenExchanges.left_out`.
+        """
+        key = ("least sum", self.hiding, devices, stages, mesh, micro_batches, passes, alone)
 
         def least() -> float:
             early = self.early(stages, mesh)
@@ -192,25 +202,40 @@ class Bounds:
                     work, self.folded.prices(self.request.cluster.sized(devices), mesh, 1)
                 )
             analysis = self.folded.analysis(short=True, micro_batches=micro_batches)
-            tables = self.tables(analysis, devices, stages, mesh, work)
+            tables = self.tables(analysis, devices, stages, mesh, work, alone=alone)
             return nearly(tables.graph, close=EFFORT.bounded).lower_bound - early.before
 
         return self.sums.once(key, least)
 
-    def proven(self, candidate: Candidate) -> float:
+    def proven(self, candidate: Candidate, other: Candidate | None = None) -> float:
         """Return seconds that no step of a candidate without stages undercuts.
 
-        What memory forces on it is left out, so that they hold for smaller micro-batches, too.
+        `other`: the same mesh with more micro-batches, of which they are instead. What memory
+        forces on it is left out, so that they hold for smaller micro-batches, too.
         """
         count = candidate.micro_batches
-        return self._least_sum(candidate.cluster.devices, 1, candidate.mesh, count, count)
+        place = (candidate.cluster.devices, 1, candidate.mesh, count, count)
+        least = self._least_sum(*place)
+        if not self.hiding or not self.exchanges.merged(candidate):
+            return least
+        # The share of passes that are not merged is that of one micro-batch, and the least sum is
+        # concave in it.
+        share = count / other.micro_batches if other is not None else 1.0
+        return max(least, share * self._least_sum(*place, alone=True) + (1 - share) * least)
 
     def tables(
-        self, analysis: Analysis, devices: int, stages: int, mesh: Mesh, work: Multiplicities
+        self,
+        analysis: Analysis,
+        devices: int,
+        stages: int,
+        mesh: Mesh,
+        work: Multiplicities,
+        *,
+        alone: bool = True,
     ) -> Tables:
         """Return the tables of the whole model on the mesh of one of so many stages.
 
-        Their parts are kept for the next tables there.
+        Their parts are kept for the next tables there. `alone`: see `HiddenExchanges.left_out`.
         """
         known = self._known(analysis, devices, stages, mesh)
         prices = self.folded.prices(self.request.cluster.sized(devices), mesh, stages)
@@ -218,8 +243,9 @@ class Bounds:
         tables = requested_tables(self.request, analysis, prices, work, whole=whole, known=known)
         if not self.hiding:
             return tables
+        several = stages > 1 or not whole
         return self.exchanges.left_out(
-            tables, work, stages=stages, several=stages > 1 or not whole, known=known
+            tables, work, stages=stages, several=several, known=known, alone=alone
         )
 
     def least_saved(

@@ -4,30 +4,42 @@ With E the seconds in which rows travel to experts and back, N those of what run
 experts, such as experts that all tokens share, and C those of everything else, a pass takes
 
     C + N + E     in a pipeline whose schedule merges no passes
-    C + N         at the least where passes of two micro-batches are merged
     C + E         at the least where only what is beside a layer hides its exchanges
 
 Merged passes are those of some pipeline schedules, and without stages those of two micro-batches or
 more. A layer that is recomputed runs in one piece, so that no other micro-batch comes between.
+
+A step whose passes are merged is computation with nothing sent (t), computation while anything is
+sent (u), which does 1 / s of its work, and waiting (v), while something is sent, too. Of C + N + E
+let W be all computation, H_k the exchanges over link k under which computation may go on, and B all
+else that is sent. Then
+
+    W = t + u / s              step = t + u + v = W + (1 - 1 / s) (u + v) + v / s
+    u + v >= sum a_k H_k       sum of a_k = 1, as no link sends two things at a time
+    v >= B
+
+    step >= W + B / s + (1 - 1 / s) sum a_k H_k
+
+This is a pair of merged passes, too. Without stages the first forward and the last backward pass
+have no other micro-batch: there only N runs under H, and takes up to s N. So v is larger by H - s N
+of one micro-batch, and the step by H / s - N of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
-
-from autopar.costmodel.step.mesh_prices import communication_seconds
-from autopar.ir import Graph, Role
+from autopar.ir import Graph
 from autopar.order.schedules import SCHEDULES
 from autopar.planning.model import FoldedModel, Request
 from autopar.planning.space import Candidate, Multiplicities
 from autopar.planning.space.schedules import merging, schedules_of
 from autopar.planning.tables import Tables
-from autopar.planning.tables.tables import Choices, Floats, Known
+from autopar.planning.tables.tables import Known
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
+
+from .counted_exchanges import CountedExchanges
 
 
 class HiddenExchanges:
@@ -71,7 +83,7 @@ class HiddenExchanges:
             return False
         if candidate.stages > 1:
             return self._kinds(candidate)[0]
-        return bool(self._beside) or (self._merges and candidate.micro_batches > 1)
+        return bool(self._beside) or self.merged(candidate)
 
     def certain(self, candidate: Candidate) -> bool:
         """Whether exchanges may hide in every plan of a candidate."""
@@ -94,72 +106,47 @@ class HiddenExchanges:
             )
         return self._schedules[candidate]
 
+    def merged(self, candidate: Candidate) -> bool:
+        """Whether the plans of a candidate without stages may have merged passes."""
+        return bool(self._layers) and self._merges and candidate.micro_batches > 1
+
     def carries(self, candidate: Candidate, other: Candidate) -> bool:
         """Whether a bound of a candidate holds for more micro-batches: not if only these merge."""
-        several = other.stages == 1 and self._merges and other.micro_batches > 1
-        return not (self._layers and several and candidate.micro_batches == 1)
+        several = other.stages == 1 and self.merged(other)
+        return not (several and candidate.micro_batches == 1)
 
     def left_out(
-        self, tables: Tables, work: Multiplicities, *, stages: int, several: bool, known: Known
+        self,
+        tables: Tables,
+        work: Multiplicities,
+        *,
+        stages: int,
+        several: bool,
+        known: Known,
+        alone: bool = True,
     ) -> Tables:
         """Return tables without the seconds that may be hidden, or hide others.
 
         `several`: whether there are several micro-batches. `known`: the parts of the tables.
+        `alone`: whether the exchanges of passes that are surely not merged count; if not, what runs
+        beside a layer counts in these passes.
         """
-        recomputed = {name for segment in work.segments for name in segment}
+        recomputed = frozenset(name for segment in work.segments for name in segment)
         # What is recomputed before its backward pass leaves no gap for another micro-batch.
         merged = self._layers - recomputed if self._merges and several else frozenset[str]()
-        beside = self._beside if stages == 1 and merged != self._layers else frozenset[str]()
-        # Equal layers stay one object, so that the search still recognises them.
-        lessened = dict[object, Choices]()
-        offered = list(tables.offered)
-        for place, variable in enumerate(tables.variables):
-            if variable.what != "operator" or variable.name not in merged | beside:
-                continue
-            choices = offered[place]
-            often = work.counted * work.counts.operators.get(variable.name, 1)
-            key = (choices, tables.analysis.offers[variable.name], variable.name in merged, often)
-            if key not in lessened:
-                hidden = choices.seconds
-                # Beside a layer all of an operator may hide; of a merged layer its exchanges may.
-                if variable.name in merged:
-                    hidden = often * _exchanged(tables, variable.name, choices, known)
-                lessened[key] = replace(choices, seconds=np.maximum(choices.seconds - hidden, 0.0))
-            offered[place] = lessened[key]
-        unary = tuple(choices.seconds for choices in offered)
-        graph = replace(tables.graph, unary=unary, edges=_without(tables, beside))
-        return replace(tables, graph=graph, offered=tuple(offered))
-
-
-def _without(tables: Tables, beside: frozenset[str]) -> dict[tuple[int, int], Floats]:
-    """Return the edges of tables, without the seconds in which values come to some operators."""
-    edges = dict(tables.graph.edges)
-    if not beside:
-        return edges
-    tensors = tables.analysis.graph.tensors
-    for (u, v), table in edges.items():
-        source = tables.variables[u]
-        target = tables.variables[v]
-        is_parameter = source.name in tensors and tensors[source.name].role is Role.PARAMETER
-        if target.what == "operator" and target.name in beside and not is_parameter:
-            # A forbidden pair of choices stays so.
-            edges[u, v] = np.where(np.isinf(table), table, 0.0)
-    return edges
-
-
-def _exchanged(tables: Tables, name: str, choices: Choices, known: Known) -> Floats:
-    """Return the seconds in which rows of a layer travel in both passes: array [choices]."""
-    strategies = tables.strategies[name]
-    offer = tables.analysis.offers[name]
-
-    def seconds() -> Floats:
-        op = next(op for op in tables.analysis.graph.operators if op.name == name)
-        gradients = tables.analysis.as_offered(op, tables.analysis.gradients)
-        sent = communication_seconds(offer.call, strategies, tables.prices, gradients)
-        travels = strategies.travel_degree(tables.prices.mesh.shape) > 1
-        return np.asarray(np.where(travels, sent, 0.0))
-
-    return np.asarray(known.once(("exchanged", offer, strategies), seconds)[choices.rows])
+        share = 0.0
+        if merged and stages == 1 and alone and work.counted:
+            share = (1 - work.covers) / work.counted
+        return CountedExchanges(
+            tables=tables,
+            work=work,
+            known=known,
+            merged=merged,
+            recomputed=recomputed,
+            alone=share,
+            beside=self._beside if stages == 1 else frozenset(),
+            spared=share if merged == self._layers else 1.0,
+        ).counted()
 
 
 def _joined(graph: Graph, name: str) -> set[str]:

@@ -98,9 +98,9 @@ class Proof:
         ]
         try:
             if candidate.stages == 1:
-                bound = self.bounds.proven(candidate)
+                proven = ((c, self.bounds.proven(candidate, c)) for c in following)
                 self.sure.update(
-                    (c, max(self.sure[c], bound + self.bounds.forced(c))) for c in following
+                    (c, max(self.sure[c], bound + self.bounds.forced(c))) for c, bound in proven
                 )
             else:
                 self._raise_staged(candidate, following, enough)

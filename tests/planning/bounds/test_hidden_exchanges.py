@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import replace
 
@@ -15,15 +16,18 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.order.schedules import SCHEDULES
 from autopar.planning.bounds.hidden_exchanges import HiddenExchanges
+from autopar.planning.bounds.least_passes import NOTHING
 from autopar.planning.bounds.proof import Proof
 from autopar.planning.bounds.with_stages import PipelineBounds
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.outer_search.best_first import BestFirst
+from autopar.planning.outer_search.bound_within import loosest
 from autopar.planning.outer_search.candidate_solver import CandidateSolver
 from autopar.planning.outer_search.evaluator import Evaluator
 from autopar.planning.outer_search.whole_programs import WholePrograms
 from autopar.planning.programs.merged_passes import merged_forms
+from autopar.planning.programs.priced_program import evaluate
 from autopar.planning.space.candidates import Candidate, meshes
 from autopar.planning.space.modes import Mode
 from autopar.planning.stages.parts import Terms
@@ -106,6 +110,90 @@ def test_no_merged_cut_undercuts_the_bound_of_its_hidden_exchanges(shared: int) 
     assert len(steps) >= 3 and all(hides for _, hides in steps)
     assert bound > 0.5 * min(step for step, _ in steps)
     assert bound < counted
+
+
+@pytest.mark.parametrize(
+    ("shared", "devices", "shape"),
+    [(0, 4, (2, 2)), pytest.param(2048, 16, (2, 8), marks=pytest.mark.slow)],
+)
+def test_no_merged_program_undercuts_the_bound_of_its_own_choices(
+    shared: int, devices: int, shape: tuple[int, ...]
+) -> None:
+    folded = FoldedModel(model(shared).folding.graph, train=True, folded=False)
+    cluster = slow(devices)
+    request = Request(cluster=cluster)
+    plain = CandidateSolver(folded, request)
+    hiding = CandidateSolver(folded, request, hiding=True)
+    mesh = next(mesh for mesh in meshes(cluster) if mesh.shape == shape)
+    candidate = Candidate(cluster=cluster, stages=1, mesh=mesh, micro_batches=4)
+    mode = Mode(zero=1, recompute="none")
+    tables = plain.tables(plain.case(candidate, mode))
+    schedule = plain.schedule_of(candidate, mode, short=False)
+    counted = loosest(plain, candidate, mode).graph
+    bounded = loosest(hiding, candidate, mode).graph
+    before = plain.bounds.early(1, mesh).before
+    shares = []
+    for choices in itertools.islice(dict.fromkeys(some(travelling(tables), 0)), 8):
+        program = evaluate(tables, replace(solve(tables.graph), choices=choices), schedule)
+        for merged in merged_forms([program], request):
+            assert bounded.cost(choices) - before <= merged.seconds * (1 + 1e-9)
+            shares.append((bounded.cost(choices) - before) / merged.seconds)
+            assert bounded.cost(choices) < counted.cost(choices)
+    assert len(shares) >= 3 and max(shares) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("shared", "devices", "shape"),
+    [(0, 8, (4,)), pytest.param(2048, 32, (2, 8), marks=pytest.mark.slow)],
+)
+def test_no_pair_of_passes_undercuts_the_bound_of_its_own_choices(
+    shared: int, devices: int, shape: tuple[int, ...]
+) -> None:
+    folded = FoldedModel(model(shared).folding.graph, train=True, folded=False)
+    cluster = slow(devices)
+    request = Request(cluster=cluster, schedule="merged_1f1b")
+    plain = CandidateSolver(folded, request)
+    mesh = next(mesh for mesh in meshes(cluster, 2) if mesh.shape == shape)
+    candidate = Candidate(cluster=cluster, stages=2, mesh=mesh, micro_batches=4)
+    counted, bounded = (
+        pipelines.tables(candidate, pipelines.work(candidate, "none", 1.0, NOTHING))
+        for pipelines in (
+            PipelineBounds(CandidateSolver(folded, request, hiding=hiding).bounds)
+            for hiding in (False, True)
+        )
+    )
+    schedule = plain.schedule_of(candidate, Mode(zero=1, recompute="none"), short=False)
+    terms = Terms(request=request, schedule=schedule, always=plain.always)
+    solution = solve(counted.graph)
+    shares = []
+    for choices in itertools.islice(dict.fromkeys(some(travelling(counted), 0)), 5):
+        chosen = replace(solution, choices=choices)
+        figures = terms.part(plain.group(candidate), counted, chosen).figures
+        pair = float((figures.forward + figures.backward - figures.hidden).sum())
+        assert figures.hidden.any()
+        assert bounded.graph.cost(choices) <= pair * (1 + 1e-9)
+        shares.append(bounded.graph.cost(choices) / pair)
+    assert len(shares) >= 3 and max(shares) > 0.75
+
+
+def test_exchanges_that_do_not_hide_count() -> None:
+    folded = model(0)
+    cluster = slow(4)
+    hiding = CandidateSolver(folded, Request(cluster=cluster), hiding=True)
+    two, eight = (
+        Candidate(cluster=cluster, stages=1, mesh=meshes(cluster)[0], micro_batches=count)
+        for count in (2, 8)
+    )
+    bounds = hiding.bounds
+    # A bound of few micro-batches holds for more, of which one is a smaller part.
+    assert bounds.proven(two, eight) <= min(bounds.proven(two), bounds.proven(eight))
+    analysis = folded.analysis(short=True, micro_batches=2)
+    work = hiding.work(two, Mode(zero=1, recompute="none"), folded.counts, short=True)
+    alone, merged = (
+        solve(travelling(bounds.tables(analysis, 4, 1, two.mesh, work, alone=alone)).graph).cost
+        for alone in (True, False)
+    )
+    assert alone > 1.05 * merged
 
 
 def test_both_kinds_of_plans_are_certified() -> None:

@@ -25,6 +25,7 @@ from autopar.ir import Tensor
 from autopar.planning.space import Multiplicities
 from autopar.planning.tables.tables import Tables, Variable
 from autopar.search import Solution
+from autopar.sharding.mesh import Axes
 
 from .messages import messages
 
@@ -148,8 +149,7 @@ def most_hidden(work: Multiplicities, prices: MeshPrices, covers: float = 0.0) -
     """
     if not hides(prices.cluster):
         return replace(work, hidden=0.0)
-    axes = tuple(number for number, axis in enumerate(prices.mesh.axes) if axis.size > 1)
-    links = {prices.link((axis,)) for axis in axes}
+    axes, links = _links(prices)
     slowed = (1 - covers) * (1 - 1 / SLOWDOWN[prices.cluster.backend])
     if len(links) < 2 or not slowed:
         return replace(work, hidden=1 - slowed - covers, covers=covers)
@@ -161,6 +161,20 @@ def most_hidden(work: Multiplicities, prices: MeshPrices, covers: float = 0.0) -
         busy=prices.link(axes),
         beside=(1 - OUTERMOST) * slowed / seen,
     )
+
+
+def link_weight(prices: MeshPrices, link: str) -> float:
+    """Return a_k of a link in such sums, whatever is sent over it."""
+    axes, links = _links(prices)
+    if len(links) < 2:
+        return 1.0
+    return OUTERMOST if link == prices.link(axes) else (1 - OUTERMOST) / (len(links) - 1)
+
+
+def _links(prices: MeshPrices) -> tuple[Axes, set[str]]:
+    """Return the axes of a mesh over which anything is sent, and their links."""
+    axes = tuple(number for number, axis in enumerate(prices.mesh.axes) if axis.size > 1)
+    return axes, {prices.link((axis,)) for axis in axes}
 
 
 def exposed_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> float:
