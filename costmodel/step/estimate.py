@@ -185,12 +185,19 @@ def step_seconds(
     Values `inside` a fused chain are neither written nor read.
     """
     offer = analysis.offers[step.operator.name]
-    choice = np.arange(len(step.decision.options))[None, :]
-    strategies = Strategies(rule=offer.rule, options=step.decision.options, choices=choice)
-    gradients, unseen = (
-        analysis.as_offered(step.operator, names) for names in (analysis.gradients, inside)
-    )
-    parts = operator_parts(
-        offer.call, strategies, prices.mesh.shape, prices.cluster, gradients, unseen
-    )
-    return Seconds(float(parts.forward[0]), float(parts.backward[0]), float(parts.weight[0]))
+    unseen = analysis.as_offered(step.operator, inside)
+    # Operators of equal signature have one offer, in all programs of a mesh.
+    key = (offer, tuple(option.name for option in step.decision.options), unseen)
+    if key not in prices.operators:
+        choice = np.arange(len(step.decision.options))[None, :]
+        strategies = Strategies(rule=offer.rule, options=step.decision.options, choices=choice)
+        gradients = analysis.as_offered(step.operator, analysis.gradients)
+        parts = operator_parts(
+            offer.call, strategies, prices.mesh.shape, prices.cluster, gradients, unseen
+        )
+        prices.operators[key] = (
+            float(parts.forward[0]),
+            float(parts.backward[0]),
+            float(parts.weight[0]),
+        )
+    return Seconds(*prices.operators[key])

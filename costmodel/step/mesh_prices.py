@@ -84,13 +84,17 @@ class MeshPrices:
     """Prices of collectives over axes of a mesh on a cluster.
 
     Parameters travel in units of about `unit_bytes`. A group over several axes is priced as one
-    axis of as many devices in the same places.
+    axis of as many devices in the same places. `operators`: seconds of operators as they were
+    decided (`estimate.step_seconds`), of the mesh, too.
     """
 
     cluster: Cluster
     mesh: Mesh
     unit_bytes: int = UNIT_BYTES
     known: dict[tuple[str, Axes, float], tuple[Line, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    operators: dict[object, tuple[float, float, float]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 

@@ -24,7 +24,6 @@ from autopar.costmodel.step.mesh_prices import (
     storage_bytes,
     update_seconds,
 )
-from autopar.costmodel.step.pass_player import Seconds
 from autopar.ir import Role, Tensor
 from autopar.planning.tables.parameters.handling import Handled, handling, home_seconds, way_of
 from autopar.sharding.analysis import Analysis
@@ -173,8 +172,7 @@ class _Adder:
         self.mesh = costed.mesh
         self.recomputed = {name for segment in costed.schedule.recompute for name in segment}
         self.handled_parameters: set[str] = set()
-        # Equal steps, collectives and parameters are priced once.
-        self._steps: dict[object, Seconds] = {}
+        # Equal collectives and parameters are priced once.
         self._collectives: dict[tuple[str, Axes, int], float] = {}
         self._handlings: dict[object, Handled] = {}
         self._shares: dict[tuple[tuple[int, ...], Layout], Share] = {}
@@ -204,11 +202,7 @@ class _Adder:
         name = step.operator.name
         if name in self.analysis.cold:
             return
-        options = tuple(option.name for option in step.decision.options)
-        key = (self.analysis.offers[name], options)
-        if key not in self._steps:
-            self._steps[key] = step_seconds(step, self.analysis, self.prices)
-        seconds = self._steps[key]
+        seconds = step_seconds(step, self.analysis, self.prices)
         ahead = 0.0
         back = 0.0
         if speaks(step):

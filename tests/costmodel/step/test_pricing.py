@@ -21,7 +21,8 @@ from autopar.costmodel.device.elementwise import memory_seconds
 from autopar.costmodel.device.kernel_seconds import product_seconds
 from autopar.costmodel.device.operator_seconds import operator_seconds
 from autopar.costmodel.device.products import Product
-from autopar.costmodel.step.estimate import estimate
+from autopar.costmodel.step import estimate as estimate_module
+from autopar.costmodel.step.estimate import estimate, step_seconds
 from autopar.costmodel.step.mesh_prices import (
     SHARERS,
     MeshPrices,
@@ -38,6 +39,7 @@ from autopar.order.scheduled import scheduled
 from autopar.planning.space.candidates import name_axes
 from autopar.sharding.analysis import analyse
 from autopar.sharding.candidates import strategies_of
+from autopar.sharding.program import Compute, Decision
 
 ROWS = 4096
 IN = 2048
@@ -322,3 +324,23 @@ def test_the_dims_of_a_mask_are_no_work(mask: tuple[int, ...]) -> None:
         for m in (None, mask)
     )
     assert masked.predicted.forward < 1.5 * plain.predicted.forward
+
+
+def test_operators_of_one_mesh_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    analysis = analyse(linear().graph, train=True)
+    op = analysis.graph.operators[0]
+    cluster = load_cluster("dgx-h100").sized(2)
+    mesh = name_axes(cluster, (2,), bind_axes(cluster, (2,)) or ())
+    offer = analysis.offers[op.name]
+    steps = [
+        Compute(
+            operator=op, decision=Decision(options=(one,), rule=offer.rule, inputs=(), outputs=())
+        )
+        for one in offer.options
+    ]
+    alone = [step_seconds(step, analysis, MeshPrices(cluster=cluster, mesh=mesh)) for step in steps]
+    shared = MeshPrices(cluster=cluster, mesh=mesh)
+    assert [step_seconds(step, analysis, shared) for step in steps] == alone
+    assert len(set(alone)) > 1
+    monkeypatch.setattr(estimate_module, "operator_parts", None)
+    assert [step_seconds(step, analysis, shared) for step in steps] == alone
