@@ -35,7 +35,7 @@ from autopar.ir import Graph
 from autopar.order.schedules import SCHEDULES
 from autopar.planning.model.request import ZEROS, Request
 from autopar.planning.planner import search_plan
-from autopar.planning.space.candidates import meshes
+from autopar.planning.space.candidates import divisors, meshes
 from benchmarks.restricted.cases import CASES, CASES_BY_NAME, Case
 
 DRAWN = 3
@@ -93,7 +93,7 @@ def drawn(rng: random.Random, request: Request, batch: int) -> list[Restriction]
     cluster = request.cluster
     stages = rng.choice([count for count in (1, 2, 4, 8) if cluster.devices % count == 0])
     restrictions: dict[str, Restriction] = {
-        "micro_batches": {"micro_batches": rng.choice(powers(min(batch, 64)))},
+        "micro_batches": {"micro_batches": rng.choice(divisors(batch))},
         "zero": {"zero": rng.choice(ZEROS)},
         "recompute": {"recompute": rng.choice(("none", "selective", "full"))},
         "stages": {"stages": stages},
@@ -101,11 +101,6 @@ def drawn(rng: random.Random, request: Request, batch: int) -> list[Restriction]
         "schedule": {"schedule": rng.choice(sorted(SCHEDULES))},
     }
     return [restrictions[name] for name in rng.sample(sorted(restrictions), DRAWN)]
-
-
-def powers(most: int) -> list[int]:
-    """The powers of two up to `most`."""
-    return [2**k for k in range(most.bit_length()) if 2**k <= most]
 
 
 def step_under(graph: Graph, request: Request, fixed: Fixed) -> float:

@@ -133,7 +133,7 @@ class Case:
 CASES = (
     Case(model="llama-8b", batch=4, devices=4),
     Case(model="llama-8b", batch=16, devices=8),
-    Case(model="llama-8b", batch=8, devices=8, share=0.6),
+    Case(model="llama-8b", batch=24, devices=4, share=0.5),
     Case(model="llama-8b-8", batch=16, devices=8, cluster="dgx-a100"),
     Case(model="llama-8b", batch=16, devices=16),
     Case(model="llama-70b", batch=8, devices=8, share=0.8),

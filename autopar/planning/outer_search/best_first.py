@@ -140,6 +140,7 @@ class BestFirst:
             self.unlike.try_waiting()
         if not self._is_near_enough():
             self._refine()
+            self._look_beside()
         self.incumbents.improve()
 
     def _close_in(self) -> None:
@@ -222,7 +223,7 @@ class BestFirst:
                 if group is not place[0]:
                     self.hiding.enter(allowed)
                 self._report(str(allowed[0]))
-                self.micro_batches.enter(allowed)
+                self.micro_batches.enter(allowed, place[1])
                 for candidate in allowed:
                     self.queue.push(self.book.sure[candidate], candidate)
                 return
@@ -368,6 +369,20 @@ class BestFirst:
             self.ahead.look_at_finer(following, self.incumbents.best, self.incumbents.enough)
             self._try(cases, fast)
         self.incumbents.settle()
+
+    def _look_beside(self) -> None:
+        """Play the fastest program's case with the numbers of micro-batches next to its own."""
+        if not self.incumbents:
+            return
+        case = self.incumbents.played[0].solved.case
+        for candidate in self.micro_batches.beside(case.candidate):
+            self.clock.look()
+            beside = self.solver.case(candidate, case.mode)
+            with contextlib.suppress(Infeasible, NoAssignment):
+                solved = self.evaluator.promise(beside, below=self.incumbents.enough)
+                if solved is not None and solved.promise < self.incumbents.enough:
+                    self._play(solved)
+            self.incumbents.settle()
 
     def _try(self, cases: Iterable[Case], coarser: Played) -> None:
         """Play the cases of a mesh as long as its fastest program may lead to faster ones.
