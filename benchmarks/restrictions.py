@@ -112,7 +112,7 @@ def step_under(graph: Graph, request: Request, fixed: Fixed) -> float:
 
 
 def subsets(restrictions: Iterable[Restriction]) -> Iterator[Fixed]:
-    """What all subsets fix, the smaller first."""
+    """The fields fixed by all subsets, the smaller ones first."""
     every = tuple(restrictions)
     for count in range(len(every) + 1):
         for some in itertools.combinations(every, count):
@@ -146,7 +146,7 @@ def looked_at(case: Case, seeds: Iterable[int]) -> Looked:
 
 
 def told(fixed: Fixed) -> str:
-    """What is fixed, in a line."""
+    """The fixed fields, in a line."""
     return ", ".join(
         f"{name} {'x'.join(map(str, value.shape)) if name == 'mesh' else value}"
         for name, value in sorted(fixed, key=lambda entry: entry[0])
