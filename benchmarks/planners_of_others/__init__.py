@@ -1,0 +1,1 @@
+"""Planners of others beside ours: their searches, unchanged, each in a process of its own."""
