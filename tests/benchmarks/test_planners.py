@@ -5,6 +5,8 @@ Its measure of a process, its rows, and its page.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -77,6 +79,22 @@ def test_each_rival_runs_beside_us_once_and_is_remembered(
     known = planners.rows_of(file)
     assert known == {row.key: row}
     assert list(races.rows((RACE,), checkouts, "no python", 60.0, known)) == [row]
+
+
+def test_rows_of_highs_are_of_the_searches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"rival_s": 3.0, "rival_cost": 0.2, "ours_s": 0.01, "ours_cost": 0.2, "note": "late"}
+    said = json.dumps({"rows": [{"model": "two layers", "mesh": "2x4"} | figures]})
+    asked: list[str] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.extend(command)
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (row,) = races.rows_of_highs(("2x4",), "two layers", 9.0)
+    assert (row.rival, row.devices, row.remark, row.rival_memory) == ("highs", "2x4", "late", None)
+    assert row.ratio == pytest.approx(300.0) and row.rival_step_s == row.ours_step_s == 0.2
+    assert asked[-2:] == ["--meshes", "2x4"] and "9.0" in asked
 
 
 def test_the_table_has_its_place_in_a_page(tmp_path: Path) -> None:
