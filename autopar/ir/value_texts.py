@@ -16,11 +16,13 @@ _OURS = "autopar."
 def value_text(value: Any) -> str:
     """The text of a value; `ValueError` for an object that no text tells whole.
 
-    Told are numbers, texts, arrays of numbers, containers, and this package's own functions and
-    dataclasses, but for fields that are left out of their `repr`.
+    Told are numbers, texts, bytes, arrays of numbers, containers, and this package's own functions
+    and dataclasses, but for fields that are left out of their `repr`.
     """
     if value is None or type(value) in (bool, int, float, str, range):
         return repr(value)
+    if type(value) is bytes:
+        return f"b{value.hex()}"
     if isinstance(value, Enum):
         return f"{_named(type(value))}.{value.name}"
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufc":

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from autopar.costmodel import Cluster, default_cluster, load_cluster
 from autopar.costmodel.cluster.runner import Runner
-from autopar.costmodel.known.frameworks import runner_named
 from autopar.errors import PlanError, UsageError, unknown
 from autopar.ir.dtype import HALVES
 from autopar.model import LoadedModel
@@ -196,6 +195,9 @@ def choose_cluster(
         chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
         sentence = f"cluster {chosen.name}"
     if framework is not None:
+        # What is known of configurations takes long to import.
+        from autopar.costmodel.known.frameworks import runner_named
+
         chosen = chosen.run_by(runner_named(framework))
     return (chosen.sized(devices) if devices is not None else chosen), sentence
 

@@ -13,6 +13,7 @@ from autopar.plan import Plan
 from autopar.search import sharing_orders
 
 from .model.folded_model import FoldedModel
+from .model.known_figures import KnownFigures
 from .model.progress import Progress
 from .model.request import Request
 from .model.stops import Clock
@@ -37,7 +38,10 @@ def search_plan(
     """
     folded = folded or folded_of(graph, request)
     with _no_collections(), sharing_orders():
-        outcome = search_pools(folded, request, progress, jobs)
+        try:
+            outcome = search_pools(folded, request, progress, jobs)
+        finally:
+            folded.known_figures.hand_on()
         return as_plan(
             outcome.program,
             request,
@@ -88,10 +92,15 @@ def fastest_plan(requests: Sequence[Request], search: Callable[[Request], Plan])
     return best.model_copy(update={"provenance": origin})
 
 
-def folded_of(graph: Graph, request: Request) -> FoldedModel:
-    """The graph with its equal layers folded, where all of the request's pins treat them alike."""
+def folded_of(
+    graph: Graph, request: Request, known_figures: KnownFigures | None = None
+) -> FoldedModel:
+    """The graph with its equal layers folded, where all of the request's pins treat them alike.
+
+    `known_figures`: those of its searches, where others know some of them.
+    """
     foldable = request.limits is None or request.uniform
-    return FoldedModel(graph, train=request.train, folded=foldable)
+    return FoldedModel(graph, train=request.train, folded=foldable, known_figures=known_figures)
 
 
 @contextlib.contextmanager

@@ -23,9 +23,11 @@ from autopar.sharding.rules import added_rules
 
 from .model.effort import EFFORT
 from .model.folded_model import FoldedModel
+from .model.known_figures import KnownFigures
 from .model.progress import Progress
 from .model.request import Request
 from .planner import folded_of, search_plan
+from .remembered_figures import FigureFiles
 
 _PACKAGES = ("autopar", "numpy")
 _ROOMS = (
@@ -53,7 +55,12 @@ class Searches:
     @functools.cached_property
     def folded(self) -> FoldedModel:
         """The graph as the searches see it, made when it is first needed."""
-        return folded_of(self.graph, self._first)
+        known = None
+        if folder_of_answers() is not None and self._subject is not None:
+            foldable = value_text(self._first.limits is None or self._first.uniform)
+            subject = (self._subject, foldable, value_text(EFFORT), source_of(*_ROOMS))
+            known = KnownFigures(FigureFiles(subject, _PACKAGES))
+        return folded_of(self.graph, self._first, known)
 
     @property
     def notes(self) -> tuple[str, ...]:

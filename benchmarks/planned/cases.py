@@ -18,13 +18,15 @@ IMPORTS = {
     "file": ("autopar.frontends.load",),
     "folder": ("torch", "transformers", "autopar.frontends.torch", "benchmarks.searching.models"),
     "torch": ("torch", "transformers", "autopar.frontends.torch", "benchmarks.searching.models"),
+    "class": ("torch", "transformers", "autopar.frontends.torch", "benchmarks.searching.classes"),
     "shape": ("benchmarks.searching.models",),
 }
 """The sources of models, and what to import, besides the planner, before one is read.
 
 `gpt2`: the ONNX file that `examples/gpt2_onnx.py` writes. `file`, `folder`: an ONNX file and a
 PyTorch model of a folder of public models. `torch`: exported on the meta device from a
-configuration. `shape`: made from its sizes alone.
+configuration. `class`: made of a class of transformers, at the sizes of its own defaults or those
+of a public model. `shape`: made from its sizes alone.
 """
 FILES = "onnx/exported_full"
 """Folder of public models with the ONNX files."""
@@ -34,7 +36,8 @@ FILES = "onnx/exported_full"
 class Case:
     """A model and its cluster.
 
-    `model`: a function of `benchmarks.searching.models`, a file, or a name in the folder of models.
+    `model`: a function of `benchmarks.searching.models`, a file, a name in the folder of models, or
+    of a class of transformers.
     `layers`: their number (None: all). `mesh`: the sizes of a stage's. `share`: of the memory that
     the fastest plan takes, which is found before anything is timed. `memory`: bytes of a device.
     `targets`: upper limits of figures of the row. `no_slower`: the name of the case whose step must
@@ -75,12 +78,32 @@ def full_size(name: str, file: str, batch: int = 64) -> Case:
         model=file,
         batch=batch,
         devices=64,
-        targets={"cpu_s": 6.0},
+        targets={"cpu_s": 5.0, "gap": 0.1},
+    )
+
+
+def wide(name: str, model: str, batch: int, source: str = "class") -> Case:
+    """A wide graph on 8 devices, with 60 % of the memory that its fastest plan takes."""
+    return Case(
+        name=f"{name}-tight",
+        source=source,
+        model=model,
+        batch=batch,
+        devices=8,
+        share=0.6,
+        targets={"cpu_s": 20.0, "gap": 0.1},
     )
 
 
 CASES = (
-    Case(name="gpt2-small", source="gpt2", batch=8, devices=8, quick=True, targets={"cpu_s": 1.0}),
+    Case(
+        name="gpt2-small",
+        source="gpt2",
+        batch=8,
+        devices=8,
+        quick=True,
+        targets={"cpu_s": 1.0, "gap": 0.05},
+    ),
     Case(
         name="llama3-8b-4-exported",
         model="llama3_8b",
@@ -122,6 +145,10 @@ CASES = (
     full_size("llama3-70b", "llama3_70b.opt.onnx"),
     full_size("t5", "t5_op20.opt.onnx"),
     full_size("sd-unet", "sd_unet_op20.opt.onnx"),
+    wide("swin", "SwinForImageClassification", 64),
+    wide("sam-vision", "SamVisionModel", 8),
+    wide("jamba", "JambaForCausalLM", 8),
+    wide("sd-unet", "sd_unet", 8, "folder"),
     Case(
         name="t5-onnx-8",
         source="file",
@@ -220,6 +247,10 @@ def graph_of(case: Case, path: Path) -> Graph:
 
     if case.source == "folder":
         return models.full_size(path, case.model, case.batch)
+    if case.source == "class":
+        from benchmarks.searching.classes import of_class
+
+        return of_class(case.model, case.batch)
     sized = {} if case.layers is None else {"layers": case.layers}
     if case.source == "torch":
         return models.exported(models.CONFIGURATIONS[case.model](**sized), case.batch)

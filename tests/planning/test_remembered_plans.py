@@ -58,7 +58,7 @@ def test_a_search_is_made_once(folder: Path) -> None:
     assert second.plan.to_json() == first.plan.to_json()
     assert any("remembered" in note for note in second.notes)
     assert not any("remembered" in note for note in first.notes)
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.glob("plan-*"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def _layouts(text: str) -> str:
 )
 def test_what_is_no_plan_of_the_search_is_made_anew(folder: Path, torn: Any) -> None:
     searched()
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("plan-*")
     whole = file.read_bytes()
     text = zlib.decompress(whole).decode()
     assert torn(text) != text
@@ -206,9 +206,9 @@ def test_commands_share_their_searches(
     texts = {(tmp_path / f"{name}.json").read_text() for name in ("one", "two", "three")}
     assert len(texts) == 1
     run(["cache", "show", "--json"])
-    assert json.loads(capsys.readouterr().out)["counts"] == {"graph": 1, "plan": 1}
+    assert json.loads(capsys.readouterr().out)["counts"] == {"figure": 1, "graph": 1, "plan": 1}
     run(["cache", "show"])
-    assert "1 graph, 1 plan" in capsys.readouterr().out
+    assert "1 figure, 1 graph, 1 plan" in capsys.readouterr().out
     run(["cache", "clear"])
-    assert "removed: 2" in capsys.readouterr().out
+    assert "removed: 3" in capsys.readouterr().out
     assert not list(folder.iterdir())

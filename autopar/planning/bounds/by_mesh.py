@@ -11,7 +11,6 @@ from functools import cached_property
 
 from autopar.planning.model import FoldedModel, Request
 from autopar.planning.model.effort import EFFORT
-from autopar.planning.model.figures import Figures
 from autopar.planning.space import Candidate, Multiplicities
 from autopar.planning.space.schedules import merging, schedules_of, thrifty
 from autopar.planning.stages.estimate import Pipe
@@ -46,8 +45,8 @@ class Alone:
     reading: Reading
 
 
-def _nothing() -> tuple[Figures, Parts, OfMesh]:
-    return Figures(), OrderedDict(), {}
+def _nothing() -> tuple[Parts, OfMesh]:
+    return OrderedDict(), {}
 
 
 class Bounds:
@@ -64,13 +63,11 @@ class Bounds:
         self.hiding = hiding
         self.exchanges = HiddenExchanges(folded, request)
         self.recompute = ForcedRecompute(folded, request)
-        self.figures = Figures()
+        self.figures = folded.known_figures.of(request, hiding=hiding)
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
         # None of these depends on memory: a search of the subject within another limit finds them
         # again.
-        self.sums, self.known, self.of_mesh = folded.remembered(
-            replace(request, memory=None), _nothing
-        )
+        self.known, self.of_mesh = folded.remembered(replace(request, memory=None), _nothing)
 
     def bound(self, candidate: Candidate, fewer: int, solved: float | None = None) -> float:
         """Return seconds that no step of a candidate undercuts.
@@ -189,7 +186,7 @@ class Bounds:
 
         `alone`: see `HiddenExchanges.left_out`.
         """
-        key = ("least sum", self.hiding, devices, stages, mesh, micro_batches, passes, alone)
+        key = ("least sum", devices, stages, mesh, micro_batches, passes, alone)
 
         def least() -> float:
             early = self.early(stages, mesh)
@@ -205,7 +202,7 @@ class Bounds:
             tables = self.tables(analysis, devices, stages, mesh, work, alone=alone)
             return nearly(tables.graph, close=EFFORT.bounded).lower_bound - early.before
 
-        return self.sums.once(key, least)
+        return self.figures.once(key, least, float)
 
     def proven(self, candidate: Candidate, other: Candidate | None = None) -> float:
         """Return seconds that no step of a candidate without stages undercuts.

@@ -70,9 +70,12 @@ class PipelineBounds:
         key = (candidate, recompute)
         if key not in self._proven:
             passed = self.passed(candidate, recompute, enough)
-            self._proven[key] = self.bounds.figures.once(
-                ("with work once", candidate.key, recompute, passed, enough),
+            self._proven[key] = self.bounds.figures.once_below(
+                ("with work once", candidate.key, recompute, passed),
+                enough * candidate.stages,
                 lambda: self._with_work_once(candidate, recompute, passed, enough),
+                lambda proven: max((seen.seconds for seen in proven.seen), default=0.0),
+                Proven,
             )
         return self._proven[key]
 
@@ -82,9 +85,17 @@ class PipelineBounds:
         """Return what the passes alone prove, which takes half the time of `proven`."""
         key = (candidate, recompute)
         if key not in self._passed:
-            self._passed[key] = self.bounds.figures.once(
-                ("passes alone", candidate.key, recompute, enough),
-                lambda: self._passes_alone(candidate, recompute, enough),
+            _, fewest = self._fewest(candidate)
+            seconds = self.bounds.figures.once_below(
+                ("passes alone", candidate.key, recompute),
+                enough * candidate.stages,
+                lambda: self._passes_alone(candidate, recompute, fewest, enough),
+                lambda seconds: seconds,
+                float,
+            )
+            count = candidate.micro_batches
+            self._passed[key] = Proven(
+                micro_batches=count, passes=count / fewest * seconds, seen=()
             )
         return self._passed[key]
 
@@ -176,13 +187,12 @@ class PipelineBounds:
             analysis, candidate.cluster.devices, candidate.stages, candidate.mesh, work
         )
 
-    def _passes_alone(self, candidate: Candidate, recompute: str, enough: float) -> Proven:
-        count = candidate.micro_batches
+    def _passes_alone(
+        self, candidate: Candidate, recompute: str, fewest: float, enough: float
+    ) -> float:
         # The bound must hold for every schedule, so that of fewest passes is solved.
-        _, fewest = self._fewest(candidate)
         work = self.work(candidate, recompute, fewest, NOTHING)
-        seconds = self._least(candidate, self.tables(candidate, work), enough)
-        return Proven(micro_batches=count, passes=count / fewest * seconds, seen=())
+        return self._least(candidate, self.tables(candidate, work), enough)
 
     def _fewest(self, candidate: Candidate) -> tuple[Schedule, float]:
         """Return the schedule of fewest passes, and their number."""

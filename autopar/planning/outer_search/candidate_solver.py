@@ -22,7 +22,7 @@ from autopar.planning.solve.within_limits import EXACT_METHOD
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode, recomputes_of
 from autopar.planning.space.multiplicities import Multiplicities
-from autopar.planning.stages.estimate import StepEstimate
+from autopar.planning.stages.estimate import StepEstimate, Sums, sums_of
 from autopar.planning.stages.parts import Group
 from autopar.planning.tables.parameters.traffic import exposed_seconds, hideable
 from autopar.planning.tables.requested import with_host_choices
@@ -210,26 +210,29 @@ class CandidateSolver:
 
     def free_solution(self, candidate: Candidate, tables: Tables, below: float) -> Solution:
         """The optimum of tables without a limit of memory; close, if it takes `below` or more."""
-        return nearly(
-            tables.graph,
-            close=EFFORT.bounded,
-            # `least` is linear in its bound, so that this division is its inverse.
-            enough=below / self.least(candidate, 1.0),
-            room=self.room(candidate),
-            loose=EFFORT.bounded,
-        )
+        return nearly(tables.graph, close=EFFORT.bounded, enough=self.enough(candidate, below))
+
+    def enough(self, candidate: Candidate, below: float) -> float:
+        """The tables' sum with which a step takes `below` seconds."""
+        # `least` is linear in its bound, so that this division is its inverse.
+        return below / self.least(candidate, 1.0)
+
+    def may_exceed(self, candidate: Candidate, solution: Solution) -> bool:
+        """Whether a program may need bytes beyond the sum of its tables that matter."""
+        # Stages are cut by their own memory.
+        alone = candidate.stages == 1
+        return alone and solution.memory >= EFFORT.plenty * self.room(candidate)
 
     def beyond(self, case: Case, tables: Tables, solution: Solution) -> float:
         """Bytes that a program without stages needs beyond the sum of its tables.
 
-        0 where memory is surely no question, and of stages, which are cut by their own memory.
+        0 where these do not matter.
         """
         candidate = case.candidate
-        room = self.room(candidate)
-        if candidate.stages > 1 or solution.memory < EFFORT.plenty * room:
+        if not self.may_exceed(candidate, solution):
             return 0.0
         schedule = self.schedule_of(candidate, case.mode, short=True)
-        return bytes_beyond(tables, solution, schedule, self.folded.counts, room)
+        return bytes_beyond(tables, solution, schedule, self.folded.counts, self.room(candidate))
 
     def promised(
         self, case: Case, tables: Tables, solution: Solution, *, beyond: float = 0.0
@@ -246,18 +249,28 @@ class CandidateSolver:
 
     def step_of(self, case: Case, tables: Tables, solution: Solution) -> StepEstimate:
         """The step that a solution's tables add up to, and whether its schedule lacks memory."""
+        return self.step_within(case, solution, self.sums_of(case, tables, solution))
+
+    def sums_of(self, case: Case, tables: Tables, solution: Solution) -> Sums:
+        """The sums of a solution's tables of which its step is made, whatever the memory."""
+        work = self.work(case.candidate, case.mode, self.folded.counts, short=True)
+        if case.candidate.stages > 1:
+            return sums_of(tables, solution, work)
+        exposed = 0.0
+        if self.request.train:
+            exposed = exposed_seconds(tables, solution, replace(work, hidden=case.hidden))
+        return Sums(each=0.0, once=solution.cost + exposed, saved=0.0, stored=solution.memory)
+
+    def step_within(self, case: Case, solution: Solution, sums: Sums) -> StepEstimate:
+        """The step of a solution with such sums, and whether its schedule lacks memory."""
         candidate = case.candidate
         stages = candidate.stages
         count = candidate.micro_batches
-        work = self.work(candidate, case.mode, self.folded.counts, short=True)
-        if stages > 1:
-            pipe = self.bounds.pipe(stages, count)
-            schedules = self.bounds.schedules(stages, count)
-            return pipe.expected(tables, solution, work, schedules, self.room(candidate))
-        seconds = solution.cost
-        if self.request.train:
-            seconds += exposed_seconds(tables, solution, replace(work, hidden=case.hidden))
-        return StepEstimate(seconds=seconds, short=False)
+        if stages == 1:
+            return StepEstimate(seconds=sums.once, short=False)
+        schedules = self.bounds.schedules(stages, count)
+        pipe = self.bounds.pipe(stages, count)
+        return pipe.expected(sums, solution, schedules, self.room(candidate))
 
     def promise_of(self, candidate: Candidate, bound: float) -> float:
         """Seconds that a program hardly undercuts, from a bound of the tables' sum."""

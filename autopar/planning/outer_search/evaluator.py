@@ -27,7 +27,7 @@ from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible, Interrupted, NoAssignment, resting
 
 from .candidate_solver import CandidateSolver
-from .free_solutions import Free, FreeSolutions
+from .free_solutions import Free, FreeSolutions, tables_of
 from .memory_bound import MemoryBound
 from .written_out import WrittenOut
 
@@ -121,7 +121,7 @@ class Evaluator:
         if free.step is not None:
             return Solved(
                 case=case,
-                made=tables,
+                made=functools.partial(tables_of, tables, free.solution),
                 solution=free.solution,
                 seconds=free.step.seconds,
                 promise=promise,
@@ -314,15 +314,17 @@ class Evaluator:
     def _as_solved(self, solved: Solved, below: float) -> Played | None:
         """The fastest cuts on the tables of a solved pipeline."""
         case = solved.case
-        key = ("cut", case.candidate.key, case.mode, case.hidden, solved.solution.choices, below)
-        if (told := self.figures.known(key)) is not None:
+        room = self.solver.room(case.candidate)
+        choices = solved.solution.choices
+        key = ("cut", case.candidate.key, case.mode, case.hidden, choices, below, room)
+        if (told := self.figures.known(key, float | None)) is not None:
             (seconds,) = told
             return Played(solved=solved, seconds=seconds, limited=False) if seconds else None
         with resting() as rest:
             played = self._cut(solved, solved.tables, below)
         # A program with other choices cannot be told without their tables.
         if rest.alone and (played is None or played.solved.solution is solved.solution):
-            self.figures.note(key, played.seconds if played else None, rest)
+            self.figures.note(key, played.seconds if played else None, rest, float | None)
         return played
 
     def _cut(self, solved: Solved, tables: Tables, below: float) -> Played | None:

@@ -27,9 +27,7 @@ class Foresight:
     def __init__(self, evaluator: Evaluator, books: Books, jobs: int | None) -> None:
         self.evaluator = evaluator
         self.books = books
-        every = [book.solver.bounds for book in books]
-        # The sums of a mesh are known to all searches of the model, and so to all books.
-        homes = (every[0].sums, *(bounds.figures for bounds in every))
+        homes = tuple(book.solver.bounds.figures for book in books)
         self.ahead = Ahead(self._work_on, homes, jobs)
         for number, book in enumerate(books):
             book.proof.before = functools.partial(self._before_raise, number)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autopar.errors import UsageError
 from autopar.planning.solve.solved_candidate import Case
-from autopar.planning.stages.estimate import StepEstimate
+from autopar.planning.stages.estimate import StepEstimate, Sums
 from autopar.planning.tables.tables import Tables
 from autopar.search import Solution
 
@@ -29,6 +30,19 @@ class Free:
     step: StepEstimate | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlimited:
+    """A solution of a case, with all that does not depend on the memory of devices.
+
+    `is_hosted`: whether what it leaves in host memory fits there. `sums`: those of its tables,
+    where these are solved exactly.
+    """
+
+    solution: Solution
+    is_hosted: bool
+    sums: Sums | None
+
+
 class FreeSolutions:
     """The solutions of cases without a limit of memory.
 
@@ -46,35 +60,76 @@ class FreeSolutions:
 
         `sure`: there is one, whatever a bound says.
         """
-        free = self.solver.bounds.figures.once(
-            ("free", case.candidate.key, case.mode, case.hidden, below, self.solver.is_bound(case))
-            + ((sure,) if sure else ()),
-            lambda: self._solved(case, tables, below, sure=sure),
-        )
+        free = self._solved(case, tables, below, sure=sure)
         if free.solution is not None:
             self.bounds[case] = free.solution.lower_bound
         return free
 
-    def _solved(self, case: Case, made: Callable[[], Tables], below: float, *, sure: bool) -> Free:
+    def _solved(
+        self, case: Case, tables: Callable[[], Tables], below: float, *, sure: bool
+    ) -> Free:
         solver = self.solver
         candidate = case.candidate
         room = solver.room(candidate)
+        # None of these figures depends on the memory, so tables are made for none of them again
+        # where only that is another one.
+        figures = solver.bounds.figures
+        about = (candidate.key, case.mode, case.hidden, solver.is_bound(case))
+        least = 0.0
         # What does not fit needs no tables: most modes of many candidates are such.
-        least = 0.0 if sure else solver.least_saved(case)
+        if not sure:
+            least = figures.once(("least saved", *about), lambda: solver.least_saved(case), float)
         wanted = solver.is_exact or solver.request.may_offload
         if least > room:
             # Until there is an incumbent, the bound of the first mode orders the others.
             wanted = below == math.inf and case.mode == next(iter(solver.modes()))
         if not wanted:
             return Free(least=least)
-        tables = made()
-        solution = solver.free_solution(candidate, tables, below)
+        unlimited = figures.once_below(
+            ("free", *about),
+            solver.enough(candidate, below),
+            lambda: self._unlimited(case, tables(), below),
+            lambda one: one.solution.lower_bound,
+            Unlimited,
+        )
+        solution = unlimited.solution
         # Nothing else is asked of what does not fit, or is too slow.
         slow = solver.is_exact and solver.promise_of(candidate, solution.lower_bound) >= below
         if least > room or slow:
             return Free(least=least, solution=solution)
-        beyond = solver.beyond(case, tables, solution)
-        fits = solution.memory + beyond <= room
-        fits = fits and tables.host_of(solution.choices) <= tables.host_room
-        step = solver.step_of(case, tables, solution) if fits and solver.is_exact else None
+        beyond = 0.0
+        if solver.may_exceed(candidate, solution):
+            beyond = figures.once(
+                ("beyond", *about, solution.choices, room),
+                lambda: solver.beyond(case, tables(), solution),
+                float,
+            )
+        fits = solution.memory + beyond <= room and unlimited.is_hosted
+        step = None
+        if fits and unlimited.sums is not None:
+            step = solver.step_within(case, solution, unlimited.sums)
         return Free(least=least, solution=solution, beyond=beyond, fits=fits, step=step)
+
+    def _unlimited(self, case: Case, tables: Tables, below: float) -> Unlimited:
+        solver = self.solver
+        solution = solver.free_solution(case.candidate, tables, below)
+        return Unlimited(
+            solution=solution,
+            is_hosted=tables.host_of(solution.choices) <= tables.host_room,
+            sums=solver.sums_of(case, tables, solution) if solver.is_exact else None,
+        )
+
+
+def tables_of(made: Callable[[], Tables], solution: Solution) -> Tables:
+    """The tables of a solution; `UsageError` if these have no such choices.
+
+    So they are where the solution was read from a file that others have written.
+    """
+    tables = made()
+    sizes = tables.graph.sizes
+    choices = solution.choices
+    if len(choices) != len(sizes) or not all(map(range.__contains__, map(range, sizes), choices)):
+        raise UsageError(
+            "what is remembered of searches is not of this model; autopar cache clear forgets it"
+        )
+    return tables

@@ -34,6 +34,7 @@ class WrittenOut:
             self._seconds[key] = self.solver.bounds.figures.once(
                 ("written out", solved.candidate.key, solved.mode, solved.solution.choices),
                 lambda: self.program(solved).timeline.step,
+                float,
             )
         return self._seconds[key]
 

@@ -43,6 +43,20 @@ class StepEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """The sums of a solution's tables, taken apart.
+
+    `each`: seconds of a pass of one micro-batch. `once`: of the work once a step. `saved`: bytes of
+    a micro-batch in flight. `stored`: all other bytes.
+    """
+
+    each: float
+    once: float
+    saved: float
+    stored: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe:
     """A pipeline of `stages` that runs `micro_batches`.
 
@@ -69,32 +83,35 @@ class Pipe:
         return min((self.bubble(*schedule) for schedule in schedules), default=self.stages - 1.0)
 
     def expected(
-        self,
-        tables: Tables,
-        solution: Solution,
-        work: Multiplicities,
-        schedules: Schedules,
-        room: float,
+        self, sums: Sums, solution: Solution, schedules: Schedules, room: float
     ) -> StepEstimate:
         """Return the expected step of a solution within `room` bytes of all stages together."""
-        # The tables' sums are taken apart, and put together again with each schedule's bubble and
-        # micro-batches in flight.
-        each = pass_seconds(tables, solution, work)
-        once = solution.cost - work.passes * each
-        saved = saved_bytes(tables, solution, work)
-        stored = solution.memory - work.in_flight * saved
+        # The tables' sums are put together again with each schedule's bubble and micro-batches in
+        # flight.
         fitting = []
         fastest = math.inf
         for schedule, chunks in schedules:
             # The first stage keeps most in flight.
             flying = in_flight(schedule, 0, self.stages, self.micro_batches, chunks)
             passes = self.micro_batches + self.bubble(schedule, chunks)
-            seconds = (passes * each + once) / self.stages
+            seconds = (passes * sums.each + sums.once) / self.stages
             fastest = min(fastest, seconds)
-            if stored + flying * saved <= room:
+            if sums.stored + flying * sums.saved <= room:
                 fitting.append(seconds)
         best = min(fitting, default=solution.cost / self.stages)
         return StepEstimate(seconds=best, short=fastest < best)
+
+
+def sums_of(tables: Tables, solution: Solution, work: Multiplicities) -> Sums:
+    """Return the sums of a pipeline's tables, taken apart."""
+    each = pass_seconds(tables, solution, work)
+    saved = saved_bytes(tables, solution, work)
+    return Sums(
+        each=each,
+        once=solution.cost - work.passes * each,
+        saved=saved,
+        stored=solution.memory - work.in_flight * saved,
+    )
 
 
 def pass_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> float:

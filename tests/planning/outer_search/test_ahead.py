@@ -54,9 +54,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     keys: list[object] = []
     known = Figures.known
 
-    def noted(self: Figures, key: object) -> Any:
+    def noted(self: Figures, key: object, kind: Any = None) -> Any:
         told = key in self._told and key not in self._own
-        value = known(self, key)
+        value = known(self, key, kind)
         if told and value is not None:
             keys.append(key)
         return value
