@@ -50,6 +50,7 @@ class FigureFiles:
             every[mark] = json.dumps(_type(one.kind).dump_python(one.figure)), dict(one.basis)
         stored = {}
         room = TEXT_BYTES // 2
+        # The newest are behind the others, so they are the first to find room.
         for mark in reversed(list(every)[-FIGURES:]):
             room -= len(every[mark][0]) + sum(map(len, every[mark][1].values())) * 2 + 64
             if room < 0:

@@ -57,6 +57,7 @@ class Searches:
         """The graph as the searches see it, made when it is first needed."""
         known = None
         if folder_of_answers() is not None and self._subject is not None:
+            # Folded graphs have other tables, and so other figures.
             foldable = value_text(self._first.limits is None or self._first.uniform)
             subject = (self._subject, foldable, value_text(EFFORT), source_of(*_ROOMS))
             known = KnownFigures(FigureFiles(subject, _PACKAGES))

@@ -67,6 +67,7 @@ class KnownFigures:
 
     def hand_on(self) -> None:
         """Hand on what the search that ends now has worked out."""
+        # Each book of a search has figures of its own.
         for figures in self._begun:
             figures.remember()
         self._begun.clear()
@@ -114,6 +115,7 @@ class _Group:
             return
         new = {}
         for key, own in figures:
+            # What made an order, or followed the search's past, would come out otherwise elsewhere.
             if own.rest.alone and (mark := _mark(key)) is not None:
                 known = Known(figure=own.figure, kind=own.kind, basis=orders.basis(own.rest))
                 if self._known.get(mark) != known:
@@ -125,6 +127,7 @@ class _Group:
         shared = sharing()
         if shared is None:
             return None
+        # Entries are counted anew in every search.
         if self._orders is None or self._orders.shared is not shared:
             self._orders = _Orders(shared)
         return self._orders
@@ -163,6 +166,7 @@ class _Orders:
             self._places[mark] = place
 
     def _value(self, place: int) -> str:
+        # Orders are large, and few of them are ever asked for.
         if place not in self._values:
             self._values[place] = _mark(self.shared.log[place][1]) or f"value {place}"
         return self._values[place]
