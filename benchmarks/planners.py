@@ -37,7 +37,7 @@ LIMIT = 600.0
 HIGHS = (("2x4", "8x8", "2x2x2"), "llama3-8b/2 layers")
 """The meshes and the model of the races on the same tables."""
 HIGHS_LIMIT = 120.0
-"""CPU seconds of HiGHS, whose bound and best solution then count."""
+"""Seconds of HiGHS for a row, whose bound and best solution then count."""
 CHECKOUTS = {
     "simumax": "a checkout of SimuMax",
     "galvatron": "a checkout of Hetu-Galvatron",
