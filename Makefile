@@ -28,7 +28,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # What the demo needs; `pip` looks again only when a requirement or the compiled part changes.
-COMPILED := $(wildcard autopar/compiled/*.c)
+COMPILED := $(wildcard autopar/compiled/*.[ch])
 $(VENV)/.run: pyproject.toml constraints.txt $(COMPILED) | $(BIN)/python
 	$(PIP) -e '.[torch]'
 	@touch $@

@@ -159,6 +159,7 @@ class CandidateSolver:
     def least_saved(self, case: Case) -> float:
         """Bytes of all stages that operators save in a case, whatever is chosen."""
         candidate = case.candidate
+        # The hidden share changes no bytes, but the tables of the case are these.
         work = self.work(candidate, case.mode, self.folded.counts, short=True)
         return self.bounds.least_saved(
             self.folded.analysis(short=True, micro_batches=candidate.micro_batches),

@@ -222,6 +222,7 @@ class Evaluator:
         """
         if solved.promise >= below:
             return False
+        # What was seen of one program is the best guess for others of the same case.
         room = self.solver.room(solved.candidate) - (needed - solved.solution.memory)
         try:
             within = solve_within(solved.tables, QUICK_METHOD, max(room, 0.0))

@@ -46,6 +46,7 @@ def build_tables(
     outline = _outline(basis, limits)
     operators = _operators(basis, outline)
     work = basis.work
+    # Waits are part of every line, and passes that do not count make all seconds 0.
     values = basis.known.once(
         ("values", _repeated(work), work.waits, work.counted > 0),
         lambda: value_tables(basis, outline),

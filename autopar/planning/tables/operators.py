@@ -78,6 +78,7 @@ class OperatorTables:
         """Return the least bytes that all operators save for the backward pass."""
         if not self.spans:
             return 0.0
+        # The spans lie one behind the other, so that their starts are all that is needed.
         starts = [span.start for span in self.spans]
         least = np.minimum.reduceat(self._memory(work), starts).tolist()
         return math.fsum(least[number] for number in self.class_of.values())

@@ -78,6 +78,7 @@ def _too_small_is_out(*, whole: bool) -> Iterator[None]:
     try:
         yield
     except UsageError:
+        # Nobody asked for this number of micro-batches, so that it is no mistake of the user.
         if whole:
             raise
         raise NoAssignment from None
