@@ -245,8 +245,8 @@ class Evaluator:
             return Played(solved=solved, seconds=seconds, limited=not solved.free)
         limit = self.solver.memory_limit(solved.candidate)
         draft = self.written_out.program(solved)
-        # Where it fits, only incumbents are looked at without recompute: that is another walk over
-        # the memory, and belongs to another mode, which is searched as well.
+        # Of those that fit, only incumbents are looked at without recompute: it takes another walk,
+        # and what they are without it belongs to another mode, which is searched as well.
         if draft.memory.total > limit:
             draft = draft.without_waste()
         # Smaller units of parameters may make it fit, but then the step is another one.

@@ -432,7 +432,7 @@ def test_a_shared_link_rests_only_when_nobody_sends(sends: list[tuple[float, flo
 def _sent(
     uses: Mapping[str, Mapping[str, float]], issued: Sequence[tuple[float, float, str]]
 ) -> list[Event]:
-    """What is sent at these times, for so many seconds, on these streams."""
+    """Transfers that are issued at these times, for so many seconds, on these streams."""
     streams = Streams(1.0, uses)
     now = 0.0
     for at, seconds, stream in issued:
