@@ -7,7 +7,8 @@
 Every row is the whole command `autopar plan hf:FOLDER/NAME/config.json` in a process of its own
 with one thread of arithmetic; its CPU seconds and peak memory are those of that process. Files that
 describe the same model with weights stored otherwise are one row: what is trained is the same.
-`--training`: a few of the models at a training's batch instead, each on devices of its own number.
+`--training`: a few of the models at a training's batch instead, each on devices of its own number,
+with the parts of their gaps. One of them is a file of the folder with more and wider layers.
 The parameters are those of the module that transformers itself makes of the file.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,10 +37,13 @@ STORED = {
     "use_cache",
 }
 """Fields of a configuration that say how weights are stored, not what the model computes."""
+AUTOPAR = (sys.executable, "-m", "autopar")
 TRAINING = (
+    ("Meta-Llama-3.1-8B", 8, 8),
     ("Meta-Llama-3.1-8B", 64, 8),
     ("Meta-Llama-3.1-70B", 256, 4),
     ("Meta-Llama-3.1-405B", 16384, 1),
+    ("dense-1T", 131072, 1),
     ("Qwen3-30B-A3B", 64, 8),
     ("gpt-oss-120b", 64, 8),
     ("gpt-oss-120b", 1024, 8),
@@ -46,6 +51,18 @@ TRAINING = (
     ("DeepSeek-V3", 1024, 8),
 )
 """Models with a number of devices, and the sequences of 4,096 tokens for each device."""
+LARGER = {
+    "dense-1T": (
+        "Meta-Llama-3.1-405B",
+        {
+            "num_hidden_layers": 200,
+            "hidden_size": 20480,
+            "intermediate_size": 66560,
+            "num_attention_heads": 160,
+        },
+    )
+}
+"""Models that are those of a file but for some fields."""
 HEAD = """# Plans of public models
 
 Every model below is planned from its `config.json` alone, with all of its layers, on {devices:,}
@@ -76,6 +93,7 @@ BRIEF = (
     ("batch", "{batch:,}"),
     ("step", "{step:.3g} s"),
     ("gap", "{gap:.1f} %"),
+    ("of it", "{parts}"),
     ("CPU", "{cpu_s:.0f} s"),
 )
 """The columns of `TRAINING`."""
@@ -103,11 +121,13 @@ def without_stored(described: Any) -> Any:
     }
 
 
-def row(path: Path, names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The row of a configuration."""
-    autopar = (sys.executable, "-m", "autopar")
-    described = json.loads(measured((*autopar, "models", "--json", f"{path}"))[1])
-    command = (*autopar, "plan", f"hf:{path}", "--no-compare", "--jobs", "1", "--json")
+def row(
+    path: Path, names: Sequence[str], options: argparse.Namespace, plan: Path | None = None
+) -> dict[str, Any]:
+    """The row of a configuration; `plan`: where its plan is saved."""
+    described = json.loads(measured((*AUTOPAR, "models", "--json", f"{path}"))[1])
+    saved = ("-o", f"{plan}") if plan else ()
+    command = (*AUTOPAR, "plan", f"hf:{path}", "--no-compare", "--jobs", "1", "--json", *saved)
     sizes = ("--devices", options.devices, "--batch", options.batch, "--seq", options.seq)
     cost, text = measured((*command, "--cluster", options.cluster, *map(str, sizes)))
     summary = json.loads(text)["summary"]
@@ -147,9 +167,31 @@ def at_training_batches(options: argparse.Namespace) -> None:
             continue
         sized = {"devices": devices, "batch": devices * sequences, "seq": 4096}
         asked = argparse.Namespace(**{**vars(options), **sized})
-        made = row(options.folder.resolve() / name / "config.json", [name], asked)
+        with tempfile.TemporaryDirectory() as scratch:
+            path = configuration(options.folder.resolve(), name, Path(scratch))
+            plan = Path(scratch) / "plan.json"
+            made = row(path, [name], asked, plan)
+            made["parts"] = parts_of_gap(plan, path)
         text = table([made], BRIEF).splitlines()[-1]
         print(json.dumps(made) if options.json else text, flush=True)
+
+
+def configuration(folder: Path, name: str, scratch: Path) -> Path:
+    """The file of a model; that of one in `LARGER` is written to `scratch`."""
+    if name not in LARGER:
+        return folder / name / "config.json"
+    like, fields = LARGER[name]
+    path = scratch / "config.json"
+    path.write_text(json.dumps(json.loads((folder / like / "config.json").read_text()) | fields))
+    return path
+
+
+def parts_of_gap(plan: Path, path: Path) -> str:
+    """The parts of a plan's gap that are 0.05 % of its bound or more, as shares of it."""
+    command = (*AUTOPAR, "explain", f"{plan}", "--model", f"hf:{path}", "--gap", "--json")
+    gap = json.loads(measured(command)[1])["gap"]
+    shares = {part: 100 * seconds / gap["bound"] for part, seconds in gap["seconds"].items()}
+    return ", ".join(f"{part} {share:.1f}" for part, share in shares.items() if share >= 0.05)
 
 
 def main() -> None:

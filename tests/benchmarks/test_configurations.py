@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import configurations
-from benchmarks.configurations import models, without_stored
+from benchmarks.configurations import configuration, models, parts_of_gap, without_stored
 
 
 def _written(folder: Path, name: str, keys: dict[str, Any]) -> None:
@@ -58,3 +58,16 @@ def test_a_page_has_a_row_for_each_model(
     configurations.main()
     row = "| a | x | 2.00 B | 1.00 B | 0.5 s | 1,234 | 40.0 % | 3.0 GiB | 5 % | 7 s |"
     assert row in page.read_text() and row in capsys.readouterr().out
+
+
+def test_a_larger_model_is_a_file_with_other_fields(tmp_path: Path) -> None:
+    _written(tmp_path, "Meta-Llama-3.1-405B", {"vocab_size": 9, "num_hidden_layers": 126})
+    written = json.loads(configuration(tmp_path, "dense-1T", tmp_path).read_text())
+    assert written["vocab_size"] == 9 and written["num_hidden_layers"] == 200
+    assert configuration(tmp_path, "b", tmp_path) == tmp_path / "b" / "config.json"
+
+
+def test_parts_of_a_gap_are_shares_of_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"gap": {"bound": 2.0, "seconds": {"candidate": 0.1, "memory": 0.0, "program": 0.01}}}
+    monkeypatch.setattr(configurations, "measured", lambda command: ({}, json.dumps(told)))
+    assert parts_of_gap(Path("plan"), Path("model")) == "candidate 5.0, program 0.5"

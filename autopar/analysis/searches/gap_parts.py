@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from autopar.costmodel import Cluster
 from autopar.order.schedules import in_flight
 from autopar.plan import Plan
-from autopar.planning.bounds.forced_recompute import UNDERCUT
+from autopar.planning.bounds.forced_recompute import least_used
 from autopar.planning.bounds.hidden_exchanges import HiddenExchanges
 from autopar.planning.bounds.stages_within_memory import Leaf, StagesWithinMemory
 from autopar.planning.bounds.with_stages import PipelineBounds
@@ -145,7 +145,7 @@ class _Levels:
         work = self.solver.work(self.candidate, self.mode, self.solver.folded.counts, short=True)
         if stages > 1:
             work = self._of_schedule(work)
-            room = room / UNDERCUT
+            room = room / least_used(self.mode.recompute)
             yield PASSES, self._within(replace(work, once=0.0), room)
         yield HIDDEN, self._within(work, room)
         tables = self._as_planned(work)

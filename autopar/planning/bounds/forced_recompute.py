@@ -28,10 +28,12 @@ from autopar.planning.stages.estimate import saved_bytes
 from autopar.planning.tables.alone import tables_alone
 from autopar.search import solve
 
-UNDERCUT = 0.95
-"""The share of the tables' bytes that a program with stages may use.
+REMADE = 0.95
+"""The share of the tables' bytes that a program with stages uses at the least if it recomputes.
 
-Optimizer state that may be in host memory is not counted at all.
+What enters a segment is held as it comes, and tables count it as its readers gather it. Without
+recompute a program uses all of these bytes. Optimizer state that may be in host memory is not
+counted at all.
 """
 
 
@@ -41,6 +43,11 @@ class Repeated:
 
     seconds: float
     saved: float
+
+
+def least_used(recompute: str) -> float:
+    """Return the share of the tables' bytes that a program with stages uses at the least."""
+    return REMADE if recompute != "none" else 1.0
 
 
 @functools.cache
@@ -83,9 +90,8 @@ class ForcedRecompute:
         if not self.request.train:
             return True
         limit = candidate.mesh.devices * self.request.memory_limit_on(candidate.cluster)
-        # Stages are played with their own peaks, which may be below the sum of their tables.
         if candidate.stages > 1:
-            limit /= UNDERCUT
+            limit /= least_used(recompute)
         count = candidate.micro_batches
         flights = [(1.0, 1.0)]
         if candidate.stages > 1:

@@ -85,21 +85,17 @@ UPDATES = Sight(once=1.0, under=0.0)
 ALL = Sight(once=1.0, under=1.0)
 
 
-def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight, tilt: float = 0.0) -> float:
-    """Return K of a schedule, or K' if work done once a step is in `sight`.
-
-    `tilt`: the last stage counts for this many passes more than the first, and the result is the
-    mean of all stages.
-    """
+def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> float:
+    """Return K of a schedule, or K' if work done once a step is in `sight`."""
     if pipe.share < 1.0:
         # On shared cores waiting may cost nothing, so stages count for no more than their passes.
-        return pipe.micro_batches - 0.5 * abs(tilt)
+        return pipe.micro_batches
     row = schedule_named(schedule)
     splits = row.splits
     # Merged passes keep more in flight, so that unequal stages save more.
-    if chunks > 1 or tilt or row.merges:
+    if chunks > 1 or row.merges:
         drained = FORWARD if splits else 1.0
-        weights = _more_weights(pipe.stages, chunks, sight.once, tilt)
+        weights = _more_weights(pipe.stages, chunks, sight.once)
         return _mixed(pipe.micro_batches, chunks, weights, drained) - sight.under
     if pipe.micro_batches == 1 and not splits:
         # The stages run one after the other, each while all others wait.
@@ -120,12 +116,9 @@ def _equal(schedule: str, stages: int, count: int, weight: float) -> float:
     return step_seconds(schedule, Times.of(forward, backward, weights), count)
 
 
-def _more_weights(stages: int, chunks: int, waited: float, tilt: float) -> tuple[float, ...]:
+def _more_weights(stages: int, chunks: int, waited: float) -> tuple[float, ...]:
     """Return how many passes more than the mean each device's weight is, times the stages."""
-    return tuple(
-        waited * (stages - 1 - device) / chunks + tilt * (device / (stages - 1) - 0.5)
-        for device in range(stages)
-    )
+    return tuple(waited * (stages - 1 - device) / chunks for device in range(stages))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,12 +1,19 @@
 """Bounds of pipelines within the memory of a device, for every cut of the model into stages.
 
-With K' X + g as in `with_stages`, M the memory of a device, q a price in seconds of a byte, and f
-the fewest micro-batches that any stage has in flight, p stages take
+With K' X + g as in `with_stages`, M the memory of a device, q a price in seconds of a byte, and f_s
+the micro-batches that stage s has in flight, p stages take for any f
 
-    p T >= max over q >= 0 of  min over strategies of  K' X + g + q ( stored + f saved - p M )
+    p T >= max over q >= 0 of  min over strategies of  K' X + g + q ( stored + f saved - w p M )
+    w = mean over s of max(1, f / f_s)
 
-in the mode (recompute, ZeRO) where that is least. A candidate is divided into leaves, each a set of
-modes and schedules. The leaf of the least bound is divided, or bounded more closely, first.
+in the mode (recompute, ZeRO) where that is least. For stage s holds stored_s + f_s saved_s <= M.
+Weighted by max(1, f / f_s), its stored bytes count once at the least, and those that it saves f
+times, so that the sum over all stages is what q prices. With the fewest of all stages as f all have
+the weight 1; with the most, each stage counts as if it had as much in flight as the first one.
+
+No gradient counts twice, and one stage works on the loss (`last_backward`). A candidate is divided
+into leaves, each a set of modes and schedules. The leaf of the least bound is divided, or bounded
+more closely, first.
 """
 
 from __future__ import annotations
@@ -21,13 +28,15 @@ from autopar.order.schedules import in_flight
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.space import Candidate, Mode, Multiplicities
 from autopar.planning.tables import Tables
-from autopar.planning.tables.tables import Choices, Floats
-from autopar.search import CostGraph, NoAssignment, bound_within, nearly
+from autopar.search import NoAssignment, bound_within
 
-from .forced_recompute import UNDERCUT
+from .forced_recompute import least_used
+from .last_backward import at_once, counted_once
 from .least_passes import NOTHING, Sight
 from .with_stages import PipelineBounds, Schedule
 
+ROWS = 16
+"""The rows of stages of which the last one stands for all."""
 GROUPS = (1, 2, 4, 1 << 30)
 """The numbers of chunks at which each group of schedules begins.
 
@@ -130,20 +139,17 @@ class StagesWithinMemory:
     def _limited(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> Leaf:
         """Return a leaf with its bound within the memory.
 
-        The first look takes every stage to keep as few micro-batches in flight as any stage does.
+        The first look weighs all stages alike, the second one those more that have less in flight.
         """
         try:
-            if leaf.looks:
-                seconds = self._tilted(candidate, leaf, room)
-            else:
-                seconds = self._level(candidate, leaf, room, enough)
+            seconds = self._least_within(candidate, leaf, room, enough)
         except NoAssignment:
             seconds = math.inf
         bound = max(leaf.bound, seconds / candidate.stages)
         return replace(leaf, bound=bound, looks=leaf.looks + 1)
 
-    def _level(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> float:
-        """Return seconds of all stages, each with the fewest micro-batches in flight of any.
+    def _least_within(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> float:
+        """Return seconds of all stages within the memory, weighted as the leaf's look asks for.
 
         The mode is the fastest of the leaf, with the memory of its thriftiest.
         """
@@ -152,14 +158,17 @@ class StagesWithinMemory:
             min(self.pipelines.passes(candidate, schedule, sight) for schedule in leaf.schedules),
             0.0,
         )
-        fewest = min(min(_ends(candidate, schedule)) for schedule in leaf.schedules)
+        # The first stage has most in flight, the last one fewest.
+        stage = 0 if leaf.looks else candidate.stages - 1
+        flying = min(_flying(candidate, schedule, stage) for schedule in leaf.schedules)
         work = self.pipelines.work(candidate, leaf.recompute, passes, sight)
-        work = replace(work, in_flight=fewest)
+        work = replace(work, in_flight=flying)
         graph = self._tables(candidate, replace(work, zero=min(leaf.zeros))).graph
         if len(leaf.zeros) > 1:
             thriftiest = self._tables(candidate, replace(work, zero=max(leaf.zeros)))
             graph = replace(graph, memory=thriftiest.graph.memory)
-        limit = room / UNDERCUT
+        weights = max(_weights(candidate, schedule, flying) for schedule in leaf.schedules)
+        limit = weights * room / least_used(leaf.recompute)
         near = bound_within(
             graph, limit, price=self._prices.get(candidate, 0.0), enough=enough * candidate.stages
         )
@@ -167,41 +176,6 @@ class StagesWithinMemory:
         counts = near.price * limit > EFFORT.bounded * abs(near.bound)
         self._prices[candidate] = near.price if counts else 0.0
         return near.bound
-
-    def _tilted(self, candidate: Candidate, leaf: Leaf, room: float) -> float:
-        """Return seconds of all stages, each with its own micro-batches in flight.
-
-        The first stages keep most in flight. So that no stage is dearer than another at the price
-        of a byte, the passes of the first count for less, by `tilt`. The bound is concave in the
-        stage's number then, and the least of both ends bounds them all.
-        """
-        schedule = leaf.schedules[0]
-        sight = self._sight(candidate, leaf)
-        first, last = _ends(candidate, schedule)
-        middle = 0.5 * (first + last)
-        passes = self.pipelines.passes(candidate, schedule, sight)
-        work = self.pipelines.work(candidate, leaf.recompute, passes, sight)
-        work = replace(work, zero=leaf.zeros[0])
-        graph = self._tables(candidate, replace(work, in_flight=middle)).graph
-        limit = room / UNDERCUT
-        near = bound_within(graph, limit, price=self._prices.get(candidate, 0.0))
-        if not near.price:
-            return near.bound
-        # The difference of one more pass gives seconds and bytes of a pass at these choices.
-        following = self._tables(
-            candidate, replace(work, passes=passes + 1, in_flight=middle + 1)
-        ).graph
-        pass_seconds = following.cost(near.choices) - graph.cost(near.choices)
-        saved = following.memory_of(near.choices) - graph.memory_of(near.choices)
-        tilt = near.price * saved * (first - last) / pass_seconds
-        passes = self.pipelines.passes(candidate, schedule, sight, tilt)
-        ends = []
-        for side, flying in ((-0.5, first), (0.5, last)):
-            counted = max(passes + side * tilt, 0.0)
-            tables = self._tables(candidate, replace(work, passes=counted, in_flight=flying))
-            priced = nearly(_priced(tables, near.price), close=EFFORT.bounded)
-            ends.append(priced.lower_bound - near.price * room / UNDERCUT)
-        return min(ends)
 
     def _sight(self, candidate: Candidate, leaf: Leaf) -> Sight:
         """Return the sight that gave the highest bound without a limit of memory."""
@@ -216,21 +190,35 @@ class StagesWithinMemory:
 
         Where the optimizer's state may be in host memory, it takes nothing, as if that were free.
         """
-        tables = self.pipelines.tables(candidate, work)
+        tables = counted_once(self.pipelines.tables(candidate, work), work)
+        if self.request.train:
+            # A pipeline hands its outputs over as they come.
+            tables = at_once(tables, work.segments, 0)
         self.looked += sum(table.size for table in tables.graph.edges.values())
         if self.request.has_host and self.request.offload != "none":
             return _without_state(tables)
         return tables
 
 
-def _ends(candidate: Candidate, schedule: Schedule) -> tuple[float, float]:
-    """Return the micro-batches that the first and the last stage have in flight."""
+def _flying(candidate: Candidate, schedule: Schedule, stage: int) -> float:
+    """Return the micro-batches that a stage has in flight."""
     name, chunks = schedule
-    first, last = (
-        in_flight(name, stage, candidate.stages, candidate.micro_batches, chunks)
-        for stage in (0, candidate.stages - 1)
-    )
-    return first, last
+    return in_flight(name, stage, candidate.stages, candidate.micro_batches, chunks)
+
+
+def _weights(candidate: Candidate, schedule: Schedule, flying: float) -> float:
+    """Return the mean over all stages of max(1, flying / f), or a little more.
+
+    Later stages have no more in flight, so that the last of some in a row stands for all.
+    """
+    stages = candidate.stages
+    length = math.ceil(stages / ROWS)
+    total = 0.0
+    for first in range(0, stages, length):
+        behind = min(first + length, stages)
+        fewest = _flying(candidate, schedule, behind - 1)
+        total += (behind - first) * max(1.0, flying / fewest)
+    return total / stages
 
 
 def _without_state(tables: Tables) -> Tables:
@@ -238,13 +226,3 @@ def _without_state(tables: Tables) -> Tables:
     return tables.lighter(
         lambda tensor, shards: state_bytes(tensor, shards, tables.optimizer, tables.types)
     )
-
-
-def _priced(tables: Tables, price: float) -> CostGraph:
-    """Return the graph of tables with `price` seconds added for each byte."""
-    known: dict[Choices, Floats] = {}
-    for choices in tables.offered:
-        if choices not in known:
-            known[choices] = choices.seconds + price * choices.memory
-    unary = tuple(known[choices] for choices in tables.offered)
-    return replace(tables.graph, unary=unary, memory=None)

@@ -159,13 +159,11 @@ class PipelineBounds:
             if candidate.stages * chunks <= MAX_PIECES or chunks == 1
         )
 
-    def passes(
-        self, candidate: Candidate, schedule: Schedule, sight: Sight, tilt: float = 0.0
-    ) -> float:
+    def passes(self, candidate: Candidate, schedule: Schedule, sight: Sight) -> float:
         """Return the least passes of a candidate under a schedule (see `least_passes`)."""
         pipe = self.bounds.pipe(candidate.stages, candidate.micro_batches)
         name, chunks = schedule
-        return least_passes(pipe, name, chunks, sight, tilt)
+        return least_passes(pipe, name, chunks, sight)
 
     def work(
         self, candidate: Candidate, recompute: str, passes: float, sight: Sight

@@ -1,14 +1,11 @@
 """Bounds of candidates without stages within the memory of a device.
 
 With T_l(x) the seconds of strategies x with the most of what parameters send hidden, for l in [0,
-1] (`most_hidden`), stored, gradients and saved the bytes of a device,
+1] (`most_hidden`) and M(x) the bytes that are surely there at once (`last_backward`),
 
-    step >= max over l of  min over x of  T_l(x)
-            subject to     stored(x) + gradients(x) + saved(x) <= limit
+    step >= max over l of  min over x of  T_l(x)    subject to  M(x) <= limit
 
-in the mode of recompute and ZeRO where that is least. When the last forward pass ends, the
-gradients of the micro-batches before it are there, and all that its backward pass needs; with one
-micro-batch no gradients are.
+in the mode of recompute and ZeRO where that is least.
 """
 
 from __future__ import annotations
@@ -72,12 +69,3 @@ def _highest(
         if best >= wanted or not risen:
             break
     return best, price
-
-
-def without_gradients(tables: Tables) -> Tables:
-    """Tables whose parameters take no memory for gradients."""
-    types = tables.types
-    # Of the bytes that `storage_bytes` has for a gradient, as it is stored or as it is reduced.
-    return tables.lighter(
-        lambda tensor, shards: max(types.stored_bytes(tensor), types.reduced_bytes(tensor)) / shards
-    )

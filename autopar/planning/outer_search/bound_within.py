@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from autopar.planning.bounds.within_memory import least_within, without_gradients
+from autopar.planning.bounds.last_backward import at_once, counted_once, without_gradients
+from autopar.planning.bounds.within_memory import least_within
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
 from autopar.planning.tables.parameters.traffic import most_hidden
@@ -37,10 +38,9 @@ def loosest(
     tables = with_host_choices(
         solver.request, solver.plain_tables(candidate, work), candidate.stages
     )
-    return (
-        without_gradients(tables)
-        # With one micro-batch gradients appear as activations are freed, so that the bytes of both
-        # need not be there at once.
-        if solver.request.train and candidate.micro_batches == 1
-        else tables
-    )
+    if not solver.request.train:
+        return tables
+    # With one micro-batch gradients appear as activations are freed.
+    one = candidate.micro_batches == 1
+    tables = without_gradients(tables) if one else counted_once(tables, work)
+    return at_once(tables, work.segments, candidate.micro_batches)

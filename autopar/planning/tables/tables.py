@@ -196,11 +196,11 @@ class Tables:
             if variable.what != "parameter" or tensor is None or not tensor.trainable:
                 offered.append(choices)
                 continue
-            count = self.counts.get(variable.name, 1)
-            key = (choices, tensor.shape, tensor.dtype, count)
+            shards = self.spaces[variable.name].divisors()[variable.rows]
+            less = self.counts.get(variable.name, 1) * spared(tensor, shards)
+            key = (choices, less.tobytes())
             if key not in lightened:
-                shards = self.spaces[variable.name].divisors()[variable.rows]
-                memory = np.maximum(choices.memory - count * spared(tensor, shards), 0.0)
+                memory = np.maximum(choices.memory - less, 0.0)
                 lightened[key] = replace(choices, memory=memory)
             offered.append(lightened[key])
         memory_tables = tuple(choices.memory for choices in offered)

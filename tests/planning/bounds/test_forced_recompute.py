@@ -12,7 +12,7 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.order.schedules import SCHEDULES, PipelineSchedule, in_flight
-from autopar.planning.bounds.forced_recompute import UNDERCUT, ForcedRecompute, shares_in_flight
+from autopar.planning.bounds.forced_recompute import ForcedRecompute, shares_in_flight
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.outer_search.book import Book
@@ -112,7 +112,7 @@ def test_no_cut_within_the_memory_saves_more_than_there_is_room_for() -> None:
         for number, (i, j) in enumerate(itertools.pairwise(ends)):
             held[number % 4] += cutter.costs.stage(number % 4, i, j, flying[number % 4]).memory
         least = min(least, max(held))
-        request = Request(cluster=CLUSTER, memory=UNDERCUT * max(held))
+        request = Request(cluster=CLUSTER, memory=max(held))
         tight = ForcedRecompute(FOLDED, request)
         assert tight.fits(candidate, "none", [(name, chunks)])
     # It is no bound of nothing.
