@@ -40,7 +40,7 @@ from autopar.sharding.analysis import Analysis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What is there beside the bytes that tables count.
+    """The bytes that are there beside those that tables count.
 
     `passing`: by the name of `o`, the shares of its inputs and outputs that it makes ({}: there is
     no such operator). `read`: operators that may have read what they saved. `outputs`: how many

@@ -11,9 +11,10 @@ Weighted by max(1, f / f_s), its stored bytes count once at the least, and those
 times, so that the sum over all stages is what q prices. With the fewest of all stages as f all have
 the weight 1; with the most, each stage counts as if it had as much in flight as the first one.
 
-No gradient counts twice, and one stage works on the loss (`last_backward`). A candidate is divided
-into leaves, each a set of modes and schedules. The leaf of the least bound is divided, or bounded
-more closely, first.
+No gradient counts twice, and one stage works on the loss (`last_backward`). Optimizer state that
+may be in host memory takes nothing at first; in the last look g has the seconds of its way there
+and back. A candidate is divided into leaves, each a set of modes and schedules. The leaf of the
+least bound is divided, or bounded more closely, first.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from autopar.order.schedules import in_flight
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.space import Candidate, Mode, Multiplicities
 from autopar.planning.tables import Tables
+from autopar.planning.tables.requested import with_host_choices
 from autopar.search import NoAssignment, bound_within
 
 from .forced_recompute import least_used
 from .last_backward import at_once, counted_once
-from .least_passes import NOTHING, Sight
+from .least_passes import NOTHING, UPDATES, Sight
 from .with_stages import PipelineBounds, Schedule
 
+LOOKS = 3
+"""How often a leaf of one mode and schedule is bounded; the last time with state in host memory."""
 ROWS = 16
 """The rows of stages of which the last one stands for all."""
 GROUPS = (1, 2, 4, 1 << 30)
@@ -116,7 +120,7 @@ class StagesWithinMemory:
         """
         place = min(range(len(leaves)), key=lambda i: leaves[i].bound)
         leaf = leaves[place]
-        if leaf.alone and leaf.looks > 1:
+        if leaf.alone and leaf.looks >= (LOOKS if self.request.may_offload else LOOKS - 1):
             return None
         return [*leaves[:place], *self._look(candidate, leaf, room, enough), *leaves[place + 1 :]]
 
@@ -139,7 +143,8 @@ class StagesWithinMemory:
     def _limited(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> Leaf:
         """Return a leaf with its bound within the memory.
 
-        The first look weighs all stages alike, the second one those more that have less in flight.
+        The first look weighs all stages alike, the others those more that have less in flight. The
+        last one has the optimizer's state on the device, or in host memory for its seconds.
         """
         try:
             seconds = self._least_within(candidate, leaf, room, enough)
@@ -153,7 +158,8 @@ class StagesWithinMemory:
 
         The mode is the fastest of the leaf, with the memory of its thriftiest.
         """
-        sight = self._sight(candidate, leaf)
+        hosting = leaf.looks == LOOKS - 1
+        sight = UPDATES if hosting else self._sight(candidate, leaf)
         passes = max(
             min(self.pipelines.passes(candidate, schedule, sight) for schedule in leaf.schedules),
             0.0,
@@ -163,7 +169,7 @@ class StagesWithinMemory:
         flying = min(_flying(candidate, schedule, stage) for schedule in leaf.schedules)
         work = self.pipelines.work(candidate, leaf.recompute, passes, sight)
         work = replace(work, in_flight=flying)
-        graph = self._tables(candidate, replace(work, zero=min(leaf.zeros))).graph
+        graph = self._tables(candidate, replace(work, zero=min(leaf.zeros)), hosting=hosting).graph
         if len(leaf.zeros) > 1:
             thriftiest = self._tables(candidate, replace(work, zero=max(leaf.zeros)))
             graph = replace(graph, memory=thriftiest.graph.memory)
@@ -185,16 +191,21 @@ class StagesWithinMemory:
         bounds = self.pipelines.by_sight(proven, candidate, leaf.schedules[-1])
         return max(bounds, key=lambda sight: bounds[sight])
 
-    def _tables(self, candidate: Candidate, work: Multiplicities) -> Tables:
+    def _tables(
+        self, candidate: Candidate, work: Multiplicities, *, hosting: bool = False
+    ) -> Tables:
         """Return the tables within the memory.
 
         Where the optimizer's state may be in host memory, it takes nothing, as if that were free.
+        `hosting`: it is a choice that takes seconds, as updates are in sight.
         """
         tables = counted_once(self.pipelines.tables(candidate, work), work)
         if self.request.train:
             # A pipeline hands its outputs over as they come.
             tables = at_once(tables, work.segments, 0)
         self.looked += sum(table.size for table in tables.graph.edges.values())
+        if hosting:
+            return with_host_choices(self.request, tables, candidate.stages)
         if self.request.has_host and self.request.offload != "none":
             return _without_state(tables)
         return tables
