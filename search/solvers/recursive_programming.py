@@ -1,42 +1,57 @@
-"""The near-linear search: elimination on one mesh axis at a time, then sweeps and descent.
+"""The near-linear search: one mesh axis after the other, with a few choices of each variable.
 
 After the double recursion of H. Wang et al., Efficient and Systematic Partitioning of Large and
-Deep Neural Networks for Parallelization (Euro-Par 2021), whose inner recursion is greedy. For each
-axis a in turn:
+Deep Neural Networks for Parallelization (Euro-Par 2021), over axes and over operators:
 
-    x  <-  argmin of the cost over
-           { y : digit_b(y_v) = digit_b(x_v) for the axes b before a, no split after a }
+1. Variables with equal surroundings are one (elimination/alike.py).
+2. With each axis the choices of a variable are the few best so far, each with every digit on that
+   axis (axis_by_axis.py). Messages tell what each costs with its surroundings
+   (elimination/messages.py), and the best stay.
+3. Among the few that are left at the end, elimination finds the best assignment
+   (elimination/greedy.py).
 
-A variable's candidates agree with its choice on the axes before a, and split least on the axes
-after a. They are a handful, so elimination takes time linear in the variables. A sweep chooses
-again on one axis with all others fixed: a larger neighbourhood than a single variable's. The time
-is linear in the axes, because the joint choices over all axes, exponential in their number, are
-never enumerated.
+So a variable never has more than some dozens of choices, and time is linear in the variables and in
+the axes: the joint choices over all axes, exponential in their number, are never joined.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from ..costgraph import CostGraph, Infeasible, Proof, Solution, memory_tables, solution
-from ..elimination.conditioning import Minimiser
-from ..elimination.derived_graphs import restrict, soften
+from ..costgraph import (
+    CostGraph,
+    Edge,
+    Infeasible,
+    NoAssignment,
+    Proof,
+    Solution,
+    memory_tables,
+    solution,
+)
+from ..elimination.alike import classes, numbered
+from ..elimination.greedy import planned
 from ..elimination.local_search import descend
-from ..elimination.order_choice import follow, typical_order
+from ..elimination.messages import totals
 from ..memory.lagrangian import least_memory
-from ..tables import Indices, Interner, shared_map
+from ..tables import Indices, Interner, Table
+from .axis_by_axis import Prefixes
 
 METHOD = "recursive_programming"
 BISECTIONS = 8
 """Steps of bisection between a price that is too low and one that fits."""
 DOUBLINGS = 60
 """The most doublings of the price of a byte until an assignment fits."""
-SWEEPS = 3
-"""The largest number of sweeps."""
-CLOSE = 1e-4
-"""The sweeps end if the last one saved less than this share of the cost."""
-WIDTH = 1 << 16
-"""Entries of the widest table."""
+TOGETHER = 2
+"""Axes that are decided together at first: their choices are few enough."""
+KEPT = 16
+"""Choices of a variable that stay from axis to axis."""
+LAST = (8, 4)
+"""Choices of a variable for elimination: the most with which nothing has to be decided greedily."""
+ROUNDS = 3
+"""Rounds of messages on the last axis; before, one is enough."""
+PENALTY = 1e6
+"""The cost of what is forbidden, in lower bounds of the cost."""
 
 
 def recursive_programming(graph: CostGraph, *, memory_limit: float | None = None) -> Solution:
@@ -44,15 +59,19 @@ def recursive_programming(graph: CostGraph, *, memory_limit: float | None = None
 
     The bound is the sum of the least entries of all tables.
     """
-    search = _Recursion(graph)
-    bound = math.fsum(
-        float(search.least(table).min()) for table in (*graph.unary, *graph.edges.values())
-    )
-    if memory_limit is None:
-        choices = search.run(0.0, None)
-    else:
+    if memory_limit is not None:
         memory_tables(graph)
-        choices = _within(search, memory_limit)
+    bound = _least(graph)
+    if bound == math.inf:
+        raise NoAssignment
+    search = _Recursion(graph, bound)
+    if search.most < LAST[0] or not search.plan.is_exact:
+        # Classes of like variables are connected more widely than the variables are.
+        search = _Recursion(graph, bound, merge=False)
+    choices = _within(search, memory_limit)
+    if graph.cost(choices) == math.inf and search.merge:
+        # Some variables may not choose like their likes.
+        choices = _within(_Recursion(graph, bound, merge=False), memory_limit)
     if graph.cost(choices) == math.inf or (
         memory_limit is not None and graph.memory_of(choices) > memory_limit
     ):
@@ -68,22 +87,30 @@ def recursive_programming(graph: CostGraph, *, memory_limit: float | None = None
     )
 
 
-def _within(search: "_Recursion", limit: float) -> list[int]:
+def _least(graph: CostGraph) -> float:
+    """The sum of the least entries of all tables."""
+    tables = (*graph.unary, *graph.edges.values())
+    distinct = {id(table): table for table in tables}
+    least = {name: float(table.min()) for name, table in distinct.items()}
+    return math.fsum(least[id(table)] for table in tables)
+
+
+def _within(search: "_Recursion", limit: float | None) -> list[int]:
     """Return the cheapest assignment that fits, by bisection on the price of a byte.
 
     The price doubles until an assignment fits, and is then bisected.
     """
     graph = search.graph
     choices = search.run(0.0, limit)
-    if graph.memory_of(choices) <= limit:
+    if limit is None or graph.memory_of(choices) <= limit:
         return choices
     low = 0.0
     # At this price all bytes cost as much as all seconds, which is the scale of a price that
     # matters.
-    high = max(abs(search.soft.cost(choices)), 1e-300) / graph.memory_of(choices)
+    high = max(abs(search.bound), 1e-300) / graph.memory_of(choices)
     fitting: list[list[int]] = []
     for _ in range(DOUBLINGS):
-        choices = search.run(high, limit, choices)
+        choices = search.run(high, limit)
         if graph.memory_of(choices) <= limit:
             fitting.append(choices)
             break
@@ -91,7 +118,7 @@ def _within(search: "_Recursion", limit: float) -> list[int]:
         high = 2.0 * high
     for _ in range(BISECTIONS if fitting else 0):
         middle = 0.5 * (low + high)
-        tried = search.run(middle, limit, choices)
+        tried = search.run(middle, limit)
         if graph.memory_of(tried) <= limit:
             fitting.append(tried)
             high = middle
@@ -103,96 +130,130 @@ def _within(search: "_Recursion", limit: float) -> list[int]:
 
 
 class _Recursion:
-    """The parts of the search that are the same at every price, such as the elimination order."""
+    """The parts of the search that are the same at every price.
 
-    def __init__(self, graph: CostGraph) -> None:
+    `bound`: a lower bound of the cost. `merge`: whether like variables choose alike.
+    """
+
+    def __init__(self, graph: CostGraph, bound: float, *, merge: bool = True) -> None:
         self.graph = graph
-        # A handful of candidates may have no allowed combination, which the next axis may mend.
-        self.soft = soften(graph)
-        self.least = shared_map(lambda table: table.min(keepdims=True))
-        width = graph.digits[0].shape[1] if graph.digits else 0
-        self.digits = graph.digits if width else None
+        self.bound = bound
+        self.merge = merge
+        digits = graph.digits or ()
+        width = digits[0].shape[1] if digits else 0
         interner = Interner()
-        self.digit_numbers = [interner.number(table) for table in self.digits or ()]
-        self.axes = range(max(width, 1))
-        # Candidates differ from run to run in their number, the edges do not: one order serves all.
-        self.order = typical_order(self.soft)
-
-    def run(self, price: float, limit: float | None, start: list[int] | None = None) -> list[int]:
-        """Return the best assignment at this price of a byte.
-
-        It goes over the axes in both orders (or begins at `start`), then sweeps.
-        """
-        starts = (
-            [start]
-            if start is not None
-            else [self._axis_by_axis(price, axes) for axes in self._orders()]
+        numbers = numbered(interner, digits) if width else np.zeros(len(graph.sizes), dtype=int)
+        self.classes = classes(graph, numbers.tolist(), merge=merge)
+        self.members = self.classes.members.tolist()
+        self.numbers = numbers[self.members].tolist()
+        self.prefixes = (
+            Prefixes([array.astype(np.int64) for array in interner.arrays]) if width else None
         )
-        choices = min(
-            (self._sweep(price, start) for start in starts),
-            key=lambda swept: self._value(swept, price),
-        )
-        if limit is not None and self.graph.memory_of(choices) <= limit:
-            choices = descend(self.soft, choices, limit=limit)
-        return choices
-
-    def _value(self, choices: list[int], price: float) -> float:
-        return self.soft.cost(choices) + price * self.soft.memory_of(choices)
-
-    def _orders(self) -> list[list[int]]:
-        return [list(self.axes), list(reversed(self.axes))][: len(self.axes)]
-
-    def _axis_by_axis(self, price: float, axes: list[int]) -> list[int]:
-        # Before the first axis nothing is decided, so the choices to start from have no effect.
-        choices = [0] * len(self.graph.sizes)
-        for place, axis in enumerate(axes):
-            choices = self._best(self._candidates(choices, axis, axes[:place]), price)
-        return choices
-
-    def _sweep(self, price: float, choices: list[int]) -> list[int]:
-        """Choose again on each axis with the others fixed, and descend, until nothing improves."""
-        value = self._value(choices, price)
-        for _ in range(SWEEPS):
-            for axis in self.axes if len(self.axes) > 1 else ():
-                choices = self._best(
-                    self._candidates(
-                        choices, axis, [other for other in self.axes if other != axis]
-                    ),
-                    price,
-                )
-            choices = descend(self.soft, choices, price=price)
-            before = value
-            value = self._value(choices, price)
-            if not value < before - CLOSE * abs(before):
+        self.lengths = range(min(width, TOGETHER), width + 1)
+        self.standing = {
+            length: self.prefixes.standing(length) for length in self.lengths if self.prefixes
+        }
+        self.penalty = PENALTY * (abs(bound) or 1.0)
+        pairs = {(link.first, link.second) for link in self.classes.links}
+        edges = sorted(pair for pair in pairs if pair[0] != pair[1])
+        for self.most in LAST:
+            sizes = [min(graph.sizes[v], self.most) for v in self.members]
+            self.plan = planned(sizes, edges)
+            if self.plan.is_exact:
                 break
+
+    def run(self, price: float, limit: float | None) -> list[int]:
+        """Return the best assignment at this price of a byte."""
+        candidates = self._first()
+        for length in self.lengths:
+            if length > self.lengths[0]:
+                candidates = self._longer(candidates, length)
+            last = length == self.lengths[-1]
+            unary, edges = self._tables(candidates, price)
+            costs = totals(unary, edges, ROUNDS if last else 1)
+            # The last axis leaves its candidates whole: elimination chooses among their costs.
+            if not last:
+                candidates = _best(candidates, costs, KEPT)
+        chosen = self._eliminated(candidates, unary, edges, costs)
+        choices: list[int] = np.array(chosen)[self.classes.of].tolist()
+        if limit is not None and self.graph.memory_of(choices) <= limit:
+            choices = descend(self.graph, choices, limit=limit)
         return choices
 
-    def _candidates(self, choices: list[int], axis: int, decided: list[int]) -> list[Indices]:
-        """Return the candidates of each variable.
+    def _first(self) -> list[Indices]:
+        """The candidates of the classes on the first axes, or all choices without axes."""
+        if self.prefixes is None:
+            return [np.arange(self.graph.sizes[v]) for v in self.members]
+        standing = self.standing[self.lengths[0]]
+        return [standing[number] for number in self.numbers]
 
-        They have equal digits on the `decided` axes, and the fewest splits on the axes to come.
+    def _longer(self, candidates: Sequence[Indices], length: int) -> list[Indices]:
+        """The candidates with every digit on one more axis."""
+        prefixes = self.prefixes
+        assert prefixes is not None
+        standing = self.standing[length]
+        return [
+            prefixes.longer(number, choices, standing[number], length - 1)
+            for number, choices in zip(self.numbers, candidates, strict=True)
+        ]
+
+    def _tables(
+        self, candidates: Sequence[Indices], price: float
+    ) -> tuple[list[Table], dict[Edge, Table]]:
+        """The tables of the candidates, for all variables of the classes together.
+
+        What is forbidden has a finite penalty, as a few candidates may have nothing allowed.
         """
-        if self.digits is None:
-            return [np.arange(size) for size in self.graph.sizes]
-        later = [other for other in self.axes if other != axis and other not in decided]
-        known: dict[tuple[int, int], Indices] = {}
-        candidates = []
-        for number, digits, choice in zip(self.digit_numbers, self.digits, choices, strict=True):
-            key = (number, choice)
-            if key not in known:
-                agree = (digits[:, decided] == digits[choice, decided]).all(axis=1)
-                # Choices that do not agree count as one split more than there are axes.
-                splits = np.where(agree, (digits[:, later] != 0).sum(axis=1), digits.shape[1] + 1)
-                known[key] = np.flatnonzero(splits == splits.min())
-            candidates.append(known[key])
-        return candidates
+        graph = self.graph
+        counts = self.classes.counts.tolist()
+        unary: list[Table] = []
+        for v, count, rows in zip(self.members, counts, candidates, strict=True):
+            own = np.minimum(graph.unary[v][rows], self.penalty)
+            if price and graph.memory is not None:
+                own = own + price * graph.memory[v][rows]
+            unary.append(count * own)
+        edges: dict[Edge, Table] = {}
+        for link in self.classes.links:
+            first = candidates[link.first]
+            second = candidates[link.second]
+            if link.first == link.second:
+                own = np.minimum(link.table[first, first], self.penalty)
+                unary[link.first] = unary[link.first] + link.count * own
+                continue
+            # On few axes all choices are candidates, and tables are used as they are.
+            table = link.table
+            if table.shape != (len(first), len(second)):
+                table = table.take(first, 0).take(second, 1)
+            table = np.minimum(table, self.penalty, order="C")
+            if link.count > 1:
+                table *= link.count
+            pair = link.first, link.second
+            edges[pair] = edges[pair] + table if pair in edges else table
+        return unary, edges
 
-    def _best(self, candidates: list[Indices], price: float) -> list[int]:
-        """The best assignment of these candidates; exact unless the tables are too wide."""
-        small = restrict(self.soft, candidates)
-        plan = follow(small, self.order)
-        if plan.widest > WIDTH:
-            chosen = Minimiser(small, max_entries=WIDTH).minimise(price).choices
-        else:
-            chosen = plan.assignment(plan.evaluate(price))
-        return [int(indices[choice]) for indices, choice in zip(candidates, chosen, strict=True)]
+    def _eliminated(
+        self,
+        candidates: Sequence[Indices],
+        unary: Sequence[Table],
+        edges: dict[Edge, Table],
+        costs: Sequence[Table],
+    ) -> list[int]:
+        """The best assignment of the few best candidates."""
+        everything = [np.arange(len(rows)) for rows in candidates]
+        few = _best(everything, costs, self.most)
+        chosen = self.plan.assign(
+            [table[rows] for table, rows in zip(unary, few, strict=True)],
+            {(u, v): table.take(few[u], 0).take(few[v], 1) for (u, v), table in edges.items()},
+        )
+        return [
+            int(rows[left[choice]])
+            for rows, left, choice in zip(candidates, few, chosen, strict=True)
+        ]
+
+
+def _best(candidates: Sequence[Indices], costs: Sequence[Table], most: int) -> list[Indices]:
+    """The candidates of least cost, in their order."""
+    return [
+        rows if len(rows) <= most else rows[np.sort(np.argsort(cost, kind="stable")[:most])]
+        for rows, cost in zip(candidates, costs, strict=True)
+    ]

@@ -162,7 +162,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert ElementTree.parse(tmp_path / "search.svg").getroot().tag.endswith("svg")
     search.main(arguments)
     printed = capsys.readouterr().out
-    assert "highs: 1 of 1 finished, 1 of them equal" in printed and "gpt3-175b/2 layers" in printed
+    assert "highs, 1 axis: 1 of 1 finished, 1 equal" in printed and "gpt3-175b/2 layers" in printed
 
 
 def test_panels_of_curves() -> None:

@@ -23,11 +23,16 @@ AllowLayouts = Callable[[Tensor, tuple[Layout, ...]], NDArray[np.bool_]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The allowed strategies, storage layouts and output layouts; all by default."""
+    """The allowed strategies, storage layouts and output layouts; all by default.
+
+    `runs`: the most runs of equal components over the axes of a mesh, as a split of the batch on
+    two axes and of the heads on the next are two. It limits all choices that are not pinned.
+    """
 
     strategies: Allow | None = None
     storage: AllowLayouts | None = None
     outputs: Mapping[str, Layout] = field(default_factory=dict)
+    runs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,9 +79,10 @@ class Choosing:
             often,
             tensor.name in basis.analysis.matrices,
         )
-        choices = self.known.on_mesh.once(
+        every = self.known.on_mesh.once(
             key, lambda: self._stored(tensor, space, count, counted=counted)
         )
+        choices = self.known.once((key, "runs"), lambda: every.where(self._in_runs(every.digits)))
         if self.limits.storage is None:
             return choices
         layouts = tuple(space.layout(int(code)) for code in choices.rows)
@@ -144,6 +145,13 @@ class Choosing:
         """Return the codes of those layouts that a DTensor can have."""
         return codes[[is_storable(space.layout(int(code)), self.basis.mesh) for code in codes]]
 
+    def _in_runs(self, digits: Ints) -> NDArray[np.bool_]:
+        """Return which rows of `digits` [choices, axes] have no more runs than the limits allow."""
+        if self.limits.runs is None:
+            return np.ones(len(digits), dtype=bool)
+        changes = (digits[:, 1:] != digits[:, :-1]).sum(axis=1)
+        return np.asarray(changes < self.limits.runs)
+
     # --- operators ---
 
     def operator(self, op: Operator) -> Allowed:
@@ -154,7 +162,10 @@ class Choosing:
         rows = self.known.once(("rows", count), lambda: np.arange(count))
         if self.limits.strategies is None:
             return self.known.once(
-                ("all", strategies), lambda: Allowed(strategies=strategies, rows=rows)
+                ("all", strategies),
+                lambda: Allowed(
+                    strategies=strategies, rows=rows[self._in_runs(strategies.choices)]
+                ),
             )
         allowed = self.limits.strategies(op.name, offer, strategies)
         return self.known.once(
@@ -196,6 +207,7 @@ class Choosing:
 
         def make() -> Choices:
             wanted = space.valid(tensor.shape) & _all_among(space, kinds)
+            wanted &= self._in_runs(space.digits())
             # The layouts of the maker cost nothing to stay in.
             wanted[codes.array] = True
             return _free(space, np.nonzero(wanted)[0])
@@ -225,6 +237,7 @@ class Choosing:
             if name in limits.outputs:
                 return _free(space, np.array([space.code(limits.outputs[name])]))
             valid = space.valid(tensor.shape) & _all_among(space, kinds)
+            valid &= self._in_runs(space.digits())
             return _free(space, self._storable(space, np.nonzero(valid)[0]))
 
         return self.known.once(key, make)

@@ -17,6 +17,13 @@ from .build import build_tables, least_saved
 from .offload import offering_host
 from .tables import Known, Tables
 
+QUICK_ON_MANY_AXES = "recursive_programming"
+"""The method for which choices are left out on meshes of many axes, before they have prices."""
+RUNS = 3
+"""The most runs of equal components of its choices. On meshes of up to three axes these are all;
+beyond, the choices grow with the square of the axes, and no longer by a factor with each.
+"""
+
 
 def requested_tables(
     request: Request,
@@ -69,8 +76,11 @@ def requested_least_saved(
     return least
 
 
-def _limits(request: Request, analysis: Analysis, prices: MeshPrices) -> Limits | None:
-    return request.limits(analysis, prices.mesh) if request.limits is not None else None
+def _limits(request: Request, analysis: Analysis, prices: MeshPrices) -> Limits:
+    """The limits of a request's pins; without pins those of its method of search."""
+    if request.limits is not None:
+        return request.limits(analysis, prices.mesh)
+    return Limits(runs=RUNS if request.search == QUICK_ON_MANY_AXES else None)
 
 
 @contextlib.contextmanager

@@ -14,10 +14,13 @@ from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.frontends.load import LoadedModel
 from autopar.options.plan_options import choose_cluster
 from autopar.order.scheduled import scheduled
+from autopar.planning.model import Request
 from autopar.planning.model.pins import Pins
+from autopar.planning.space import Multiplicities
 from autopar.planning.space.candidates import name_axes
 from autopar.planning.tables.build import build_tables
 from autopar.planning.tables.decoding import decode
+from autopar.planning.tables.requested import requested_tables
 from autopar.planning.tables.tables import Tables
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
@@ -73,7 +76,29 @@ def test_recursive_programming_is_never_better(sizes: tuple[int, ...]) -> None:
         solve(graph, method=method) for method in ("dynamic_programming", "recursive_programming")
     )
     assert exact.lower_bound <= exact.cost <= fast.cost * (1 + 1e-9)
-    assert exact.gap < 1e-9
+    assert exact.gap < 1e-9 and fast.cost <= 1.02 * exact.cost
+
+
+def test_on_four_axes_the_near_linear_search_prices_three_runs_at_most() -> None:
+    model = loaded(perceptron(64, 256, 64), 4096, 64, train=True)
+    cluster = choose_cluster("dgx-h100", 16)[0]
+    levels = bind_axes(cluster, (2, 2, 2, 2))
+    assert levels is not None
+    mesh = name_axes(cluster, (2, 2, 2, 2), levels)
+    analysis = analyse(model.graph, train=True)
+    prices = MeshPrices(cluster=cluster, mesh=mesh)
+    every, few = (
+        requested_tables(
+            Request(cluster=cluster, search=method), analysis, prices, Multiplicities(), whole=True
+        ).graph
+        for method in ("dynamic_programming", "recursive_programming")
+    )
+    assert every.digits is not None and few.digits is not None
+    for digits, others in zip(few.digits, every.digits, strict=True):
+        assert ((digits[:, 1:] != digits[:, :-1]).sum(axis=1) <= 2).all()
+        assert len(digits) <= len(others)
+    assert sum(few.sizes) < sum(every.sizes)
+    assert solve(few).cost <= 1.02 * solve(every).cost
 
 
 def _random_choices(tables: Tables, rng: random.Random) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
 """The recursion over axes: exact where the axes do not interact, close to the optimum where they do
-a little.
+a little; long chains of equal layers in no time.
 """
 
 import itertools
@@ -9,6 +9,7 @@ import pytest
 from search_graphs import layered_graph
 
 from autopar.search import CostGraph, recursive_programming, solve
+from autopar.search.solvers.axis_by_axis import Prefixes
 
 
 def on_axes(*, axes: int, count: int, seed: int, interaction: float) -> CostGraph:
@@ -69,3 +70,47 @@ def test_the_bound_is_kept() -> None:
         exact = solve(graph)
         fast = recursive_programming(graph)
         assert fast.lower_bound <= exact.cost <= fast.cost
+
+
+def test_one_choice_stands_for_each_prefix_alike_on_the_axes_behind() -> None:
+    digits = np.array(list(itertools.product(range(3), repeat=4)))
+    (standing,) = Prefixes([digits]).standing(2)
+    assert len(standing) == 9
+    assert all(c == d == b for a, b, c, d in digits[standing].tolist())
+
+
+def test_prefixes_grow_from_the_choices_that_are_left() -> None:
+    digits = np.array(list(itertools.product(range(3), repeat=3)))
+    other = digits[digits[:, 2] != 1]
+    prefixes = Prefixes([digits, other])
+    for table, rows in enumerate((digits, other)):
+        standing = prefixes.standing(3)[table]
+        chosen = np.flatnonzero((rows[:, 0] == 1) & (rows[:, 1] == 2))[:1]
+        longer = prefixes.longer(table, chosen, standing, 2)
+        assert rows[longer].tolist() == [row for row in rows.tolist() if row[:2] == [1, 2]]
+
+
+def test_equal_layers_choose_alike_and_cost_no_more_time() -> None:
+    few = on_axes(axes=2, count=4, seed=1, interaction=0.2)
+    joint = np.random.default_rng(1).random((9, 9))
+
+    def repeated(layers: int) -> CostGraph:
+        edges = {
+            (u + 4 * layer, v + 4 * layer): table
+            for layer in range(layers)
+            for (u, v), table in few.edges.items()
+        }
+        edges |= {(4 * layer - 1, 4 * layer): joint for layer in range(1, layers)}
+        assert few.digits is not None
+        return CostGraph(
+            sizes=few.sizes * layers,
+            unary=few.unary * layers,
+            edges=edges,
+            digits=few.digits * layers,
+        )
+
+    some = repeated(50)
+    assert recursive_programming(some).cost <= 1.02 * solve(some).cost
+    many = recursive_programming(repeated(2000)).choices
+    inner = {many[4 * layer : 4 * layer + 4] for layer in range(2, 1998)}
+    assert len(inner) == 1
