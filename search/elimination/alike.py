@@ -11,13 +11,12 @@ Classes are refined as colours are (B. Weisfeiler and A. Leman, 1968), all varia
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..costgraph import CostGraph
-from ..tables import Indices, Interner, Table
+from ..tables import Indices, Table
 
 Hashes = NDArray[np.uint64]
 
@@ -58,14 +57,16 @@ def classes(graph: CostGraph, digits: Sequence[int], *, merge: bool = True) -> C
     `digits`: a number for each variable; variables of different numbers are never alike.
     """
     count = len(graph.sizes)
-    tables = numbered(graph.interner, tuple(graph.edges.values()))
+    numbers = graph.numbers
+    tables = np.array(numbers.edges, dtype=np.int64)
     ends = np.array(list(graph.edges), dtype=np.int64).reshape(-1, 2)
     of = np.arange(count)
     if merge:
         # All that may differ between two variables by themselves: choices, seconds and bytes.
-        own = _joined(np.array(digits, dtype=np.int64), numbered(graph.interner, graph.unary))
-        if graph.memory is not None:
-            own = _joined(own, numbered(graph.interner, graph.memory))
+        own = np.array(digits, dtype=np.int64)
+        for mine in (numbers.unary, numbers.memory):
+            if mine is not None:
+                own = _joined(own, np.array(mine, dtype=np.int64))
         of = _refined(own, ends, tables)
     _, members, of = np.unique(of, return_index=True, return_inverse=True)
     # Classes are in the order of their first variables, as neighbours are close to each other.
@@ -78,14 +79,6 @@ def classes(graph: CostGraph, digits: Sequence[int], *, merge: bool = True) -> C
         members=members,
         links=tuple(_links(graph, of[ends], tables)),
     )
-
-
-def numbered(interner: Interner, tables: Sequence[NDArray[np.number[Any]]]) -> Indices:
-    """Return the number of each table; a table that comes often is looked at once."""
-    # Equal layers mostly share the very object, which costs less to see than equal entries.
-    distinct = {id(table): table for table in tables}
-    numbers = {name: interner.number(table) for name, table in distinct.items()}
-    return np.array([numbers[id(table)] for table in tables], dtype=np.int64)
 
 
 def _joined(first: Indices, second: Indices) -> Indices:
@@ -119,7 +112,7 @@ def _links(graph: CostGraph, ends: Indices, tables: Indices) -> list[Link]:
     pairs = np.where(turned[:, None], ends[:, ::-1], ends)
     key = _joined(_joined(pairs[:, 0], pairs[:, 1]), 2 * tables + turned)
     _, firsts, counts = np.unique(key, return_index=True, return_counts=True)
-    arrays = graph.interner.arrays
+    arrays = graph.numbers.distinct
     return [
         Link(
             first=int(pairs[at, 0]),

@@ -29,7 +29,7 @@ from ..costgraph import (
     memory_tables,
     solution,
 )
-from ..elimination.alike import classes, numbered
+from ..elimination.alike import classes
 from ..elimination.greedy import planned
 from ..elimination.local_search import descend
 from ..elimination.messages import totals
@@ -142,7 +142,9 @@ class _Recursion:
         digits = graph.digits or ()
         width = digits[0].shape[1] if digits else 0
         interner = Interner()
-        numbers = numbered(interner, digits) if width else np.zeros(len(graph.sizes), dtype=int)
+        numbers = np.zeros(len(graph.sizes), dtype=np.int64)
+        if width:
+            numbers = np.array([interner.number(array) for array in digits], dtype=np.int64)
         self.classes = classes(graph, numbers.tolist(), merge=merge)
         self.members = self.classes.members.tolist()
         self.numbers = numbers[self.members].tolist()

@@ -145,7 +145,7 @@ class Choosing:
         """Return the codes of those layouts that a DTensor can have."""
         return codes[[is_storable(space.layout(int(code)), self.basis.mesh) for code in codes]]
 
-    def _in_runs(self, digits: Ints) -> NDArray[np.bool_]:
+    def _in_runs(self, digits: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return which rows of `digits` [choices, axes] have no more runs than the limits allow."""
         if self.limits.runs is None:
             return np.ones(len(digits), dtype=bool)

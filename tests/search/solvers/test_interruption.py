@@ -14,6 +14,7 @@ from search_graphs import clique, layered_graph
 
 from autopar.search import CostGraph, Interrupted, dynamic_programming, solve
 from autopar.search.elimination.schedules import Schedule
+from autopar.search.solvers import interruption
 from autopar.search.solvers.dynamic_programming import eliminate_variables
 from autopar.search.solvers.interruption import Incumbent
 
@@ -81,10 +82,11 @@ def test_of_a_graph_that_is_too_wide(count: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_interrupt_of_the_rescue_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(self: Schedule, *arguments: Any, **named: Any) -> Any:
+    def stop(*arguments: Any, **named: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Schedule, "evaluate", stop)
+    monkeypatch.setattr(interruption, "recursive_programming", stop)
     with pytest.raises(KeyboardInterrupt) as caught:
         solve(CostGraph(sizes=(2, 2), unary=(np.zeros(2),) * 2, edges={(0, 1): np.eye(2)}))
     assert not isinstance(caught.value, Interrupted)
