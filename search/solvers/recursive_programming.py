@@ -44,7 +44,7 @@ DOUBLINGS = 60
 """The most doublings of the price of a byte until an assignment fits."""
 TOGETHER = 2
 """Axes that are decided together at first: their choices are few enough."""
-KEPT = 16
+PREFIXES = 16
 """Choices of a variable that stay from axis to axis."""
 LAST = (8, 4)
 """Choices of a variable for elimination: the most with which nothing has to be decided greedily."""
@@ -158,6 +158,7 @@ class _Recursion:
         self.penalty = PENALTY * (abs(bound) or 1.0)
         pairs = {(link.first, link.second) for link in self.classes.links}
         edges = sorted(pair for pair in pairs if pair[0] != pair[1])
+        # A decision taken greedily loses more than a candidate fewer.
         for self.most in LAST:
             sizes = [min(graph.sizes[v], self.most) for v in self.members]
             self.plan = planned(sizes, edges)
@@ -175,7 +176,7 @@ class _Recursion:
             costs = totals(unary, edges, ROUNDS if last else 1)
             # The last axis leaves its candidates whole: elimination chooses among their costs.
             if not last:
-                candidates = _best(candidates, costs, KEPT)
+                candidates = _best(candidates, costs, PREFIXES)
         chosen = self._eliminated(candidates, unary, edges, costs)
         choices: list[int] = np.array(chosen)[self.classes.of].tolist()
         if limit is not None and self.graph.memory_of(choices) <= limit:
@@ -218,6 +219,7 @@ class _Recursion:
         for link in self.classes.links:
             first = candidates[link.first]
             second = candidates[link.second]
+            # Like variables choose alike: an edge between two costs what one choice does.
             if link.first == link.second:
                 own = np.minimum(link.table[first, first], self.penalty)
                 unary[link.first] = unary[link.first] + link.count * own

@@ -482,11 +482,16 @@ def test_bad_input(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if not (folder / "test_cli_failing.py").exists():
         (folder / "test_cli_failing.py").write_text("def build():\n    return {}['why']\n")
     monkeypatch.syspath_prepend(str(folder))
-    before = sorted(folder.rglob("*"))
+    before = _written(folder)
     with pytest.raises(AutoparError, match=f"(?s){message}") as raised:
         run(_files(folder, words))
     assert raised.value.exit_code == code
-    assert sorted(folder.rglob("*")) == before
+    assert _written(folder) == before
+
+
+def _written(folder: Path) -> list[Path]:
+    """The files of a folder, without those that Python itself writes of modules it imports."""
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
 
 
 def test_the_smallest_memory_would_do(folder: Path) -> None:

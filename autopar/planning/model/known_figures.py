@@ -120,6 +120,7 @@ class _Group:
                 known = Known(figure=own.figure, kind=own.kind, basis=orders.basis(own.rest))
                 if self._known.get(mark) != known:
                     new[mark] = self._known[mark] = known
+        # A search that worked out nothing new leaves the file as it is.
         if new and self.files is not None:
             self.files.write(self.about, new)
 

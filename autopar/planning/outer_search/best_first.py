@@ -42,10 +42,9 @@ from .finer_meshes import finer_cases, worth_splitting
 from .foresight import Foresight
 from .incumbents import Incumbents
 from .micro_batches import MicroBatches
-from .misfits import Misfit
+from .misfits import Misfit, UnlikeLayers
 from .modes_in_turn import ModesInTurn
 from .node_queue import Node, NodeQueue, Place, by_promise
-from .unlike_layers import UnlikeLayers
 from .whole_programs import WholePrograms
 
 

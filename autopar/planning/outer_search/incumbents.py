@@ -79,6 +79,7 @@ class Incumbents:
         Whole programs take long to make, so of several challengers mostly one is made.
         """
         for played in sorted(self._challengers, key=lambda one: one.seconds):
+            # The one before may have become the incumbent.
             if played.seconds < self.best:
                 self.challenge(played)
         self._challengers.clear()

@@ -78,6 +78,7 @@ def requested_least_saved(
 
 def _limits(request: Request, analysis: Analysis, prices: MeshPrices) -> Limits:
     """The limits of a request's pins; without pins those of its method of search."""
+    # What is pinned is left as it is, by whatever method.
     if request.limits is not None:
         return request.limits(analysis, prices.mesh)
     return Limits(runs=RUNS if request.search == QUICK_ON_MANY_AXES else None)
