@@ -19,9 +19,8 @@ fastest program, is below the next promise. (Best first: E. Lawler and D. Wood, 
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
@@ -37,13 +36,13 @@ from autopar.search import Infeasible, NoAssignment
 from .book import Book
 from .candidate_solver import CandidateSolver
 from .estimates import Estimates
-from .evaluator import Bounded, Evaluator, Played
-from .finer_meshes import finer_cases, worth_splitting
+from .evaluator import Bounded, Evaluator
 from .foresight import Foresight
 from .incumbents import Incumbents
 from .micro_batches import MicroBatches
 from .misfits import Misfit, UnlikeLayers
 from .modes_in_turn import ModesInTurn
+from .neighbours import Neighbours
 from .node_queue import Node, NodeQueue, Place, by_promise
 from .whole_programs import WholePrograms
 
@@ -79,6 +78,15 @@ class BestFirst:
         self.micro_batches = MicroBatches(self.solver)
         self.modes = ModesInTurn()
         self.ahead = Foresight(self.evaluator, (self.book, self.hiding), jobs)
+        self.neighbours = Neighbours(
+            evaluator=self.evaluator,
+            incumbents=self.incumbents,
+            micro_batches=self.micro_batches,
+            modes=self.modes,
+            ahead=self.ahead,
+            clock=self.clock,
+            play=self._play,
+        )
         self.misfits: list[Misfit] = []
         self.forbidden = 0
         self.complete = True
@@ -138,8 +146,8 @@ class BestFirst:
             self._search()
             self.unlike.try_waiting()
         if not self._is_near_enough():
-            self._refine()
-            self._look_beside()
+            self.neighbours.try_finer_meshes()
+            self.neighbours.try_micro_batches()
         self.incumbents.improve()
 
     def _close_in(self) -> None:
@@ -352,63 +360,6 @@ class BestFirst:
         """Put the modes back into the queue that waited for a case."""
         for promise, waiting in self.modes.go_on(case):
             self.queue.push(promise, waiting)
-
-    def _refine(self) -> None:
-        """Split an axis of the fastest candidates' meshes in two."""
-        if self.request.mesh is not None or not self.incumbents:
-            return
-        finer = [
-            (cases, fast)
-            for fast in worth_splitting(self.incumbents.fastest.values())
-            for cases in finer_cases(self.solver, fast)
-        ]
-        for number, (cases, fast) in enumerate(finer):
-            self.clock.look()
-            following = [others[0] for others, _ in finer[number + 1 :]]
-            self.ahead.look_at_finer(following, self.incumbents.best, self.incumbents.enough)
-            self._try(cases, fast)
-        self.incumbents.settle()
-
-    def _look_beside(self) -> None:
-        """Play the fastest program's case with the numbers of micro-batches next to its own."""
-        if not self.incumbents:
-            return
-        case = self.incumbents.played[0].solved.case
-        for candidate in self.micro_batches.beside(case.candidate):
-            self.clock.look()
-            beside = self.solver.case(candidate, case.mode)
-            with contextlib.suppress(Infeasible, NoAssignment):
-                solved = self.evaluator.promise(beside, below=self.incumbents.enough)
-                if solved is not None and solved.promise < self.incumbents.enough:
-                    self._play(solved)
-            self.incumbents.settle()
-
-    def _try(self, cases: Iterable[Case], coarser: Played) -> None:
-        """Play the cases of a mesh as long as its fastest program may lead to faster ones.
-
-        Where memory binds the `coarser` program, other modes are most of what a finer mesh gains,
-        so that its fastest has to be near the best. Else it has to be faster than the coarser one.
-        """
-        less = 1 - EFFORT.close
-        # In the same mode the tables of the finer mesh have to add up to less.
-        same = math.inf if coarser.limited else less * coarser.solved.seconds
-        for case in cases:
-            # Two meshes may be split into the same one.
-            if not self.modes.reach(case.candidate, case.mode):
-                continue
-            most = same if case.mode == coarser.solved.mode else math.inf
-            enough = self.incumbents.enough
-            self.ahead.of_finer(case, self.incumbents.best, enough)
-            with contextlib.suppress(Infeasible, NoAssignment):
-                solved = self.evaluator.promise(case, below=enough)
-                if solved is not None and solved.promise < enough and solved.seconds < most:
-                    self._play(solved)
-            near = (
-                EFFORT.behind * self.incumbents.best if coarser.limited else less * coarser.seconds
-            )
-            fastest = self.incumbents.fastest.get(case.candidate)
-            if fastest is None or fastest.seconds >= near:
-                return
 
     def _following(self, candidate: Candidate) -> Candidate:
         """The candidate on a mesh to solve next, of those that may be faster than the incumbent."""
