@@ -118,13 +118,14 @@ class Cutter:
             best = min(best, self.even.least_memory(flying))
         return best
 
-    def could_be_faster(self, schedules: Iterable[tuple[str, int]], pipeline: Pipeline) -> bool:
-        """Return whether a schedule that keeps more in flight may be 1 % faster: it did not fit."""
-        own = max(self._flying(pipeline.schedule, pipeline.interleave))
-        return any(
-            max(self._flying(*pair)) > own and self.ideal(*pair) < 0.99 * pipeline.step
+    def lacking(self, schedules: Iterable[tuple[str, int]], step: float) -> list[tuple[str, int]]:
+        """Return the schedules that might be 1 % faster than a step, but lack memory."""
+        return [
+            pair
             for pair in schedules
-        )
+            if self.ideal(*pair) < 0.99 * step
+            if self.costs.count >= len(self.places) * pair[1] and self.cut(*pair) is None
+        ]
 
     def cut(self, schedule: str, interleave: int) -> Pipeline | None:
         """Return the best pipeline under a schedule, or None if nothing fits."""

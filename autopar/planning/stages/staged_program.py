@@ -8,6 +8,7 @@ solved again within less memory.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +22,12 @@ from autopar.sharding.schedule import Schedule
 
 from .parts import Group, Part, Terms
 from .stage import Pipeline
-from .table_limits import TableLimits, tighter, used
+from .table_limits import TableLimits
 
 TRIES = 5
 """How often the groups are solved until a cut fits, and the limit of their tables is near."""
 ROOMY = 4.0
 """A pipeline that fits so many times into the memory is as fast without a limit."""
-FASTER_ROUNDS = 2
-"""How often the groups are solved again so that a schedule with more in flight fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,6 +103,48 @@ def best_pipeline(
     `solved`: the solution of the only group within its memory, if it is known. `too_slow`: cuts
     that take so many seconds are left out; raises `Slower` if all do.
     """
+    known = None if solved is None else [solved]
+    return _without_waste(_fitting(groups, offered, terms, known=known, too_slow=too_slow), terms)
+
+
+def with_more_in_flight(staged: StagedProgram, request: Request, *, always: float) -> StagedProgram:
+    """Return a pipeline under a faster schedule, if thriftier strategies admit one.
+
+    Such schedules keep more in flight, or keep it for longer. State may be in host memory.
+    """
+    terms = Terms(request=request, schedule=staged.schedule, always=always)
+    groups = [part.group for part in staged.parts]
+    offered = [
+        with_host_choices(request, part.tables, part.group.stages / part.group.share)
+        for part in staged.parts
+    ]
+    best = staged
+    # Of one chunk a stage a schedule lacks least.
+    for whole in (True, False):
+        cutter, schedules = terms.cutter(best.parts)
+        pairs = [pair for pair in schedules if (pair[1] == 1) == whole]
+        lacking = cutter.lacking(pairs, best.pipeline.step)
+        if not lacking:
+            continue
+        with contextlib.suppress(Infeasible):
+            thrifty = _fitting(groups, offered, terms, known=None, schedules=lacking)
+            best = min(best, thrifty, key=lambda program: program.pipeline.step)
+    return best
+
+
+def _fitting(
+    groups: Sequence[Group],
+    offered: Sequence[Tables],
+    terms: Terms,
+    *,
+    known: Sequence[Solution] | None,
+    schedules: Sequence[tuple[str, int]] | None = None,
+    too_slow: float = math.inf,
+) -> StagedProgram:
+    """Return the best pipeline (under some schedules); raises as `best_pipeline`.
+
+    `known`: the solutions of the groups that are tried first.
+    """
     # The solution of a group is of the whole model, of which the group holds only its share.
     limits = TableLimits(
         groups, [group.stages * terms.room(group) / group.share for group in groups]
@@ -113,19 +154,22 @@ def best_pipeline(
     # The first pipeline that fits ends it; after failures a better one is looked for.
     for first in (True, *[False] * (TRIES - 1)):
         try:
-            known = [solved] if first and solved is not None else None
-            solutions = known or _solutions(offered, limits.allowed, terms.request)
-        except Infeasible:
+            first_ones = known if first else None
+            solutions = first_ones or _solutions(offered, limits.allowed, terms.request)
+        except Infeasible as error:
             if first:
                 raise
-            limits.loosen()
+            # No solution is thriftier than the last one.
+            if not limits.loosen(error.minimum_memory):
+                break
             continue
         parts = _parts(groups, offered, solutions, terms)
-        cutter, schedules = terms.cutter(parts)
-        pipeline = cutter.best(schedules, too_slow if first else math.inf)
+        cutter, allowed = terms.cutter(parts)
+        pairs = schedules or allowed
+        pipeline = cutter.best(pairs, too_slow if first else math.inf)
         if pipeline is None:
             # How much is lacking says how much to save in the next solution.
-            needed = cutter.least_memory(schedules)
+            needed = cutter.least_memory(pairs)
             least = min(least, needed + terms.always)
             limits.tighten(parts, max(needed - min(map(terms.room, groups)), 0.0))
             continue
@@ -138,7 +182,7 @@ def best_pipeline(
             break
         limits.approach()
     if best is not None:
-        return _without_waste(best, terms)
+        return best
     memory_limit = min(terms.request.memory_limit_on(group.cluster) for group in groups)
     raise Infeasible(max(least, math.nextafter(memory_limit, math.inf)), memory_limit)
 
@@ -158,40 +202,6 @@ def _without_waste(best: StagedProgram, terms: Terms) -> StagedProgram:
     if pipeline is None or pipeline.memory > best.pipeline.memory:
         return best
     return replace(best, parts=parts, pipeline=pipeline, schedule=schedule)
-
-
-def with_more_in_flight(staged: StagedProgram, request: Request, *, always: float) -> StagedProgram:
-    """Return a pipeline under a faster schedule, if thriftier strategies admit one.
-
-    Interleaved schedules, and those that merge passes, keep more micro-batches in flight.
-    """
-    terms = Terms(request=request, schedule=staged.schedule, always=always)
-    best = staged
-    parts = staged.parts
-    groups = [part.group for part in parts]
-    offered = [
-        with_host_choices(request, part.tables, part.group.stages / part.group.share)
-        for part in parts
-    ]
-    allowed = [math.inf] * len(parts)
-    cutter, schedules = terms.cutter(parts)
-    for _ in range(FASTER_ROUNDS):
-        if not cutter.could_be_faster(schedules, best.pipeline):
-            break
-        # With more in flight, strategies have to keep less.
-        allowed = tighter(groups, used(parts, allowed), 0.0)
-        try:
-            solutions = _solutions(offered, allowed, request)
-        except Infeasible:
-            break
-        parts = _parts(groups, offered, solutions, terms)
-        cutter, schedules = terms.cutter(parts)
-        pipeline = cutter.best(schedules)
-        if pipeline is not None and pipeline.step < best.pipeline.step:
-            best = StagedProgram(
-                parts=parts, pipeline=pipeline, schedule=staged.schedule, tightened=True
-            )
-    return best
 
 
 def pipeline_of(

@@ -31,18 +31,19 @@ class TableLimits:
         self.above = allowed
         self.fitting: list[float] | None = None
 
-    def loosen(self) -> None:
-        """Allow more: the tables have no solution within so little."""
+    def loosen(self, least: float) -> bool:
+        """Allow more, as the tables of a group need `least` bytes; whether less than was used."""
         self.allowed = _between(self.above, self.allowed)
+        return any(least < most for most in self.above)
 
     def tighten(self, parts: Sequence[Part], excess: float) -> None:
         """Allow less: no cut of these parts fits, by `excess` bytes of the fullest device."""
         # A limit between the bytes used and those allowed would have the same solution.
-        self.above = used(parts, self.allowed)
+        self.above = _used(parts, self.allowed)
         if self.fitting:
             self.allowed = _between(self.above, self.fitting)
         else:
-            self.allowed = tighter(self.groups, self.above, excess)
+            self.allowed = _tighter(self.groups, self.above, excess)
 
     def approach(self) -> None:
         """Allow a little more than what fitted, as the step may be shorter there."""
@@ -54,13 +55,13 @@ def _between(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [0.5 * (most + least) for most, least in zip(above, below, strict=True)]
 
 
-def used(parts: Sequence[Part], allowed: Sequence[float]) -> list[float]:
+def _used(parts: Sequence[Part], allowed: Sequence[float]) -> list[float]:
     """Return the bytes of its limit that each part's solution fills."""
     used = [part.tables.graph.memory_of(part.solution.choices) for part in parts]
     return [min(most, memory) for most, memory in zip(allowed, used, strict=True)]
 
 
-def tighter(groups: Sequence[Group], used: Sequence[float], excess: float) -> list[float]:
+def _tighter(groups: Sequence[Group], used: Sequence[float], excess: float) -> list[float]:
     """Return a limit for each group below what its solution used.
 
     `excess`: bytes by which the fullest device exceeds its memory, or 0 if that is not known.
