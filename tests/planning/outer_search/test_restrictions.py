@@ -76,6 +76,24 @@ def test_what_a_restriction_finds_is_found_without_it(seed: int, asked: dict[str
     assert best.step <= SLOWER * search_plan(graph, less).predicted.step
 
 
+def test_a_faster_schedule_that_lacks_memory_gets_thriftier_strategies() -> None:
+    """State in host memory makes room for a schedule that waits less than 1F1B."""
+    shape = replace(TINY, layers=8, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000)
+    graph = transformer(replace(shape, sequence=2048), batch=32).graph
+    free = Request(
+        cluster=load_cluster("dgx-h100").sized(4),
+        stages=4,
+        micro_batches=8,
+        recompute="none",
+        memory=1.28e10,
+    )
+    plain = search_plan(graph, replace(free, schedule="1f1b"))
+    assert plain.predicted.host_memory == 0
+    best = search_plan(graph, free)
+    assert best.predicted.host_memory > 0
+    assert best.predicted.step < 0.97 * plain.predicted.step
+
+
 def test_less_memory_is_not_faster() -> None:
     graph = transformer(TINY, batch=16).graph
     request = Request(

@@ -134,3 +134,23 @@ def test_what_does_not_fit_is_told_from_what_is_too_slow() -> None:
             seen += 1
             assert made.best(pairs, made.ideal("1f1b", 1)) is None
     assert seen
+
+
+def test_schedules_that_lack_memory_may_be_faster() -> None:
+    rng = np.random.default_rng(11)
+    pairs = [("zero_bubble", 1), ("interleaved", 2), ("1f1b", 1)]
+    seen: set[str] = set()
+    for _ in range(40):
+        made = cutter(figures(rng, 20), 4, 85.0)
+        best = made.best(pairs)
+        if best is None:
+            continue
+        lacking = made.lacking(pairs, best.step)
+        assert all(made.best([pair]) is None for pair in lacking)
+        # Without a limit nothing lacks memory.
+        assert not made.unlimited().lacking(pairs, best.step)
+        # What neither lacks memory nor is slow by itself was the best.
+        others = [pair for pair in pairs if pair not in lacking and made.ideal(*pair) < best.step]
+        assert (best.schedule, best.interleave) in others
+        seen |= {name for name, _ in lacking}
+    assert seen
