@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.errors import UsageError
@@ -16,6 +17,8 @@ from autopar.sharding.analysis import Analysis
 from .build import build_tables, least_saved
 from .offload import offering_host
 from .tables import Known, Tables
+
+T = TypeVar("T")
 
 QUICK_ON_MANY_AXES = "recursive_programming"
 """The method for which choices are left out on meshes of many axes, before they have prices."""
@@ -40,17 +43,8 @@ def requested_tables(
     which raises `NoAssignment`: this candidate is out. The whole batch being too small is the
     user's mistake, and raises `UsageError`.
     """
-    with _too_small_is_out(whole=whole):
-        tables = build_tables(
-            analysis,
-            prices,
-            optimizer=request.optimizer,
-            limits=_limits(request, analysis, prices),
-            work=work,
-            known=known,
-            types=request.types,
-        )
-    return tables
+    priced = partial(build_tables, work=work, known=known)
+    return _asked(priced, request, analysis, prices, whole=whole)
 
 
 def requested_least_saved(
@@ -63,17 +57,32 @@ def requested_least_saved(
     known: Known,
 ) -> float:
     """The least bytes that operators save within the request's pins; raises as the tables do."""
-    with _too_small_is_out(whole=whole):
-        least = least_saved(
+    priced = partial(least_saved, work=work, known=known)
+    return _asked(priced, request, analysis, prices, whole=whole)
+
+
+def _asked(
+    priced: Callable[..., T],
+    request: Request,
+    analysis: Analysis,
+    prices: MeshPrices,
+    *,
+    whole: bool,
+) -> T:
+    """Call `priced` within the pins of a request; raises as `requested_tables`."""
+    try:
+        return priced(
             analysis,
             prices,
             optimizer=request.optimizer,
             limits=_limits(request, analysis, prices),
-            work=work,
-            known=known,
             types=request.types,
         )
-    return least
+    except UsageError:
+        # Nobody asked for this number of micro-batches, so that it is no mistake of the user.
+        if whole:
+            raise
+        raise NoAssignment from None
 
 
 def _limits(request: Request, analysis: Analysis, prices: MeshPrices) -> Limits:
@@ -82,17 +91,6 @@ def _limits(request: Request, analysis: Analysis, prices: MeshPrices) -> Limits:
     if request.limits is not None:
         return request.limits(analysis, prices.mesh)
     return Limits(runs=RUNS if request.search == QUICK_ON_MANY_AXES else None)
-
-
-@contextlib.contextmanager
-def _too_small_is_out(*, whole: bool) -> Iterator[None]:
-    try:
-        yield
-    except UsageError:
-        # Nobody asked for this number of micro-batches, so that it is no mistake of the user.
-        if whole:
-            raise
-        raise NoAssignment from None
 
 
 def with_host_choices(
