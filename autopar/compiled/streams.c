@@ -3,7 +3,7 @@
 */
 
 #define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "arrays.h"
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -396,17 +396,6 @@ static void give_room_back(Player *p)
     free(p->left_ends);
 }
 
-static int open_array(PyObject *array, Py_buffer *view, char format)
-{
-    if (PyObject_GetBuffer(array, view, PyBUF_WRITABLE | PyBUF_FORMAT))
-        return -1;
-    if (view->format[0] == format && view->format[1] == 0)
-        return 0;
-    PyBuffer_Release(view);
-    PyErr_Format(PyExc_ValueError, "a score has arrays of the types %s", formats);
-    return -1;
-}
-
 PyObject *autopar_play(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -425,7 +414,8 @@ PyObject *autopar_play(PyObject *module, PyObject *args)
             failed = 1;
         }
         for (Py_ssize_t i = 0; i < parts[t] && !failed; i++) {
-            failed = open_array(PyTuple_GetItem(tuples[t], i), &views[opened], formats[opened]);
+            failed = open_array(PyTuple_GetItem(tuples[t], i), &views[opened], formats[opened],
+                                "a score", formats);
             if (!failed) {
                 p->at[opened] = views[opened].buf;
                 p->length[opened] = views[opened].len / 8;

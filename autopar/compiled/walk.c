@@ -5,7 +5,7 @@
 */
 
 #define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "arrays.h"
 #include <stdint.h>
 #include <string.h>
 
@@ -257,17 +257,6 @@ static Py_ssize_t walk(Walk *w, Py_ssize_t start, int64_t way)
     return w->length[STEPS];
 }
 
-static int open_array(PyObject *array, Py_buffer *view, char format)
-{
-    if (PyObject_GetBuffer(array, view, PyBUF_WRITABLE | PyBUF_FORMAT))
-        return -1;
-    if (view->format[0] == format && view->format[1] == 0)
-        return 0;
-    PyBuffer_Release(view);
-    PyErr_Format(PyExc_ValueError, "a walk has arrays of the types %s", formats);
-    return -1;
-}
-
 PyObject *autopar_walk(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -288,7 +277,7 @@ PyObject *autopar_walk(PyObject *module, PyObject *args)
         }
         for (Py_ssize_t i = 0; i < count && !failed; i++) {
             PyObject *array = t < 3 ? PyTuple_GetItem(tuples[t], i) : last[i];
-            failed = open_array(array, &views[opened], formats[opened]);
+            failed = open_array(array, &views[opened], formats[opened], "a walk", formats);
             if (!failed) {
                 w.at[opened] = views[opened].buf;
                 w.length[opened] = views[opened].len / 8;
