@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from autopar.costmodel.known.shape import Latent, Shape
+from benchmarks.planners_of_others.programs.llama_of_autoparallel import LLAMA
 from benchmarks.searching.models import llama3_8b
 
 GIB = 2**30
@@ -141,17 +142,7 @@ def of_module(case: Case, checkout: Path) -> float:
     theirs = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = theirs
     spec.loader.exec_module(theirs)
-    arguments = theirs.TransformerModelArgs(
-        dim=4096,
-        n_layers=case.layers,
-        n_heads=32,
-        n_kv_heads=8,
-        ffn_dim_multiplier=1.3,
-        multiple_of=1024,
-        rope_theta=500000,
-        vocab_size=128256,
-        max_seq_len=8192,
-    )
+    arguments = theirs.TransformerModelArgs(n_layers=case.layers, **LLAMA)
     with torch.device("meta"):
         model = theirs.Transformer(arguments).to(torch.bfloat16)
         tokens = torch.empty((case.batch, 8192), dtype=torch.int64)

@@ -17,6 +17,7 @@ import torch
 from autoparallel.api import AutoParallel
 from autoparallel.cost_models.collective_runtime_estimation import set_nccl_topo_config
 from autoparallel.cost_models.nccl_cost_model import detect_nccl_topo_config
+from llama_of_autoparallel import LLAMA
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor._op_schema import OpStrategy
@@ -54,17 +55,7 @@ def llama(layers: int, mesh: DeviceMesh) -> tuple[Any, Callable[[], Any], dict[s
     """`examples/example_llama3.py`: Llama-3-8B of that many layers."""
     from autoparallel._testing.models.llama3 import Transformer, TransformerModelArgs, apply_ac
 
-    arguments = TransformerModelArgs(
-        dim=4096,
-        n_layers=layers,
-        n_heads=32,
-        n_kv_heads=8,
-        ffn_dim_multiplier=1.3,
-        multiple_of=1024,
-        rope_theta=500000,
-        vocab_size=128256,
-        max_seq_len=8192,
-    )
+    arguments = TransformerModelArgs(n_layers=layers, **LLAMA)
     with torch.device("meta"):
         model = Transformer(arguments)
     apply_ac(model, mode="selective", selective_ac_option="op")
