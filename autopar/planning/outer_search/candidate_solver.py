@@ -275,8 +275,12 @@ class CandidateSolver:
 
     def promise_of(self, candidate: Candidate, bound: float) -> float:
         """Seconds that a program hardly undercuts, from a bound of the tables' sum."""
-        least = self.least(candidate, bound)
-        return least if candidate.stages > 1 else (1 - EFFORT.margin) * least
+        return self.hardly_undercut(candidate, self.least(candidate, bound))
+
+    @staticmethod
+    def hardly_undercut(candidate: Candidate, bound: float) -> float:
+        """Seconds that a program hardly undercuts, from a bound of the tables' step."""
+        return bound if candidate.stages > 1 else (1 - EFFORT.margin) * bound
 
     def proves_too_slow(
         self, candidate: Candidate, tables: Tables, room: float, below: float

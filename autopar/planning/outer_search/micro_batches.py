@@ -85,7 +85,8 @@ class MicroBatches:
         for other in self.on_mesh_of(candidate):
             if other.micro_batches >= candidate.micro_batches:
                 bound = self.solver.bounds.bound(other, candidate.micro_batches, free)
-                self._promises[other] = max(self.promise(other), bound)
+                promise = self.solver.hardly_undercut(other, bound)
+                self._promises[other] = max(self.promise(other), promise)
 
     def leave_smaller(self, candidate: Candidate) -> None:
         """Leave out smaller micro-batches without stages: they only save memory, which is ample."""
