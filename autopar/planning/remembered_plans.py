@@ -26,6 +26,7 @@ from .model.folded_model import FoldedModel
 from .model.known_figures import KnownFigures
 from .model.progress import Progress
 from .model.request import Request
+from .outer_search import surely_misfits
 from .planner import folded_of, search_plan
 from .remembered_figures import FigureFiles
 
@@ -91,6 +92,10 @@ class Searches:
         if key is not None and plan.provenance.complete:
             remember(key, plan.to_json())
         return plan
+
+    def surely_misfits(self, request: Request) -> bool:
+        """Whether it is certain, without a search, that no plan of a request fits the memory."""
+        return surely_misfits(self.folded, request)
 
     @functools.cached_property
     def _subject(self) -> str | None:

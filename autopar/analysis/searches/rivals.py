@@ -49,7 +49,9 @@ def rivals(
     `seconds`: CPU seconds for each scheme (None: no limit). `jobs`: processes at a time (None: as
     many as cores).
     """
-    analysis = analyse(planned.model.graph, train=planned.plan.model.mode == "train")
+    analysis = planned.analysis or analyse(
+        planned.model.graph, train=planned.plan.model.mode == "train"
+    )
     free = Request(
         cluster=planned.cluster,
         train=analysis.train,
@@ -103,7 +105,8 @@ def _rival(
         request = pinned(free, scheme_named(name), analysis)
     except UsageError as error:
         return Rival(scheme=name, why=str(error).removeprefix(f"{name}: "))
-    for fits in (True, False):
+    # A search within the memory names what would do, which takes longer than all else.
+    for fits in (False,) if searches.surely_misfits(request) else (True, False):
         limited = request if fits else replace(request, memory=WITHOUT_LIMIT)
         try:
             plan = searches.plan(limited, progress=alarm)

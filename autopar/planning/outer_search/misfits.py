@@ -1,16 +1,24 @@
-"""Cases that do not fit the memory, and unlike layers for those that nearly do."""
+"""Cases that do not fit the memory, unlike layers for those that nearly do, and requests of which
+nothing does.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from autopar.errors import UsageError
 from autopar.planning.model.effort import EFFORT
+from autopar.planning.model.folded_model import FoldedModel
+from autopar.planning.model.request import Request
 from autopar.planning.solve.solved_candidate import Solved
 from autopar.planning.space.candidates import Candidate
+from autopar.planning.space.groups import CandidateGroups
 from autopar.planning.space.modes import Mode
-from autopar.search import Infeasible
+from autopar.search import Infeasible, NoAssignment
 
+from .candidate_solver import CandidateSolver
 from .evaluator import Evaluator, Played
 from .incumbents import Incumbents
 
@@ -54,3 +62,31 @@ class UnlikeLayers:
             if not self.incumbents or self.evaluator.may_fit(solved, needed, enough):
                 self.incumbents.challenge(Played(solved=solved, seconds=math.inf, limited=True))
         self._waiting.clear()
+
+
+def surely_misfits(folded: FoldedModel, request: Request) -> bool:
+    """Whether parameters with their gradients and state alone exceed the memory on every mesh.
+
+    False where that is not certain, as where state may be in host memory or devices may be idle.
+    """
+    hosted = request.may_offload or request.offload == "optimizer" or request.hosted is not None
+    if hosted or request.fewer or len(request.cluster.pools) > 1:
+        return False
+    solver = CandidateSolver(folded, request)
+    groups = CandidateGroups(folded, request).groups(request.cluster.devices)
+    stored = [_is_stored(solver, every) for _, every in groups]
+    return bool(stored) and not any(stored)
+
+
+def _is_stored(solver: CandidateSolver, candidates: Iterable[Candidate]) -> bool:
+    """Whether the memory of the candidates of a mesh may hold all parameters with their state."""
+    # No number of micro-batches, and no recompute, changes the bytes of what is stored.
+    mode = next(iter(solver.modes()))
+    for candidate in candidates:
+        try:
+            tables = solver.tables(solver.case(candidate, mode))
+        # Pins may forbid some numbers of micro-batches, or all: a search says so.
+        except (NoAssignment, UsageError):
+            continue
+        return tables.least_stored() <= solver.room(candidate)
+    return False
