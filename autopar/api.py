@@ -27,6 +27,7 @@ from .options.table import READING
 from .options.targets import require_said
 from .plan import Plan
 from .plan_origin import cluster_of_plan, model_of_plan
+from .planning.model.folded_model import FoldedModel
 from .planning.model.progress import Progress
 from .planning.model.request import WITHOUT_LIMIT, default_limit
 from .planning.model.routing import read_routing
@@ -45,9 +46,8 @@ if TYPE_CHECKING:
 class Planned:
     """A plan with what it was made from, and the CPU seconds of its search.
 
-    `notes`: sentences worth telling the user.
-
-    `analysis`: of the model's graph, where the search made one.
+    `notes`: sentences worth telling the user. `folded`: the model as its search saw it (None: there
+    was no search).
     """
 
     plan: Plan
@@ -55,7 +55,14 @@ class Planned:
     cluster: Cluster
     notes: tuple[str, ...]
     seconds: float = 0.0
-    analysis: Analysis | None = None
+    folded: FoldedModel | None = None
+
+    @property
+    def analysis(self) -> Analysis:
+        """The analysis of the model's graph."""
+        if self.folded is not None:
+            return self.folded.analysis(short=False)
+        return analyse(self.model.graph, train=self.plan.model.mode == "train")
 
 
 @python_words
@@ -134,7 +141,6 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
         require_said(best, wanted.target)
     seconds = time.process_time() - before
     folded = searches.folded
-    analysis = folded.analysis(short=False)
     limit = request.memory_limit
     # A plan that is wanted though it fits no device is still told what would fit.
     if limit >= WITHOUT_LIMIT:
@@ -150,7 +156,7 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     best = best.model_copy(update={"model": named, "routing": under})
     notes = (sentence, *searches.notes, *model.notes, *said, *request_notes)
     return Planned(
-        plan=best, model=ruled, cluster=cluster, notes=notes, seconds=seconds, analysis=analysis
+        plan=best, model=ruled, cluster=cluster, notes=notes, seconds=seconds, folded=folded
     )
 
 

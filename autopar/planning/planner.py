@@ -99,8 +99,9 @@ def folded_of(
 
     `known_figures`: those of its searches, where others know some of them.
     """
-    foldable = request.limits is None or request.uniform
-    return FoldedModel(graph, train=request.train, folded=foldable, known_figures=known_figures)
+    return FoldedModel(
+        graph, train=request.train, folded=request.folds, known_figures=known_figures
+    )
 
 
 @contextlib.contextmanager

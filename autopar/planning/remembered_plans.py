@@ -42,27 +42,40 @@ _ROOMS = (
 class Searches:
     """Searches of one graph under several requests, which share its folding and analyses.
 
-    `jobs`: processes that a search may take (None: as many as cores). `recalled`: the number of
+    `jobs`: processes that a search may take (None: as many as cores). `folded`: the graph as other
+    searches saw it, which serves these if its layers are folded alike. `recalled`: the number of
     plans that were remembered; `made`: of those that were searched.
     """
 
-    def __init__(self, graph: Graph, first: Request, jobs: int | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        first: Request,
+        jobs: int | None = None,
+        *,
+        folded: FoldedModel | None = None,
+    ) -> None:
         self.graph = graph
         self.jobs = jobs
         self.recalled = 0
         self.made = 0
         self._first = first
+        self._others = folded
 
     @functools.cached_property
     def folded(self) -> FoldedModel:
         """The graph as the searches see it, made when it is first needed."""
+        first = self._first
+        others = self._others
+        if others is not None and others.serves(self.graph, first.train, folded=first.folds):
+            return others
         known = None
         if folder_of_answers() is not None and self._subject is not None:
             # Folded graphs have other tables, and so other figures.
-            foldable = value_text(self._first.limits is None or self._first.uniform)
+            foldable = value_text(first.folds)
             subject = (self._subject, foldable, value_text(EFFORT), source_of(*_ROOMS))
             known = KnownFigures(FigureFiles(subject, _PACKAGES))
-        return folded_of(self.graph, self._first, known)
+        return folded_of(self.graph, first, known)
 
     @property
     def notes(self) -> tuple[str, ...]:

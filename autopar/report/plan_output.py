@@ -16,7 +16,7 @@ from autopar.api import Planned
 from autopar.plan import Plan
 from autopar.planning.model.request import HEADROOM, default_limit
 from autopar.schemes import Named, scheme_of, stages_of
-from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.analysis import Analysis
 from autopar.units import bytes_text
 
 from .certainty import certainty_json, certainty_lines, fits_surely, memory_to_ask
@@ -28,9 +28,7 @@ from .throughput import speed_json, warning_lines
 
 
 def _account(planned: Planned) -> tuple[Account | None, Analysis, Named]:
-    analysis = planned.analysis or analyse(
-        planned.model.graph, train=planned.plan.model.mode == "train"
-    )
+    analysis = planned.analysis
     account = (
         account_of(planned.plan, analysis, planned.cluster) if has_account(planned.plan) else None
     )

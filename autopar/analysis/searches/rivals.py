@@ -16,7 +16,7 @@ from autopar.planning.remembered_plans import Searches
 from autopar.schemes import scheme_named, scheme_of, stages_of
 from autopar.schemes.pinning import pinned
 from autopar.schemes.recipes import ALONE
-from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.analysis import Analysis
 
 from .side_by_side import side_by_side
 
@@ -49,9 +49,7 @@ def rivals(
     `seconds`: CPU seconds for each scheme (None: no limit). `jobs`: processes at a time (None: as
     many as cores).
     """
-    analysis = planned.analysis or analyse(
-        planned.model.graph, train=planned.plan.model.mode == "train"
-    )
+    analysis = planned.analysis
     free = Request(
         cluster=planned.cluster,
         train=analysis.train,
@@ -61,8 +59,10 @@ def rivals(
         # No scheme's name means host memory: what does not fit says so.
         offload="none",
         types=planned.plan.schedule.types,
+        # The rows say what schemes take, and not how near to their best that is.
+        certified=False,
     )
-    searches = Searches(analysis.graph, free, jobs)
+    searches = Searches(analysis.graph, free, jobs, folded=planned.folded)
     # Made once, for all processes.
     _ = searches.folded
 

@@ -46,6 +46,7 @@ class FoldedModel:
     ) -> None:
         self.graph = graph
         self.train = train
+        self._folds = folded
         self.runs: tuple[Run, ...] = find_runs(graph)
         self.folding: Folding = fold(graph, self.runs if folded else ())
         self.counts: Counts = self.folding.counts
@@ -66,6 +67,10 @@ class FoldedModel:
     def is_small(self) -> bool:
         """Whether a program of the whole model is made in a fraction of a second."""
         return len(self.graph.operators) <= SMALL_GRAPH
+
+    def serves(self, graph: Graph, train: bool, *, folded: bool) -> bool:
+        """Whether this is what such a graph is folded to."""
+        return graph is self.graph and (train, folded) == (self.train, self._folds)
 
     def remembered(self, key: object, make: Callable[[], T]) -> T:
         """Return the value of `make`, remembered for the last key only.

@@ -59,7 +59,8 @@ class Request:
     `schedule`, `interleave`: the schedule, and its chunks a stage. `overlap_experts`: whether
     passes of two micro-batches are merged, so that exchanges of experts run under them (None: where
     that is faster and fits). `gap`: the share above its bound at which a plan is near enough (see
-    `stops`). `seconds`: of the search.
+    `stops`). `seconds`: of the search. `certified`: bounds are raised once the plan is there (else
+    its gap is what the search itself proves).
     """
 
     cluster: Cluster
@@ -83,6 +84,7 @@ class Request:
     overlap_experts: bool | None = None
     gap: float | None = None
     seconds: float | None = None
+    certified: bool = True
     fewer: bool = True
     uniform: bool = False
     types: Types = PLAIN.types
@@ -150,6 +152,11 @@ class Request:
         if not optimizer_named(self.optimizer).streams:
             return f"{self.optimizer} updates all matrices together, not one after another"
         return f"no host_bandwidth is given for the device {self.cluster.device.name}"
+
+    @property
+    def folds(self) -> bool:
+        """Whether equal layers may be folded: no pin tells them apart."""
+        return self.limits is None or self.uniform
 
     @property
     def schedules(self) -> tuple[str, ...]:

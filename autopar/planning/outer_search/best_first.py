@@ -118,7 +118,7 @@ class BestFirst:
         self._progress = progress
         try:
             self.find()
-            if self.incumbents:
+            if self.incumbents and self.request.certified:
                 self._close_in()
         # Whoever interrupts the search is owed the best so far; without any, the interrupt goes on.
         except KeyboardInterrupt:

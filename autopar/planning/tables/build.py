@@ -154,5 +154,5 @@ def _priced(
         aside=edges.aside,
         each=edges.each,
         types=basis.types,
-        chains=basis.known.once("chains", dict[object, tuple[Layout, ...]]),
+        chains=basis.known.on_mesh.once("chains", dict[object, tuple[Layout, ...]]),
     )
