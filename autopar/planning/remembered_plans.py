@@ -108,6 +108,9 @@ class Searches:
 
     def surely_misfits(self, request: Request) -> bool:
         """Whether it is certain, without a search, that no plan of a request fits the memory."""
+        # What is remembered is told faster.
+        if (key := self._key(request)) is not None and recalled(key) is not None:
+            return False
         return surely_misfits(self.folded, request)
 
     @functools.cached_property

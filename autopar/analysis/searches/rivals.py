@@ -105,7 +105,7 @@ def _rival(
         request = pinned(free, scheme_named(name), analysis)
     except UsageError as error:
         return Rival(scheme=name, why=str(error).removeprefix(f"{name}: "))
-    # A search within the memory names what would do, which takes longer than all else.
+    # Where nothing fits, a search looks for what would do, which takes long and is not shown here.
     for fits in (False,) if searches.surely_misfits(request) else (True, False):
         limited = request if fits else replace(request, memory=WITHOUT_LIMIT)
         try:

@@ -75,8 +75,9 @@ class KnownFigures:
 
 def _in_common(request: Request) -> Request:
     """The request without what its figures do not depend on, or have in their keys."""
-    request = replace(request, memory=None, gap=None, seconds=None, certified=True, fewer=True)
-    request = replace(request, mesh=None)
+    request = replace(
+        request, memory=None, gap=None, seconds=None, certified=True, fewer=True, mesh=None
+    )
     # Passes of two micro-batches are merged only where both numbers are given.
     if request.overlap_experts:
         return request

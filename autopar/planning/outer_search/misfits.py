@@ -74,8 +74,12 @@ def surely_misfits(folded: FoldedModel, request: Request) -> bool:
         return False
     solver = CandidateSolver(folded, request)
     groups = CandidateGroups(folded, request).groups(request.cluster.devices)
-    stored = [_is_stored(solver, every) for _, every in groups]
-    return bool(stored) and not any(stored)
+    places = 0
+    for _, every in groups:
+        if _is_stored(solver, every):
+            return False
+        places += 1
+    return places > 0
 
 
 def _is_stored(solver: CandidateSolver, candidates: Iterable[Candidate]) -> bool:

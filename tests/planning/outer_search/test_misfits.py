@@ -1,4 +1,4 @@
-"""Of a request that surely does not fit no plan fits, and what a search fits is none of these."""
+"""Requests that surely do not fit have no plan, and no request that has one is taken for such."""
 
 from __future__ import annotations
 
