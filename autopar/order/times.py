@@ -46,20 +46,16 @@ class Times:
 
         `hidden`: seconds that a pair takes less than both of its passes.
         """
-        stages = len(forward)
-        figures = [
-            np.broadcast_to(np.asarray(x, dtype=np.float64), (stages,))
-            for x in (forward, backward, weight, send, hidden)
-            # A figure of another size is left out, and missed in the check below.
-            if np.size(x) in (1, stages)
-        ]
-        if (
-            not stages
-            or len(figures) < 5
-            or min(float(x.min()) for x in figures) < 0
-            or (figures[2] > figures[1]).any()
-            or (figures[4] > figures[0] + figures[1]).any()
-        ):
+        # Searches ask for the times of many cuts, so all figures are checked as one table.
+        figures = np.empty((5, len(forward)))
+        try:
+            for row, x in zip(figures, (forward, backward, weight, send, hidden), strict=True):
+                row[:] = x
+        except ValueError:
+            # A figure of another size is missed in the check below.
+            figures = np.empty((5, 0))
+        both = figures[0] + figures[1]
+        if not figures.size or figures.min() < 0 or (figures[2::2] > (figures[1], both)).any():
             raise UsageError(
                 "a pipeline needs times of at least 0 for each stage, with a weight part no longer "
                 "than the backward pass, and no more hidden than both passes"
@@ -69,7 +65,7 @@ class Times:
             backward=figures[1],
             weight=figures[2],
             send=figures[3],
-            pair=figures[0] + figures[1] - figures[4],
+            pair=both - figures[4],
             overlap=overlap,
         )
 

@@ -14,9 +14,18 @@ from __future__ import annotations
 import math
 
 from autopar.planning.model.effort import EFFORT
-from autopar.planning.programs.front import FILLINGS, Front, price_alone, price_stages
+from autopar.planning.programs.front import (
+    FILLINGS,
+    Front,
+    Price,
+    price_alone,
+    price_stages,
+    remembered,
+)
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.solve.within_limits import QUICK_METHOD, solve_within
+from autopar.planning.space.candidates import Candidate
+from autopar.planning.space.modes import Mode
 from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible
 
@@ -24,11 +33,15 @@ from .candidate_solver import CandidateSolver
 
 
 class MemoryBound:
-    """Solves candidates within the memory; `fronts`: those of the candidates so far."""
+    """Solves candidates within the memory.
+
+    `fronts`, `prices`: those of the candidates so far.
+    """
 
     def __init__(self, solver: CandidateSolver) -> None:
         self.solver = solver
         self.fronts: dict[tuple[Case, bool], Front] = {}
+        self.prices: dict[tuple[Candidate, Mode], Price] = {}
 
     @property
     def on_fronts(self) -> bool:
@@ -43,19 +56,30 @@ class MemoryBound:
         # Once memory is known to bind a case its tables offer more, so that its front is another.
         key = (case, offers_host)
         if key not in self.fronts:
-            memory_limit = solver.memory_limit(candidate)
+            fillings = FILLINGS if candidate.stages == 1 else FILLINGS // 2
+            self.fronts[key] = Front(
+                tables,
+                self._price(candidate, case.mode),
+                solver.memory_limit(candidate),
+                fillings=fillings,
+            )
+        return self.fronts[key]
+
+    def _price(self, candidate: Candidate, mode: Mode) -> Price:
+        """The pricing of a candidate's solutions in a mode, whatever its tables count as hidden."""
+        solver = self.solver
+        if (candidate, mode) not in self.prices:
             # Without stages solutions are priced on the whole graph, pipelines on the folded one.
-            schedule = solver.schedule_of(candidate, case.mode, short=candidate.stages > 1)
+            schedule = solver.schedule_of(candidate, mode, short=candidate.stages > 1)
             if candidate.stages == 1:
                 count = candidate.micro_batches
-                price = price_alone(solver.folded, count, schedule, memory_limit)
-                fillings = FILLINGS
+                limit = solver.memory_limit(candidate)
+                price = price_alone(solver.folded, count, schedule, limit)
             else:
                 group = solver.group(candidate)
                 price = price_stages(solver.folded, group, schedule, solver.request, solver.always)
-                fillings = FILLINGS // 2
-            self.fronts[key] = Front(tables, price, memory_limit, None, fillings)
-        return self.fronts[key]
+            self.prices[candidate, mode] = remembered(price)
+        return self.prices[candidate, mode]
 
     def solve(self, case: Case, tables: Tables, beyond: float) -> Solved:
         """The solution that promises least within the memory; raises `Infeasible`.

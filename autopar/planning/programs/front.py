@@ -211,6 +211,21 @@ class Front:
         return best
 
 
+def remembered(price: Price) -> Price:
+    """Return a pricing that prices equal choices once: tables of other hidden shares have them."""
+    known: dict[tuple[tuple[int, ...], bool], Priced] = {}
+
+    def priced(tables: Tables, solution: Solution, wanting: bool) -> Priced:
+        key = (solution.choices, wanting)
+        if key not in known:
+            known[key] = price(tables, solution, wanting)
+            # The step without a limit of memory harms nobody who did not ask for it.
+            known.setdefault((solution.choices, False), known[key])
+        return replace(known[key], solution=solution)
+
+    return priced
+
+
 def price_program(schedule: Schedule, memory_limit: float, whole: Whole | None = None) -> Price:
     """Return the pricing of solutions without stages, as programs.
 

@@ -59,12 +59,14 @@ class Cutter:
         self.unit_bytes = unit_bytes
         self.costs = costs
         self.pieces = self.costs.pieces
+        self.shifts: dict[tuple[str, int, tuple[int, ...]], Pipeline] = {}
         self.even = EvenCuts(self.costs, limits, hosts)
 
     def unlimited(self) -> Cutter:
         """Return a cutter of the same model without a limit of memory."""
         # The costs of pieces are the same, and stay shared.
         cutter = copy(self)
+        cutter.shifts = dict(self.shifts)
         without = [math.inf] * len(self.places)
         cutter.even = EvenCuts(self.costs, without, without)
         return cutter
@@ -173,22 +175,32 @@ class Cutter:
         # Stages name operators, cuts are numbers of pieces.
         ends = [pipeline.stages[0].start, *(stage.stop for stage in pipeline.stages)]
         cuts = tuple(int(place) for place in np.searchsorted(self.pieces, ends))
-        for _ in range(SHIFTS):
-            before = best
-            # Each cut is tried one piece earlier and one piece later.
-            for place, by in itertools.product(range(1, len(cuts) - 1), (-1, 1)):
-                moved = cuts[place] + by
-                if not cuts[place - 1] < moved < cuts[place + 1]:
-                    continue
-                shifted = (*cuts[:place], moved, *cuts[place + 1 :])
-                if not self.even.fit_together(shifted, flying):
-                    continue
-                candidate = self._pipeline(shifted, best.schedule, best.interleave, flying)
-                if candidate.step < ROUNDED_DOWN * best.step:
-                    best = candidate
-                    cuts = shifted
-            if best is before:
+        key = (pipeline.schedule, pipeline.interleave, cuts)
+        if key in self.shifts:
+            return self.shifts[key]
+        # Each cut is tried one piece earlier and one piece later.
+        moves = list(itertools.product(range(1, len(cuts) - 1), (-1, 1)))
+        in_vain = 0
+        refused = False
+        for place, by in moves * SHIFTS:
+            if in_vain == len(moves):
                 break
+            in_vain += 1
+            moved = cuts[place] + by
+            if not cuts[place - 1] < moved < cuts[place + 1]:
+                continue
+            shifted = (*cuts[:place], moved, *cuts[place + 1 :])
+            if not self.even.fit_together(shifted, flying):
+                refused = True
+                continue
+            candidate = self._pipeline(shifted, best.schedule, best.interleave, flying)
+            if candidate.step < ROUNDED_DOWN * best.step:
+                best = candidate
+                cuts = shifted
+                in_vain = 0
+        # Without a limit of memory these cuts shift in the same way, unless memory refused some.
+        if not refused:
+            self.shifts[key] = best
         return best
 
     def _pipeline(
@@ -201,10 +213,8 @@ class Cutter:
             for number, (i, j) in enumerate(itertools.pairwise(cuts))
         ]
         held = [chunks[stage::stages] for stage in range(stages)]
-        forward, backward, weight, hidden = (
-            [math.fsum(getattr(chunk, name) for chunk in own) for own in held]
-            for name in ("forward", "backward", "weight", "hidden")
-        )
+        passes = np.array([chunk.passes for chunk in chunks])
+        forward, backward, weight, hidden = passes.reshape(interleave, stages, -1).sum(axis=0).T
         send = message_seconds(self.places, self._handed(chunks))
         times = Times.of(forward, backward, weight, send, hidden=hidden)
         seconds = step_seconds(schedule, times, self.count, interleave)

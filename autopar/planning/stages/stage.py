@@ -33,6 +33,11 @@ class Stage:
     moved: float
     memory: float
 
+    @property
+    def passes(self) -> tuple[float, float, float, float]:
+        """Return the seconds of a micro-batch: of both passes, and the parts of them."""
+        return self.forward, self.backward, self.weight, self.hidden
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
