@@ -32,7 +32,7 @@ from autopar.report.plot import Panel, Series, svg
 from benchmarks.planned.cases import Case
 from benchmarks.planning import measured
 
-LAYERS = (2, 8, 32, 128, 512)
+LAYERS = (2, 8, 32, 128, 512, 4350)
 DEVICES = (8, 64, 512, 4096, 32768, 131072)
 MESHES = ((16,), (4, 4), (4, 2, 2), (2, 2, 2, 2))
 QUICK = 3
