@@ -44,6 +44,7 @@ from .misfits import Misfit, UnlikeLayers
 from .modes_in_turn import ModesInTurn
 from .neighbours import Neighbours
 from .node_queue import Node, NodeQueue, Place, by_promise
+from .scarce_schedules import ScarceSchedules
 from .whole_programs import WholePrograms
 
 
@@ -74,6 +75,7 @@ class BestFirst:
         self.whole = WholePrograms(self.evaluator)
         self.incumbents = Incumbents(self.whole)
         self.unlike = UnlikeLayers(self.evaluator, self.incumbents)
+        self.scarce = ScarceSchedules(self.evaluator, self.incumbents, self.clock)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
         self.modes = ModesInTurn()
@@ -148,6 +150,7 @@ class BestFirst:
         if not self._is_near_enough():
             self.neighbours.try_finer_meshes()
             self.neighbours.try_micro_batches()
+            self.scarce.try_waiting()
         self.incumbents.improve()
 
     def _close_in(self) -> None:
@@ -346,6 +349,7 @@ class BestFirst:
         self.ahead.of_programs(solved, best)
         try:
             programs = self.evaluator.play(solved, best)
+            self.scarce.look_at(programs)
             for played in programs:
                 self.incumbents.note(played)
             # Of programs near the best one, those of other modes may be a little faster yet.

@@ -21,7 +21,7 @@ from autopar.planning.solve.within_limits import QUICK_METHOD, solve_within
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.stage import Slower
-from autopar.planning.stages.staged_program import StagedProgram, best_pipeline
+from autopar.planning.stages.staged_program import StagedProgram, best_pipeline, thriftier_pipeline
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible, Interrupted, NoAssignment, resting
@@ -349,18 +349,40 @@ class Evaluator:
             limited=full and program.tightened,
         )
 
-    def _cut_program(self, solved: Solved, tables: Tables, below: float) -> StagedProgram:
+    def under_scarce_schedules(self, played: Played, below: float) -> Played | None:
+        """The fastest pipeline of a case under schedules for which the played one lacks memory.
+
+        None where thriftier strategies make none that takes less than `below` seconds.
+        """
+        solved = played.solved
         candidate = solved.candidate
-        terms = Terms(
+        # Few cases come here, and the quick method misses some of what barely fits.
+        terms = replace(self._terms(solved), request=self.request)
+        part = terms.part(self.solver.group(candidate), solved.tables, solved.solution)
+        scarce = self.solver.scarce_schedules(candidate)
+        program = thriftier_pipeline([part], terms, scarce, too_slow=below)
+        if program is None:
+            return None
+        thrifty = program.parts[0]
+        return Played(
+            solved=replace(solved, made=lambda: thrifty.tables, solution=thrifty.solution),
+            seconds=program.seconds,
+            limited=True,
+        )
+
+    def _terms(self, solved: Solved) -> Terms:
+        return Terms(
             request=self.quickly,
-            schedule=self.solver.schedule_of(candidate, solved.mode, short=True),
+            schedule=self.solver.schedule_of(solved.candidate, solved.mode, short=True),
             always=self.solver.always,
             expand=functools.partial(expand, self.folded),
         )
+
+    def _cut_program(self, solved: Solved, tables: Tables, below: float) -> StagedProgram:
         return best_pipeline(
-            [self.solver.group(candidate)],
+            [self.solver.group(solved.candidate)],
             [tables],
-            terms,
+            self._terms(solved),
             solved=solved.solution if tables is solved.tables else None,
             too_slow=below,
         )

@@ -8,7 +8,6 @@ nothing that 4 x 32 could.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -74,28 +73,49 @@ class Neighbours:
         Where memory binds the `coarser` program, other modes are most of what a finer mesh gains,
         so that its fastest has to be near the best. Else it has to be faster than the coarser one.
         """
-        less = 1 - EFFORT.close
-        # In the same mode the tables of the finer mesh have to add up to less.
-        same = math.inf if coarser.limited else less * coarser.solved.seconds
         for case in cases:
             # Two meshes may be split into the same one.
             if not self.modes.reach(case.candidate, case.mode):
                 continue
             self.ahead.of_finer(case, self.incumbents.best, self.incumbents.enough)
-            self._promising(case, same if case.mode == coarser.solved.mode else math.inf)
+            is_same = case.mode == coarser.solved.mode and not coarser.limited
+            if not is_same or self._adds_up_to_less(case, coarser.solved):
+                self._promising(case)
             near = (
-                EFFORT.behind * self.incumbents.best if coarser.limited else less * coarser.seconds
+                EFFORT.behind * self.incumbents.best
+                if coarser.limited
+                else (1 - EFFORT.close) * coarser.seconds
             )
             fastest = self.incumbents.fastest.get(case.candidate)
             if fastest is None or fastest.seconds >= near:
                 return
 
-    def _promising(self, case: Case, most: float = math.inf) -> None:
-        """Play a case that promises less than is enough, with tables of less than `most`."""
+    def _adds_up_to_less(self, case: Case, coarser: Solved) -> bool:
+        """Whether the tables of a finer mesh add up to less than a coarser one's in the same mode.
+
+        They are compared where both take as much for hidden: at the largest share of a case, and at
+        that of the coarser mesh's fastest program.
+        """
+        largest = self.evaluator.solver.case(coarser.candidate, coarser.mode)
+        pairs = {largest: case}
+        pairs.setdefault(coarser.case, replace(case, hidden=coarser.hidden))
+        for other, finer in pairs.items():
+            with contextlib.suppress(Infeasible, NoAssignment):
+                # The fastest program's own tables need not be solved again.
+                known = coarser if other == coarser.case else self.evaluator.promise(other)
+                solved = self.evaluator.promise(finer, below=self.incumbents.enough)
+                if known is None or solved is None:
+                    continue
+                if solved.seconds < (1 - EFFORT.close) * known.seconds:
+                    return True
+        return False
+
+    def _promising(self, case: Case) -> None:
+        """Play a case that promises less than is enough."""
         enough = self.incumbents.enough
         with contextlib.suppress(Infeasible, NoAssignment):
             solved = self.evaluator.promise(case, below=enough)
-            if solved is not None and solved.promise < enough and solved.seconds < most:
+            if solved is not None and solved.promise < enough:
                 self.play(solved)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import NoPlanFits, UsageError
+from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
@@ -20,6 +21,7 @@ from autopar.planning.programs.rank import first_of
 from autopar.planning.programs.writing import Certificate
 from autopar.planning.space.candidates import micro_batches_to_try
 from autopar.planning.stages.staged_program import StagedProgram, with_more_in_flight
+from autopar.search import Infeasible
 from autopar.sharding.mesh import Mesh
 
 from .best_first import BestFirst
@@ -150,8 +152,30 @@ def _over_all(
     if search.request.overlap_experts is None:
         if isinstance(best, PricedProgram):
             more += _in_more_micro_batches(searches, best)
-        more += merged_forms([*programs, *more], search.request)
+        beside = [one for search in searches for one in _beside_incumbents(search, best)]
+        more += merged_forms([*programs, *more, *beside], search.request)
     return more
+
+
+def _beside_incumbents(search: BestFirst, best: Program) -> Iterator[Program]:
+    """The fastest programs without stages that were no incumbents, where merging may help them.
+
+    Candidates are ranked without merging, so that a pipeline, or another mesh, may have been faster
+    than what is the fastest once its exchanges hide.
+    """
+    incumbents = search.incumbents
+    tried = {played.solved.candidate for played in incumbents.played}
+    alone = [one for one in incumbents.fastest.values() if one.solved.candidate.stages == 1]
+    hiding = search.hiding
+    for played in sorted(alone, key=lambda one: one.seconds)[: EFFORT.split]:
+        candidate = played.solved.candidate
+        # Finer meshes are in no book.
+        least = hiding.sure.get(candidate, 0.0)
+        if candidate in tried or not hiding.solver.bounds.cover(candidate):
+            continue
+        if least < (1 - EFFORT.close) * best.seconds:
+            with contextlib.suppress(Infeasible):
+                yield search.whole.program(played).program
 
 
 def _in_more_micro_batches(searches: Sequence[BestFirst], best: PricedProgram) -> list[Program]:

@@ -8,9 +8,8 @@ solved again within less memory.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.planning.model import Request
@@ -108,28 +107,40 @@ def best_pipeline(
 
 
 def with_more_in_flight(staged: StagedProgram, request: Request, *, always: float) -> StagedProgram:
-    """Return a pipeline under a faster schedule, if thriftier strategies admit one.
-
-    Such schedules keep more in flight, or keep it for longer. State may be in host memory.
-    """
+    """Return a pipeline under a faster schedule, if thriftier strategies admit one."""
     terms = Terms(request=request, schedule=staged.schedule, always=always)
-    groups = [part.group for part in staged.parts]
-    offered = [
-        with_host_choices(request, part.tables, part.group.stages / part.group.share)
-        for part in staged.parts
-    ]
     best = staged
     # Of one chunk a stage a schedule lacks least.
     for whole in (True, False):
-        cutter, schedules = terms.cutter(best.parts)
+        _, schedules = terms.cutter(best.parts)
         pairs = [pair for pair in schedules if (pair[1] == 1) == whole]
-        lacking = cutter.lacking(pairs, best.pipeline.step)
-        if not lacking:
-            continue
-        with contextlib.suppress(Infeasible):
-            thrifty = _fitting(groups, offered, terms, known=None, schedules=lacking)
-            best = min(best, thrifty, key=lambda program: program.pipeline.step)
+        step = best.pipeline.step
+        best = thriftier_pipeline(best.parts, terms, pairs, too_slow=step) or best
     return best
+
+
+def thriftier_pipeline(
+    parts: Sequence[Part], terms: Terms, schedules: Iterable[tuple[str, int]], *, too_slow: float
+) -> StagedProgram | None:
+    """Return the best pipeline under those schedules that parts lack memory for.
+
+    Such schedules keep more in flight, or keep it for longer, so that strategies have to be
+    thriftier. State may be in host memory. None where nothing takes less than `too_slow` seconds.
+    """
+    cutter, _ = terms.cutter(parts)
+    lacking = cutter.lacking(schedules, too_slow)
+    if not lacking:
+        return None
+    groups = [part.group for part in parts]
+    offered = [
+        with_host_choices(terms.request, part.tables, part.group.stages / part.group.share)
+        for part in parts
+    ]
+    try:
+        thrifty = _fitting(groups, offered, terms, known=None, schedules=lacking)
+    except Infeasible:
+        return None
+    return thrifty if thrifty.pipeline.step < too_slow else None
 
 
 def _fitting(
