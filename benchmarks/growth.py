@@ -1,10 +1,11 @@
 """How the cost of planning grows: CPU seconds and memory over operators, devices and axes.
 
-    benchmarks/growth.py [--quick] [--json] [--figure FILE]
+    benchmarks/growth.py [--quick] [--json] [--figure FILE] [--points FILE]
 
 Every point is a whole search for a plan of a transformer with the layers of Llama-3-8B, in a
-process of its own with one thread of arithmetic. Its memory is the peak of that process. Each
-curve varies one size:
+process of its own with one thread of arithmetic. Its memory is the peak of that process.
+`--points`: lines of an earlier `--json`, which are drawn and not measured again. Each curve varies
+one size:
 
     operators  the layers, on 1,024 devices and 1,024 sequences
     devices    the devices, with a sequence for each, and 32 layers
@@ -84,6 +85,20 @@ def searched(number: int, *, quick: bool) -> Point:
     )
 
 
+def points_now(*, quick: bool) -> Iterator[Point]:
+    """Measure all points, each in a process of its own."""
+    for number, _ in enumerate(cases(quick=quick)):
+        more = ("--quick",) if quick else ()
+        _, text = measured((sys.executable, __file__, "--point", str(number), *more))
+        yield Point(**json.loads(text.splitlines()[-1]))
+
+
+def points_of(file: Path) -> Iterator[Point]:
+    """The points that an earlier run printed."""
+    for line in file.read_text().splitlines():
+        yield Point(**json.loads(line))
+
+
 def exponent(points: Sequence[Point]) -> float:
     """The slope of log(seconds) over log(size), for the upper half of a curve."""
     upper = sorted(points, key=lambda point: point.size)[len(points) // 2 - 1 :]
@@ -117,16 +132,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the first points of each curve")
     parser.add_argument("--json", action="store_true", help="print one JSON object a point")
     parser.add_argument("--figure", type=Path, help="write the curves as SVG")
+    parser.add_argument("--points", type=Path, help="draw the points of an earlier --json")
     parser.add_argument("--point", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.point is not None:
         print(json.dumps(asdict(searched(options.point, quick=options.quick))))
         return
     points = []
-    for number, _ in enumerate(cases(quick=options.quick)):
-        quick = ("--quick",) if options.quick else ()
-        _, text = measured((sys.executable, __file__, "--point", str(number), *quick))
-        point = Point(**json.loads(text.splitlines()[-1]))
+    for point in points_of(options.points) if options.points else points_now(quick=options.quick):
         points.append(point)
         told = f"{point.curve:<10} {point.size:>8,} {point.seconds:8.1f} s {point.memory:6.2f} GB"
         print(json.dumps(asdict(point)) if options.json else told, flush=True)

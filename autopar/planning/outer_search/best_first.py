@@ -35,7 +35,6 @@ from autopar.search import Infeasible, NoAssignment
 
 from .book import Book
 from .candidate_solver import CandidateSolver
-from .estimates import Estimates
 from .evaluator import Bounded, Evaluator
 from .foresight import Foresight
 from .incumbents import Incumbents
@@ -43,7 +42,7 @@ from .micro_batches import MicroBatches
 from .misfits import Misfit, UnlikeLayers
 from .modes_in_turn import ModesInTurn
 from .neighbours import Neighbours
-from .node_queue import Node, NodeQueue, Place, by_promise
+from .node_queue import Estimates, Node, NodeQueue, Place, by_promise
 from .scarce_schedules import ScarceSchedules
 from .whole_programs import WholePrograms
 
