@@ -29,7 +29,9 @@ HEAD = (
 
 def number(value: float | None, digits: int = 3) -> str:
     """A number of that many significant digits; a dash for none."""
-    return "-" if value is None else f"{value:.{digits}g}" if value < 1000 else f"{value:.0f}"
+    if value is None:
+        return "-"
+    return f"{value:.{digits}g}" if value < 1000 else f"{value:.0f}"
 
 
 def gib(value: float | None) -> str:
