@@ -172,6 +172,9 @@ def test_a_search_with_fewer_restrictions_finds_as_much(
     ("name", "fewer", "shape", "more"),
     [
         pytest.param(
+            "gpt2-8", {}, None, {"zero": 2}, id="a mode that only stores otherwise has a margin"
+        ),
+        pytest.param(
             "llama-8b-16",
             {"stages": 2, "micro_batches": 4, "zero": 1},
             (2, 2, 2),
