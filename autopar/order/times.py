@@ -55,7 +55,12 @@ class Times:
             # A figure of another size is missed in the check below.
             figures = np.empty((5, 0))
         both = figures[0] + figures[1]
-        if not figures.size or figures.min() < 0 or (figures[2::2] > (figures[1], both)).any():
+        if (
+            not figures.size
+            or figures.min() < 0
+            or (figures[2] > figures[1]).any()
+            or (figures[4] > both).any()
+        ):
             raise UsageError(
                 "a pipeline needs times of at least 0 for each stage, with a weight part no longer "
                 "than the backward pass, and no more hidden than both passes"
