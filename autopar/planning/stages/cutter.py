@@ -59,14 +59,15 @@ class Cutter:
         self.unit_bytes = unit_bytes
         self.costs = costs
         self.pieces = self.costs.pieces
-        self.shifts: dict[tuple[str, int, tuple[int, ...]], Pipeline] = {}
+        # By schedule, chunks and cuts before they were shifted.
+        self._shifts: dict[tuple[str, int, tuple[int, ...]], Pipeline] = {}
         self.even = EvenCuts(self.costs, limits, hosts)
 
     def unlimited(self) -> Cutter:
         """Return a cutter of the same model without a limit of memory."""
         # The costs of pieces are the same, and stay shared.
         cutter = copy(self)
-        cutter.shifts = dict(self.shifts)
+        cutter._shifts = dict(self._shifts)
         without = [math.inf] * len(self.places)
         cutter.even = EvenCuts(self.costs, without, without)
         return cutter
@@ -176,8 +177,8 @@ class Cutter:
         ends = [pipeline.stages[0].start, *(stage.stop for stage in pipeline.stages)]
         cuts = tuple(int(place) for place in np.searchsorted(self.pieces, ends))
         key = (pipeline.schedule, pipeline.interleave, cuts)
-        if key in self.shifts:
-            return self.shifts[key]
+        if key in self._shifts:
+            return self._shifts[key]
         # Each cut is tried one piece earlier and one piece later.
         moves = list(itertools.product(range(1, len(cuts) - 1), (-1, 1)))
         in_vain = 0
@@ -200,7 +201,7 @@ class Cutter:
                 in_vain = 0
         # Without a limit of memory these cuts shift in the same way, unless memory refused some.
         if not refused:
-            self.shifts[key] = best
+            self._shifts[key] = best
         return best
 
     def _pipeline(
