@@ -73,13 +73,20 @@ class Evaluator:
 
     # --- Promises. ---
 
-    def promise(self, case: Case, below: float = math.inf) -> Solved | None:
+    def promise(
+        self, case: Case, below: float = math.inf, *, bound: Solved | None = None
+    ) -> Solved | None:
         """The best solution of a case within the memory; None where it promises `below` or more.
 
-        Raises `Infeasible`, with the least memory that would do as far as it is known (`Bounded`:
-        a bound of it), and `NoAssignment`.
+        `bound`: a solution at another hidden share, where memory binds it. Raises `Infeasible`,
+        with the least memory that would do as far as it is known (`Bounded`: a bound of it), and
+        `NoAssignment`.
         """
         try:
+            if bound is not None:
+                # What memory binds at one share it binds at others, so that no solution without a
+                # limit is needed, and programs need as much beyond their tables.
+                return self.memory_bound.solve(case, self.tables(case)(), bound.beyond)
             return self._promise(case, below)
         except Interrupted as interrupt:
             if interrupt.best is not None:
@@ -181,7 +188,7 @@ class Evaluator:
         yield solved
         # Where memory binds a pipeline, what it stores decides, and each cut takes several solves.
         limited = solved.candidate.stages > 1 and not solved.free
-        if solved.hidden == 0.0 or limited:
+        if solved.hidden == 0.0 or limited or self._is_split(solved.candidate):
             return
         most = solved.hidden
         shares = [part * most for part in EFFORT.shares]
@@ -191,13 +198,20 @@ class Evaluator:
         seen = {solved.solution.choices}
         for share in shares:
             with contextlib.suppress(Infeasible, NoAssignment):
-                other = self.promise(replace(solved.case, hidden=share))
+                case = replace(solved.case, hidden=share)
+                other = self.promise(case, bound=None if solved.free else solved)
                 # The same choices make the same program, but may lie on another front.
                 if other is not None and (
                     self.memory_bound.on_fronts or other.solution.choices not in seen
                 ):
                     seen.add(other.solution.choices)
                     yield other
+
+    def _is_split(self, candidate: Candidate) -> bool:
+        """Whether a mesh is one with an axis of another one split, whose best share it is given."""
+        request = self.request
+        is_pinned = request.mesh is not None or request.space is not None
+        return len(candidate.mesh.axes) > EFFORT.plain_axes and not is_pinned
 
     def _played(self, solved: Solved, below: float, best: float) -> Played | None:
         """The program of one solution; None where it takes `below` seconds or more.

@@ -96,9 +96,10 @@ class Neighbours:
         They are compared where both take as much for hidden: at the largest share of a case, and at
         that of the coarser mesh's fastest program.
         """
-        largest = self.evaluator.solver.case(coarser.candidate, coarser.mode)
-        pairs = {largest: case}
-        pairs.setdefault(coarser.case, replace(case, hidden=coarser.hidden))
+        solver = self.evaluator.solver
+        largest = solver.case(coarser.candidate, coarser.mode)
+        pairs = {largest: solver.case(case.candidate, case.mode)}
+        pairs.setdefault(coarser.case, case)
         for other, finer in pairs.items():
             with contextlib.suppress(Infeasible, NoAssignment):
                 # The fastest program's own tables need not be solved again.
@@ -134,7 +135,8 @@ def _finer_cases(solver: CandidateSolver, played: Played) -> Iterator[list[Case]
     """Yield the cases of a program's candidate on each mesh of one axis more.
 
     The program's own mode is followed by the first one. Where memory binds, all modes come that
-    recompute the same.
+    recompute the same. They take as much for hidden as the program, as graphs of three axes take
+    long to solve at several shares.
     """
     case = played.solved.case
     candidate = case.candidate
@@ -149,4 +151,7 @@ def _finer_cases(solver: CandidateSolver, played: Played) -> Iterator[list[Case]
         others = [mode for mode in solver.modes() if mode.recompute == case.mode.recompute]
     modes = dict.fromkeys((case.mode, *others))
     for mesh in finer[: EFFORT.finer * ways]:
-        yield [solver.case(replace(candidate, mesh=mesh), mode) for mode in modes]
+        cases = [solver.case(replace(candidate, mesh=mesh), mode) for mode in modes]
+        if case != solver.case(candidate, case.mode):
+            cases = [replace(one, hidden=case.hidden) for one in cases]
+        yield cases
