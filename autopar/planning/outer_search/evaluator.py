@@ -160,7 +160,10 @@ class Evaluator:
         Raises `Infeasible` where no program fits the memory.
         """
         staged = solved.candidate.stages > 1
-        enough = EFFORT.near * below
+        # Of one stage graphs of three axes take long to solve, so the first share has to lead below
+        # the best.
+        split = not staged and len(solved.candidate.mesh.axes) > EFFORT.plain_axes
+        enough = below if split else EFFORT.near * below
         programs: list[Played] = []
         failures: list[Infeasible] = []
         for other in self._at_shares(solved):
@@ -170,7 +173,7 @@ class Evaluator:
                 failures.append(error)
                 continue
             # The share matters little to a pipeline: one far behind at one share is so at others.
-            if played is None and staged:
+            if played is None and (staged or split):
                 break
             if played is None:
                 continue
@@ -188,7 +191,7 @@ class Evaluator:
         yield solved
         # Where memory binds a pipeline, what it stores decides, and each cut takes several solves.
         limited = solved.candidate.stages > 1 and not solved.free
-        if solved.hidden == 0.0 or limited or self._is_split(solved.candidate):
+        if solved.hidden == 0.0 or limited:
             return
         most = solved.hidden
         shares = [part * most for part in EFFORT.shares]
@@ -206,12 +209,6 @@ class Evaluator:
                 ):
                     seen.add(other.solution.choices)
                     yield other
-
-    def _is_split(self, candidate: Candidate) -> bool:
-        """Whether a mesh is one with an axis of another one split, whose best share it is given."""
-        request = self.request
-        is_pinned = request.mesh is not None or request.space is not None
-        return len(candidate.mesh.axes) > EFFORT.plain_axes and not is_pinned
 
     def _played(self, solved: Solved, below: float, best: float) -> Played | None:
         """The program of one solution; None where it takes `below` seconds or more.

@@ -135,8 +135,7 @@ def _finer_cases(solver: CandidateSolver, played: Played) -> Iterator[list[Case]
     """Yield the cases of a program's candidate on each mesh of one axis more.
 
     The program's own mode is followed by the first one. Where memory binds, all modes come that
-    recompute the same. They take as much for hidden as the program, as graphs of three axes take
-    long to solve at several shares.
+    recompute the same. Without stages they take as much for hidden as the program first.
     """
     case = played.solved.case
     candidate = case.candidate
@@ -152,6 +151,6 @@ def _finer_cases(solver: CandidateSolver, played: Played) -> Iterator[list[Case]
     modes = dict.fromkeys((case.mode, *others))
     for mesh in finer[: EFFORT.finer * ways]:
         cases = [solver.case(replace(candidate, mesh=mesh), mode) for mode in modes]
-        if case != solver.case(candidate, case.mode):
+        if candidate.stages == 1 and case != solver.case(candidate, case.mode):
             cases = [replace(one, hidden=case.hidden) for one in cases]
         yield cases
