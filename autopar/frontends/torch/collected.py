@@ -30,6 +30,7 @@ class Collected:
         self.tensors: dict[str, Tensor] = {}
         self.operators: list[Operator] = []
         self.names: set[str] = set()
+        self.counts: dict[str, int] = {}
         self.values: dict[torch.fx.Node, Any] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.buffers: list[str] = []
@@ -144,9 +145,11 @@ class Collected:
 
     def _unique(self, wanted: str) -> str:
         name = wanted
-        count = 1
         while name in self.names:
+            # Counted on from the last one: code that is unrolled over a sequence asks for the same
+            # name tens of thousands of times.
+            count = self.counts.get(wanted, 0) + 1
+            self.counts[wanted] = count
             name = f"{wanted}.{count}"
-            count = count + 1
         self.names.add(name)
         return name
