@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,18 @@ def test_the_command_writes_its_figure(
     drawn = ElementTree.parse(tmp_path / "f.svg").getroot()
     assert drawn.tag.endswith("svg")
     assert len(panels(made)) == 1
+
+
+def test_points_of_an_earlier_run_are_drawn_and_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(command: tuple[str, ...]) -> None:
+        raise AssertionError(f"{command} is measured")
+
+    monkeypatch.setattr(growth, "measured", measured)
+    before = tmp_path / "points.jsonl"
+    made = _curve(2.0, 8, 64, 512)
+    before.write_text("".join(f"{json.dumps(asdict(point))}\n" for point in made))
+    monkeypatch.setattr("sys.argv", ["growth", "--json", "--points", str(before)])
+    growth.main()
+    assert capsys.readouterr().out == before.read_text()
