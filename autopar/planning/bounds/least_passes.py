@@ -24,7 +24,13 @@ s_h = 2 (p - 1 - h) + (v - 1) p chunks on it before its turns:
 
     sum over e < h of x_e / v  +  s_h / v max over e <= h of x_e  +  (m - s_h / v) x_h
 
-Schedules of one chunk a device are the same with v = 1 and s_h = 0. Where gradients of weights are
+Schedules of one chunk a device are the same with v = 1 and s_h = 0. Others may go around all devices
+for (v - 1) p of the s_h chunks, with the messages of a micro-batch on its way (`rounds`):
+
+    sum over e < h of x_e / v  +  (v - 1) / v sum over all e of x_e
+    +  (s_h / v - (v - 1) p / v) max over all e of x_e  +  (m - s_h / v) x_h  +  messages
+
+A mean of such paths has the messages in full, and gives fewer passes. Where gradients of weights are
 passes of their own, only the forward passes of the devices before h count, as h may compute its
 last gradients of weights at the end.
 
@@ -65,15 +71,17 @@ The first share is for the passes alone, the second for passes beside work that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """The part of the work done once a step that a bound counts.
+    """What a bound counts beside passes.
 
-    `once`: 1 if updates and what parameters send count, else 0. `under`: 1 if that work counts in
-    full, and one pass of its device, under which it may run, does not. With 0 the pass counts, and
-    of the work only what slows the pass.
+    `once`: 1 if updates and what parameters send once a step count, else 0. `under`: 1 if that work
+    counts in full, and one pass of its device, under which it may run, does not. With 0 the pass
+    counts, and of the work only what slows the pass. `around`: whether the messages of rounds
+    count, in place of some passes.
     """
 
     once: float
     under: float
+    around: bool = False
 
     def hidden(self, backend: str) -> float:
         """Return the share of the parameters' collectives that does not count."""
@@ -96,7 +104,8 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> float:
     if chunks > 1 or row.merges:
         drained = FORWARD if splits else 1.0
         weights = _more_weights(pipe.stages, chunks, sight.once)
-        return _mixed(pipe.micro_batches, chunks, weights, drained) - sight.under
+        rounds = chunks - 1 if sight.around else 0
+        return _mixed(pipe.micro_batches, chunks, weights, drained, rounds) - sight.under
     if pipe.micro_batches == 1 and not splits:
         # The stages run one after the other, each while all others wait.
         return pipe.stages - sight.once * (pipe.stages - 1) - sight.under
@@ -122,24 +131,26 @@ def _more_weights(stages: int, chunks: int, waited: float) -> tuple[float, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _mixed(count: int, chunks: int, more: tuple[float, ...], drained: float) -> float:
+def _mixed(count: int, chunks: int, more: tuple[float, ...], drained: float, rounds: int) -> float:
     """Return the most passes K for which a mean of paths gives every device its weight.
 
     `more`: as of `_more_weights`. `drained`: the share of a pass for which a path stays on each
-    device before its own.
+    device before its own. `rounds`: how often each path goes around all devices.
     """
     low = 0.0
     high = float(count + len(more))
     for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
-        if _suffice(middle, count, chunks, more, drained):
+        if _suffice(middle, count, chunks, more, drained, rounds):
             low = middle
         else:
             high = middle
     return low
 
 
-def _suffice(passes: float, count: int, chunks: int, more: Sequence[float], drained: float) -> bool:
+def _suffice(
+    passes: float, count: int, chunks: int, more: Sequence[float], drained: float, rounds: int
+) -> bool:
     """Whether shares of paths that sum to 1 give every device a weight of so many passes."""
     stages = len(more)
     remaining = 1.0
@@ -148,17 +159,19 @@ def _suffice(passes: float, count: int, chunks: int, more: Sequence[float], drai
     lacking = 0.0
     # The last devices come first: a path on a device also weighs on all devices before it.
     for device in reversed(range(stages)):
-        warming = 0.0
+        turns = 0
         if chunks > 1:
             turns = 2 * (stages - 1 - device) + (chunks - 1) * stages
-            warming = min(turns, count * chunks) / chunks
-        own = count - warming
-        wanted = max((passes + more[device]) / stages - drained * below / chunks, 0.0)
+            turns = min(turns, count * chunks)
+        own = count - turns / chunks
+        weighed = (rounds + drained * below) / chunks
+        wanted = max((passes + more[device]) / stages - weighed, 0.0)
         share = min(wanted / own, remaining) if own > 0 else 0.0
         # Of what is left, so that no rounding of the share is lacking.
         lacking += max(wanted - remaining * own, 0.0)
         remaining = remaining - share
         below = below + share
-        # The chunks before its turns are of the slowest device so far: any of them may use these.
-        spare = spare + share * warming
+        # Other chunks before its turns are of the slowest device: any of these, which is none
+        # behind it unless it goes around, may use them.
+        spare = spare + share * (turns - rounds * stages) / chunks
     return lacking <= spare

@@ -150,16 +150,17 @@ class StagesWithinMemory:
             seconds = self._least_within(candidate, leaf, room, enough)
         except NoAssignment:
             seconds = math.inf
-        bound = max(leaf.bound, seconds / candidate.stages)
-        return replace(leaf, bound=bound, looks=leaf.looks + 1)
+        return replace(leaf, bound=max(leaf.bound, seconds), looks=leaf.looks + 1)
 
     def _least_within(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> float:
-        """Return seconds of all stages within the memory, weighted as the leaf's look asks for.
+        """Return seconds of a step within the memory, weighted as the leaf's look asks for.
 
         The mode is the fastest of the leaf, with the memory of its thriftiest.
         """
         hosting = leaf.looks == LOOKS - 1
-        sight = UPDATES if hosting else self._sight(candidate, leaf)
+        sight = self._sight(candidate, leaf)
+        if hosting:
+            sight = replace(UPDATES, around=sight.around)
         passes = max(
             min(self.pipelines.passes(candidate, schedule, sight) for schedule in leaf.schedules),
             0.0,
@@ -175,13 +176,19 @@ class StagesWithinMemory:
             graph = replace(graph, memory=thriftiest.graph.memory)
         weights = max(_weights(candidate, schedule, flying) for schedule in leaf.schedules)
         limit = weights * room / least_used(leaf.recompute)
+        messages = min(
+            self.pipelines.messages(candidate, schedule, sight) for schedule in leaf.schedules
+        )
         near = bound_within(
-            graph, limit, price=self._prices.get(candidate, 0.0), enough=enough * candidate.stages
+            graph,
+            limit,
+            price=self._prices.get(candidate, 0.0),
+            enough=(enough - messages) * candidate.stages,
         )
         # A search that begins at next to nothing would never reach a price that counts.
         counts = near.price * limit > EFFORT.bounded * abs(near.bound)
         self._prices[candidate] = near.price if counts else 0.0
-        return near.bound
+        return near.bound / candidate.stages + messages
 
     def _sight(self, candidate: Candidate, leaf: Leaf) -> Sight:
         """Return the sight that gave the highest bound without a limit of memory."""

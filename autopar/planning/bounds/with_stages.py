@@ -3,14 +3,16 @@
 With K and K' of `least_passes`, X the least seconds of a pass over all strategies, and g the
 seconds of what is sent of parameters, or done to them, once a step, p stages take
 
-    p T >= min over the schedules of  max( K X,  min over strategies of K' X + g )
+    p T >= min over the schedules of  max( K X,  min over strategies of K' X + g )  +  p R
 
-Smaller micro-batches are never faster: m' X' >= m X where m' >= m. So what is proven of some number
+R: the messages of `rounds`, where K and K' are those of paths that have them, else 0. Both are
+tried. Smaller micro-batches are never faster: m' X' >= m X where m' >= m. So what is proven of some number
 of micro-batches also bounds larger numbers on the same mesh.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +25,7 @@ from autopar.search import nearly
 
 from .by_mesh import Bounds
 from .least_passes import ALL, NOTHING, UPDATES, Sight, least_passes
+from .rounds import round_seconds
 
 Schedule = tuple[str, int]
 """The name of a schedule, and its chunks on each stage."""
@@ -57,6 +60,7 @@ class PipelineBounds:
         self.folded = bounds.folded
         self.request = bounds.request
         self.backend = self.request.cluster.backend
+        self._rounds: dict[tuple[Candidate, int], float] = {}
         self._proven: dict[tuple[Candidate, str], Proven] = {}
         self._passed: dict[tuple[Candidate, str], Proven] = {}
 
@@ -134,20 +138,37 @@ class PipelineBounds:
         """
         count = candidate.micro_batches
         before = proven.micro_batches
-        passes = self.passes(candidate, schedule, NOTHING)
-        bounds = {NOTHING: passes / count * (proven.passes + forced)}
-        for seen in proven.seen:
-            passes = self.passes(candidate, schedule, seen.sight)
+        nothing = Seen(sight=NOTHING, passes=before, seconds=proven.passes)
+        bounds = dict[Sight, float]()
+        for seen, around in itertools.product((nothing, *proven.seen), self._ways(schedule)):
+            sight = replace(seen.sight, around=around)
+            passes = self.passes(candidate, schedule, sight)
             more = passes / count - seen.passes / before
             if more >= 0:
                 # Further passes take at least their own seconds.
-                bounds[seen.sight] = seen.seconds + more * proven.passes
+                seconds = seen.seconds + more * proven.passes
             else:
                 # With fewer passes only a share of the proven seconds is certain.
                 share = passes / count * before / seen.passes
-                bounds[seen.sight] = seen.seconds * max(share, 0.0)
-            bounds[seen.sight] += max(passes, 0.0) / count * forced
+                seconds = seen.seconds * max(share, 0.0)
+            seconds += max(passes, 0.0) / count * forced
+            bounds[sight] = seconds + candidate.stages * self.messages(candidate, schedule, sight)
         return bounds
+
+    def messages(self, candidate: Candidate, schedule: Schedule, sight: Sight) -> float:
+        """Return the least seconds of the messages that are in sight (see `rounds`)."""
+        key = (candidate, schedule[1])
+        if not sight.around:
+            return 0.0
+        if key not in self._rounds:
+            self._rounds[key] = round_seconds(self.folded, candidate, schedule[1])
+        return self._rounds[key]
+
+    def _ways(self, schedule: Schedule) -> tuple[bool, ...]:
+        """Return whether the rounds of a schedule's chunks may be out of sight, and in sight."""
+        # Where cores are shared, or all cuts are given, their messages are left out.
+        known = self.request.cluster.core_share == 1.0 and self.request.cuts is None
+        return (False, True) if schedule[1] > 1 and known else (False,)
 
     def schedules(self, candidate: Candidate) -> tuple[Schedule, ...]:
         """Return the schedules whose chunks are no more than the pieces of a model."""

@@ -70,8 +70,8 @@ SCHEDULES = [
 ]
 
 
-def seconds(name: str, x: Floats, count: int, chunks: int) -> float:
-    return step_seconds(name, Times.of(x / 3, 2 * x / 3, WEIGHT * x), count, chunks)
+def seconds(name: str, x: Floats, count: int, chunks: int, send: float | Floats = 0.0) -> float:
+    return step_seconds(name, Times.of(x / 3, 2 * x / 3, WEIGHT * x, send), count, chunks)
 
 
 def falling(
@@ -98,6 +98,7 @@ def test_no_unequal_stages_take_fewer_passes(
     alone, updates, beside = (
         least_passes(pipe, name, chunks, sight) for sight in (NOTHING, UPDATES, ALL)
     )
+    around = least_passes(pipe, name, chunks, replace(NOTHING, around=True))
     equal = seconds(name, np.ones(stages), count, chunks)
     near = 0.8 if schedule_named(name).merges else 0.9
     assert near * equal <= alone <= equal * (1 + 1e-9)
@@ -105,6 +106,9 @@ def test_no_unequal_stages_take_fewer_passes(
         for x in falling(first, name, count, chunks, rng):
             taken = seconds(name, x, count, chunks)
             assert stages * taken >= alone * float(x.sum()) * (1 - 1e-9)
+            send = rng.dirichlet(np.ones(stages)) * rng.choice([1e-3, 0.1]) * x.sum()
+            passes = around * float(x.sum()) / stages + 2 * (chunks - 1) * float(send.sum())
+            assert seconds(name, x, count, chunks, send) >= passes * (1 - 1e-9)
             gather, reduce, update = (
                 rng.dirichlet(np.ones(3 * stages)).reshape(3, -1)
                 * rng.choice([0.1, 3.0, 30.0])
