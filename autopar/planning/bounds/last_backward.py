@@ -58,7 +58,7 @@ def at_once(tables: Tables, segments: Segments, outputs: int) -> Tables:
     `segments`: the recomputed operators. `outputs`: of so many micro-batches they are held.
     """
     composite = tables.prices.cluster.backend == "gloo"
-    beside = _beside(tables.analysis, segments, composite)
+    beside = at_the_end(tables.analysis, segments, composite)
     memory = dict(_counted(tables, beside, outputs))
     offered = tuple(
         replace(choices, memory=memory[number]) if number in memory else choices
@@ -113,7 +113,7 @@ def _counted(tables: Tables, beside: Beside, outputs: int) -> Iterator[tuple[int
 
 
 @lru_cache(maxsize=16)
-def _beside(analysis: Analysis, segments: Segments, composite: bool) -> Beside:
+def at_the_end(analysis: Analysis, segments: Segments, composite: bool) -> Beside:
     """Return what is beside the saved values of an analysed model."""
     facts = facts_of(analysis, composite=composite, counted=True)
     roots = roots_of(analysis, facts)

@@ -24,14 +24,14 @@ s_h = 2 (p - 1 - h) + (v - 1) p chunks on it before its turns:
 
     sum over e < h of x_e / v  +  s_h / v max over e <= h of x_e  +  (m - s_h / v) x_h
 
-Schedules of one chunk a device are the same with v = 1 and s_h = 0. Others may go around all devices
-for (v - 1) p of the s_h chunks, with the messages of a micro-batch on its way (`rounds`):
+Schedules of one chunk a device are the same with v = 1 and s_h = 0. With more a path may go around
+all devices for (v - 1) p of the s_h chunks, with a micro-batch's messages on its way (`rounds`):
 
     sum over e < h of x_e / v  +  (v - 1) / v sum over all e of x_e
     +  (s_h / v - (v - 1) p / v) max over all e of x_e  +  (m - s_h / v) x_h  +  messages
 
-A mean of such paths has the messages in full, and gives fewer passes. Where gradients of weights are
-passes of their own, only the forward passes of the devices before h count, as h may compute its
+A mean of such paths has the messages in full, and gives fewer passes. Where gradients of weights
+are passes of their own, only the forward passes of the devices before h count, as h may compute its
 last gradients of weights at the end.
 
 Where devices need not be weighted differently, equal stages are the fastest cut if there are more

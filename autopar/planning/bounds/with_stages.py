@@ -6,8 +6,8 @@ seconds of what is sent of parameters, or done to them, once a step, p stages ta
     p T >= min over the schedules of  max( K X,  min over strategies of K' X + g )  +  p R
 
 R: the messages of `rounds`, where K and K' are those of paths that have them, else 0. Both are
-tried. Smaller micro-batches are never faster: m' X' >= m X where m' >= m. So what is proven of some number
-of micro-batches also bounds larger numbers on the same mesh.
+tried. Smaller micro-batches are never faster: m' X' >= m X where m' >= m. So what is proven of some
+number of micro-batches also bounds larger numbers on the same mesh.
 """
 
 from __future__ import annotations

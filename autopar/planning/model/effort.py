@@ -45,7 +45,7 @@ class Effort:
     """How many of the least bounds are raised by solutions of their own."""
     looked: int = 20_000_000
     """Entries of tables up to which pipelines are bounded within the memory."""
-    within: int = 8
+    within: int = 16
     """How many of the least bounds, without stages, are raised by solutions within the memory."""
     slack: float = 0.9
     """The least time of a part of the work beside its share of one device's, as small shards may
