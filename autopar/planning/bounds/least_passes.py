@@ -19,20 +19,8 @@ room for that waiting,
 give p step >= K' X + g. If only the part of g counts by which communication slows its pass, which
 is 1 - 1 / s of it, K' takes the place of K' + 1.
 
-The mixed paths are those that stay on one device h. An interleaved schedule runs
-s_h = 2 (p - 1 - h) + (v - 1) p chunks on it before its turns:
-
-    sum over e < h of x_e / v  +  s_h / v max over e <= h of x_e  +  (m - s_h / v) x_h
-
-Schedules of one chunk a device are the same with v = 1 and s_h = 0. With more a path may go around
-all devices for (v - 1) p of the s_h chunks, with a micro-batch's messages on its way (`rounds`):
-
-    sum over e < h of x_e / v  +  (v - 1) / v sum over all e of x_e
-    +  (s_h / v - (v - 1) p / v) max over all e of x_e  +  (m - s_h / v) x_h  +  messages
-
-A mean of such paths has the messages in full, and gives fewer passes. Where gradients of weights
-are passes of their own, only the forward passes of the devices before h count, as h may compute its
-last gradients of weights at the end.
+The paths, and their means, are those of `mixed_paths`. With several chunks a stage they may go
+around all devices with a micro-batch, whose messages count then, too.
 
 Where devices need not be weighted differently, equal stages are the fastest cut if there are more
 micro-batches than stages. With fewer, unequal stages may save a share of the passes. `UNEVEN` holds
@@ -44,7 +32,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel.step.timeline import SLOWDOWN
@@ -53,8 +40,8 @@ from autopar.order.times import Times
 from autopar.planning.stages.estimate import Pipe
 from autopar.planning.tables.parameters.traffic import FORWARD
 
-HALVINGS = 24
-"""Steps of bisection for the passes of an interleaved schedule."""
+from .mixed_paths import Paths, mixed
+
 UNEVEN = (
     (0.25, (0.085, 1.0)),
     (0.99, (0.085, 0.3)),
@@ -102,10 +89,7 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> float:
     splits = row.splits
     # Merged passes keep more in flight, so that unequal stages save more.
     if chunks > 1 or row.merges:
-        drained = FORWARD if splits else 1.0
-        weights = _more_weights(pipe.stages, chunks, sight.once)
-        rounds = chunks - 1 if sight.around else 0
-        return _mixed(pipe.micro_batches, chunks, weights, drained, rounds) - sight.under
+        return mixed(_paths(pipe, schedule, chunks, sight)).passes - sight.under
     if pipe.micro_batches == 1 and not splits:
         # The stages run one after the other, each while all others wait.
         return pipe.stages - sight.once * (pipe.stages - 1) - sight.under
@@ -115,6 +99,25 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> float:
     waited = 0.5 * sight.once * (pipe.stages - 1)
     equal = _equal(schedule, pipe.stages, pipe.micro_batches, pipe.weight)
     return (equal - waited) * (1 - saved) - sight.under
+
+
+def least_messages(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> tuple[float, ...]:
+    """Return how often a step surely has the messages from each device to the next one.
+
+    It takes them and the passes of the same sight, which has rounds in it.
+    """
+    return mixed(_paths(pipe, schedule, chunks, sight)).messages
+
+
+def _paths(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> Paths:
+    """Return the paths of a schedule that a bound is a mean of."""
+    return Paths(
+        count=pipe.micro_batches,
+        chunks=chunks,
+        more=_more_weights(pipe.stages, chunks, sight.once),
+        drained=FORWARD if schedule_named(schedule).splits else 1.0,
+        rounds=chunks - 1 if sight.around else 0,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -128,50 +131,3 @@ def _equal(schedule: str, stages: int, count: int, weight: float) -> float:
 def _more_weights(stages: int, chunks: int, waited: float) -> tuple[float, ...]:
     """Return how many passes more than the mean each device's weight is, times the stages."""
     return tuple(waited * (stages - 1 - device) / chunks for device in range(stages))
-
-
-@functools.lru_cache(maxsize=4096)
-def _mixed(count: int, chunks: int, more: tuple[float, ...], drained: float, rounds: int) -> float:
-    """Return the most passes K for which a mean of paths gives every device its weight.
-
-    `more`: as of `_more_weights`. `drained`: the share of a pass for which a path stays on each
-    device before its own. `rounds`: how often each path goes around all devices.
-    """
-    low = 0.0
-    high = float(count + len(more))
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        if _suffice(middle, count, chunks, more, drained, rounds):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _suffice(
-    passes: float, count: int, chunks: int, more: Sequence[float], drained: float, rounds: int
-) -> bool:
-    """Whether shares of paths that sum to 1 give every device a weight of so many passes."""
-    stages = len(more)
-    remaining = 1.0
-    below = 0.0
-    spare = 0.0
-    lacking = 0.0
-    # The last devices come first: a path on a device also weighs on all devices before it.
-    for device in reversed(range(stages)):
-        turns = 0
-        if chunks > 1:
-            turns = 2 * (stages - 1 - device) + (chunks - 1) * stages
-            turns = min(turns, count * chunks)
-        own = count - turns / chunks
-        weighed = (rounds + drained * below) / chunks
-        wanted = max((passes + more[device]) / stages - weighed, 0.0)
-        share = min(wanted / own, remaining) if own > 0 else 0.0
-        # Of what is left, so that no rounding of the share is lacking.
-        lacking += max(wanted - remaining * own, 0.0)
-        remaining = remaining - share
-        below = below + share
-        # Other chunks before its turns are of the slowest device: any of these, which is none
-        # behind it unless it goes around, may use them.
-        spare = spare + share * (turns - rounds * stages) / chunks
-    return lacking <= spare

@@ -5,9 +5,9 @@ seconds of what is sent of parameters, or done to them, once a step, p stages ta
 
     p T >= min over the schedules of  max( K X,  min over strategies of K' X + g )  +  p R
 
-R: the messages of `rounds`, where K and K' are those of paths that have them, else 0. Both are
-tried. Smaller micro-batches are never faster: m' X' >= m X where m' >= m. So what is proven of some
-number of micro-batches also bounds larger numbers on the same mesh.
+R: the messages of paths that go around with a micro-batch, where K and K' are of these, else 0.
+Both are tried. Smaller micro-batches are never faster: m' X' >= m X where m' >= m. So what is
+proven of some number of micro-batches also bounds larger numbers on the same mesh.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from autopar.planning.tables import Tables
 from autopar.search import nearly
 
 from .by_mesh import Bounds
-from .least_passes import ALL, NOTHING, UPDATES, Sight, least_passes
-from .rounds import round_seconds
+from .least_passes import ALL, NOTHING, UPDATES, Sight, least_messages, least_passes
+from .message_floor import message_floor
 
 Schedule = tuple[str, int]
 """The name of a schedule, and its chunks on each stage."""
@@ -60,7 +60,7 @@ class PipelineBounds:
         self.folded = bounds.folded
         self.request = bounds.request
         self.backend = self.request.cluster.backend
-        self._rounds: dict[tuple[Candidate, int], float] = {}
+        self._floors: dict[tuple[Candidate, int], list[float]] = {}
         self._proven: dict[tuple[Candidate, str], Proven] = {}
         self._passed: dict[tuple[Candidate, str], Proven] = {}
 
@@ -156,13 +156,16 @@ class PipelineBounds:
         return bounds
 
     def messages(self, candidate: Candidate, schedule: Schedule, sight: Sight) -> float:
-        """Return the least seconds of the messages that are in sight (see `rounds`)."""
-        key = (candidate, schedule[1])
+        """Return the least seconds of the messages that are in sight."""
         if not sight.around:
             return 0.0
-        if key not in self._rounds:
-            self._rounds[key] = round_seconds(self.folded, candidate, schedule[1])
-        return self._rounds[key]
+        name, chunks = schedule
+        key = (candidate, chunks)
+        if key not in self._floors:
+            self._floors[key] = message_floor(self.folded, candidate, chunks)
+        pipe = self.bounds.pipe(candidate.stages, candidate.micro_batches)
+        often = least_messages(pipe, name, chunks, sight)
+        return sum(n * floor for n, floor in zip(often, self._floors[key], strict=True))
 
     def _ways(self, schedule: Schedule) -> tuple[bool, ...]:
         """Return whether the rounds of a schedule's chunks may be out of sight, and in sight."""

@@ -1,15 +1,14 @@
-"""Seconds of messages while a micro-batch goes around all stages, for any cuts and strategies.
+"""Seconds of messages between neighbouring stages, for any cuts and strategies.
 
-With v chunks a stage a micro-batch goes around all p stages v - 1 times before its last chunk, and
-its gradients do so on the way back. Nothing else of that micro-batch happens meanwhile, so a path
-that goes with it has all messages of these rounds:
-
-    2 (v - 1) sum over s of S_s        S_s: seconds from stage s to the next one, of the first chunk
+With v chunks a stage, a micro-batch goes around all p stages v - 1 times before its last chunk, and
+its gradients do so on the way back. A path that goes with it has the messages of these rounds, and
+of its ways down and up (see `mixed_paths`). All messages from a stage to the next one take as long
+as that of its first chunk.
 
 Chunk s ends at some operator. What is read from there on, and was made before, is handed on, and no
 layout splits a value over more than the d devices of a mesh:
 
-    bytes of S_s  >=  min over operators of  bytes of all such values / d
+    bytes handed on  >=  min over operators of  bytes of all such values / d
 
 At the ends of a model there may be less to hand on. There are s chunks before the first cut of
 stage s, and p v - s - 2 behind it, that hold work: a model is not cut twice without work between.
@@ -32,8 +31,8 @@ from autopar.sharding.rules import without_parameters
 Floats = NDArray[np.float64]
 
 
-def round_seconds(folded: FoldedModel, candidate: Candidate, chunks: int) -> float:
-    """Return the least seconds of all messages on a micro-batch's rounds, there and back."""
+def message_floor(folded: FoldedModel, candidate: Candidate, chunks: int) -> list[float]:
+    """Return the least seconds of a message from each stage of several chunks to the next one."""
     stages = candidate.stages
     analysis = folded.analysis(short=True, micro_batches=candidate.micro_batches)
     several = frozenset(name for name, often in folded.counts.operators.items() if often > 1)
@@ -43,7 +42,7 @@ def round_seconds(folded: FoldedModel, candidate: Candidate, chunks: int) -> flo
         Place(cluster=candidate.cluster, start=stage * devices, count=devices)
         for stage in range(stages)
     ]
-    return 2 * (chunks - 1) * sum(message_seconds(places, handed.tolist()))
+    return message_seconds(places, handed.tolist())
 
 
 @functools.lru_cache(maxsize=256)
