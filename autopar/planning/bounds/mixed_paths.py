@@ -47,7 +47,8 @@ class Mean:
     messages: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Without slots, as what is worked out of its fields is asked for again and again.
+@dataclass(frozen=True, kw_only=True)
 class Paths:
     """The paths of a schedule of `count` micro-batches.
 
@@ -64,10 +65,25 @@ class Paths:
     rounds: int
     late: int = 0
 
-    @property
+    @functools.cached_property
     def stages(self) -> int:
         """Number of devices."""
         return len(self.more)
+
+    @functools.cached_property
+    def owns(self) -> list[float]:
+        """The passes that the path on each device has there in turns."""
+        return [self.own(device, late=device < self.late) for device in range(self.stages)]
+
+    @functools.cached_property
+    def others(self) -> list[float]:
+        """The passes of the slowest device that the path on each device has before its turns."""
+        return [
+            0.0
+            if device < self.late
+            else (self.turns(device) - self.rounds * self.stages) / self.chunks
+            for device in range(self.stages)
+        ]
 
     def turns(self, device: int) -> int:
         """Return the chunks that a device runs before its turns."""
@@ -94,7 +110,6 @@ class Paths:
 
         `wrapped`: the share of late paths, at least. None: there are none.
         """
-        chunks = self.chunks
         remaining = 1.0 - wrapped
         below = 0.0
         spare = 0.0
@@ -104,21 +119,18 @@ class Paths:
         for device in reversed(range(self.stages)):
             if device == self.late - 1:
                 remaining += wrapped
-            turns = self.turns(device)
             beside = 2 * self.stages + 1 if device == self.stages - 1 else 1
-            weighed = self.rounds + self.drained * below + wrapped * beside
-            wanted = max((passes + self.more[device]) / self.stages - weighed / chunks, 0.0)
-            own = self.own(device, late=device < self.late)
+            weighed = (self.rounds + self.drained * below + wrapped * beside) / self.chunks
+            wanted = max((passes + self.more[device]) / self.stages - weighed, 0.0)
+            own = self.owns[device]
             share = min(wanted / own, remaining) if own > 0 else 0.0
             # Of what is left, so that no rounding of the share is lacking.
             lacking += max(wanted - remaining * own, 0.0)
             remaining -= share
             below += share
             shares[device] = share
-            if device >= self.late:
-                # Other chunks before its turns are of the slowest device: any of these, which is
-                # none behind it unless it goes around, may use them.
-                spare += share * (turns - self.rounds * self.stages) / chunks
+            # Any device may use these chunks, but none behind this one unless the path goes around.
+            spare += share * self.others[device]
         return shares if lacking <= spare else None
 
 
