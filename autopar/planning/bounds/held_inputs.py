@@ -82,10 +82,10 @@ def with_held_inputs(tables: Tables, work: Multiplicities) -> Tables:
             share = tensors[value.name].bytes / tables.prices.mesh.devices / len(large)
             held = often_of.get(reader, 1) * share * begins
             offered[number] = replace(offered[number], memory=offered[number].memory + held)
-    for reader, parameter in _wanted(tables.analysis, composite) if work.zero == 3 else ():
-        if reader in numbers and tables.types.casts(tensors[parameter]):
+    for reader, name in _wanted(tables.analysis, composite) if work.zero == 3 else ():
+        if reader in numbers and tables.types.casts(tensors[name]):
             number = numbers[reader]
-            taken = _taken(tables, number, tensors[parameter])
+            taken = _taken(tables, number, tensors[name])
             offered[number] = replace(offered[number], memory=offered[number].memory + taken)
     graph = replace(tables.graph, memory=tuple(choices.memory for choices in offered))
     return replace(tables, graph=graph, offered=tuple(offered))
