@@ -58,12 +58,12 @@ The first share is for the passes alone, the second for passes beside work that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What a bound counts beside passes.
+    """The work and the messages that a bound counts beside passes.
 
     `once`: 1 if updates and what parameters send once a step count, else 0. `under`: 1 if that work
     counts in full, and one pass of its device, under which it may run, does not. With 0 the pass
-    counts, and of the work only what slows the pass. `around`: whether the messages of rounds
-    count, in place of some passes.
+    counts, and of the work only what slows the pass. `around`: whether paths go around all devices
+    with a micro-batch, so that its messages count.
     """
 
     once: float

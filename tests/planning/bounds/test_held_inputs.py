@@ -1,4 +1,4 @@
-"""What segments hold of a step's values, against programs of drawn solutions."""
+"""Bytes that segments surely hold, against programs of drawn solutions."""
 
 from __future__ import annotations
 
