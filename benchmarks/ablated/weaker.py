@@ -45,7 +45,6 @@ WEAKER: Mapping[str, Any] = {
     "fittings": 1,
     "full": 0.5,
     "plenty": 1.0,
-    "few": 1,
     "behind": 1.0,
     "fronts": 0,
     "brief": 0.0,

@@ -71,12 +71,8 @@ class Effort:
     """The share of the memory that counts as all of it."""
     plenty: float = 0.5
     """The share of the memory up to which it is no question what programs need beyond tables."""
-    few: int = 4
-    """Solutions on a front that are played where memory is no question, but tables misjudge."""
     behind: float = 1.05
-    """Programs up to this much behind the best are split into finer meshes; of a front, solutions
-    are played whose tables are up to this much behind the first that fits.
-    """
+    """Programs up to this much behind the best are split into finer meshes."""
     fronts: int = 8
     """Devices up to which fronts of small models are played: of more there are too many."""
     brief: float = 1e-2

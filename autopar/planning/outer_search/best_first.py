@@ -298,14 +298,17 @@ class BestFirst:
         roomy = solved.solution.memory <= EFFORT.plenty * self.solver.room(candidate)
         if roomy and candidate.stages == 1:
             self.micro_batches.leave_smaller(candidate)
-        if (whole := self.solver.stored_whole(case.mode)) is not None:
+        whole = self.solver.stored_whole(case.mode)
+        if whole is not None and candidate.mesh.devices > 1:
             self._push_mode(promise, candidate, whole)
 
     def _push_others(self, promise: float, case: Case) -> None:
         """Add the modes that do all the work of a case: only memory makes them faster."""
         candidate = case.candidate
         for other in self.solver.modes():
-            if not other.repeats(case.mode):
+            # On one device all parameters are whole, however they are stored.
+            alone = candidate.mesh.devices == 1 and other.zero != case.mode.zero
+            if alone or not other.repeats(case.mode):
                 continue
             # Of all modes the first does least work, whatever the memory is.
             first = self.micro_batches.promise(candidate)

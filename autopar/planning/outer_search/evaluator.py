@@ -173,7 +173,9 @@ class Evaluator:
                 failures.append(error)
                 continue
             # The share matters little to a pipeline: one far behind at one share is so at others.
-            if played is None and (staged or split):
+            # On fronts it is seen at once which are, and whether one is depends on the memory.
+            far = played is None and not self.memory_bound.on_fronts
+            if far and (staged or split):
                 break
             if played is None:
                 continue
@@ -276,15 +278,10 @@ class Evaluator:
 
     def _on_front(self, solved: Solved, tables: Tables, below: float) -> Played | None:
         """The fastest program on the front of a case, as far as the tables let it be below."""
-        ceiling = math.inf
-        if below < math.inf:
-            # The front is in seconds of the tables' sums, `below` in seconds of a step.
-            ceiling = below / solved.seconds * solved.solution.cost
+        candidate = solved.candidate
         front = self.memory_bound.front(solved.case, tables)
-        best = front.best(ceiling=ceiling)
-        if self._is_misjudged(solved, best.seconds):
-            best = front.best(ceiling=ceiling, few=EFFORT.few)
-        if best.seconds >= below:
+        best = front.best(below=below, rate=self.solver.promise_of(candidate, 1.0))
+        if best is None or best.seconds >= below:
             return None
         return Played(
             solved=replace(solved, made=lambda: tables, solution=best.solution),
@@ -294,7 +291,7 @@ class Evaluator:
 
     @staticmethod
     def _is_misjudged(solved: Solved, seconds: float) -> bool:
-        """Whether a program is slower than its tables say, so that the next of a front may do.
+        """Whether a program is slower than its tables say, so that others of a front may do.
 
         Tables tell little of steps that mostly launch.
         """
@@ -325,6 +322,8 @@ class Evaluator:
 
     def _as_solved(self, solved: Solved, below: float) -> Played | None:
         """The fastest cuts on the tables of a solved pipeline."""
+        if self.memory_bound.on_fronts:
+            return self._on_front(solved, solved.tables, below)
         case = solved.case
         room = self.solver.room(case.candidate)
         choices = solved.solution.choices
@@ -341,15 +340,12 @@ class Evaluator:
 
     def _cut(self, solved: Solved, tables: Tables, below: float) -> Played | None:
         """The fastest cuts on some tables of a pipeline."""
-        fronts = self.memory_bound.on_fronts
-        if fronts and not solved.free:
+        if self.memory_bound.on_fronts:
             return self._on_front(solved, tables, below)
         try:
             program = self._cut_program(solved, tables, below)
         except Slower:
             return None
-        if fronts and (program.tightened or self._is_misjudged(solved, program.seconds)):
-            return self._on_front(solved, tables, below)
         if program.seconds >= below:
             return None
         part = program.parts[0]

@@ -11,21 +11,17 @@ played instead: they are the same for every limit, so that more memory never mak
 
 from __future__ import annotations
 
+import functools
 import math
 
 from autopar.planning.model.effort import EFFORT
-from autopar.planning.programs.front import (
-    FILLINGS,
-    Front,
-    Price,
-    price_alone,
-    price_stages,
-    remembered,
-)
+from autopar.planning.programs.front import Front, Pricing, StagePricing, price_alone
 from autopar.planning.solve.solved_candidate import Case, Solved
 from autopar.planning.solve.within_limits import QUICK_METHOD, solve_within
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
+from autopar.planning.stages.parts import Terms
+from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible
 
@@ -41,7 +37,7 @@ class MemoryBound:
     def __init__(self, solver: CandidateSolver) -> None:
         self.solver = solver
         self.fronts: dict[tuple[Case, bool], Front] = {}
-        self.prices: dict[tuple[Candidate, Mode], Price] = {}
+        self.prices: dict[tuple[Candidate, Mode], Pricing] = {}
 
     @property
     def on_fronts(self) -> bool:
@@ -56,30 +52,33 @@ class MemoryBound:
         # Once memory is known to bind a case its tables offer more, so that its front is another.
         key = (case, offers_host)
         if key not in self.fronts:
-            fillings = FILLINGS if candidate.stages == 1 else FILLINGS // 2
-            self.fronts[key] = Front(
-                tables,
-                self._price(candidate, case.mode),
-                solver.memory_limit(candidate),
-                fillings=fillings,
-            )
+            price = self._price(candidate, case.mode)
+            self.fronts[key] = Front(tables, price, solver.memory_limit(candidate))
         return self.fronts[key]
 
-    def _price(self, candidate: Candidate, mode: Mode) -> Price:
+    def _price(self, candidate: Candidate, mode: Mode) -> Pricing:
         """The pricing of a candidate's solutions in a mode, whatever its tables count as hidden."""
-        solver = self.solver
         if (candidate, mode) not in self.prices:
-            # Without stages solutions are priced on the whole graph, pipelines on the folded one.
-            schedule = solver.schedule_of(candidate, mode, short=candidate.stages > 1)
-            if candidate.stages == 1:
-                count = candidate.micro_batches
-                limit = solver.memory_limit(candidate)
-                price = price_alone(solver.folded, count, schedule, limit)
-            else:
-                group = solver.group(candidate)
-                price = price_stages(solver.folded, group, schedule, solver.request, solver.always)
-            self.prices[candidate, mode] = remembered(price)
+            self.prices[candidate, mode] = self._pricing(candidate, mode)
         return self.prices[candidate, mode]
+
+    def _pricing(self, candidate: Candidate, mode: Mode) -> Pricing:
+        solver = self.solver
+        figures = solver.bounds.figures
+        about = (candidate.key, mode)
+        # Without stages solutions are priced on the whole graph, pipelines on the folded one.
+        schedule = solver.schedule_of(candidate, mode, short=candidate.stages > 1)
+        if candidate.stages == 1:
+            limit = solver.memory_limit(candidate)
+            count = candidate.micro_batches
+            return price_alone(solver.folded, count, schedule, limit, figures, about)
+        terms = Terms(
+            request=solver.request,
+            schedule=schedule,
+            always=solver.always,
+            expand=functools.partial(expand, solver.folded),
+        )
+        return StagePricing(solver.group(candidate), terms, figures, about)
 
     def solve(self, case: Case, tables: Tables, beyond: float) -> Solved:
         """The solution that promises least within the memory; raises `Infeasible`.

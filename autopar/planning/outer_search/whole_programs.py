@@ -15,7 +15,7 @@ from typing import NamedTuple
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.planning.model.counts import Counts
 from autopar.planning.model.effort import EFFORT
-from autopar.planning.programs.front import Front, price_program
+from autopar.planning.programs.front import AlonePricing, Front
 from autopar.planning.programs.priced_program import (
     DraftProgram,
     PricedProgram,
@@ -151,8 +151,9 @@ class WholePrograms:
         self, tables: Tables, schedule: Schedule, memory_limit: float, most: float
     ) -> PricedProgram:
         """The fastest program on the front of the whole graph's tables, of up to `most` bytes."""
-        front = Front(tables, price_program(schedule, memory_limit), memory_limit)
-        best = front.best(most)
+        front = Front(tables, AlonePricing(schedule, memory_limit), memory_limit)
+        best = front.best(most=most)
+        assert best is not None, "whatever fits is wanted"
         draft = thriftier(DraftProgram.of(tables, best.solution, schedule), memory_limit)
         return draft.priced(tightened=front.tightened)
 

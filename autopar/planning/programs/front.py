@@ -7,25 +7,23 @@ whose program fits is taken:
 
     step(M) = min over the front of  step of the program, where that fits M
 
-More memory then never makes the step longer, with one exception: `_filling` looks for further
-solutions between the last one that does not fit and the first one that does.
+The limit only filters, so that more memory never makes the step longer as far as two things hold:
+what is left out takes longer than what is taken, which figures that know no limit tell, and cuts
+within more memory are no slower than those within less.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from autopar.planning.model.effort import EFFORT
+from autopar.planning.model.figures import Figures
 from autopar.planning.model.folded_model import FoldedModel
-from autopar.planning.model.request import Request
-from autopar.planning.solve.within_limits import QUICK_METHOD, solve_within
 from autopar.planning.stages.parts import Group, Terms
-from autopar.planning.stages.staged_program import cut_of
-from autopar.planning.stages.whole_model import expand
+from autopar.planning.stages.staged_program import CutSolution
 from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible, Solution, frontier
 from autopar.sharding.schedule import Schedule
@@ -33,67 +31,61 @@ from autopar.sharding.schedule import Schedule
 from .priced_program import DraftProgram, thriftier
 from .whole_graph import unfold
 
-WAITS = 1.3
-STRIDE = 0.93
-"""Limits of the walk along a front where a step has to wait for memory.
+FAR = 1.1
+"""How much more of a program's seconds than of the first one's its tables may promise."""
 
-`WAITS`: the most that such waiting extends the walk, as a multiple of the step without a limit.
-`STRIDE`: the share of a solution's bytes that the next one looked at may take.
-"""
-FILLINGS = 4
-"""The most solutions to look for between the last one that does not fit and the first that does."""
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step of a solution's program in `seconds`, and the bytes of its fullest device."""
+
+    seconds: float
+    memory: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """A solution with the figures of its program.
+    """A solution with its step within the memory, as of `Step`.
 
-    `seconds`: its step, infinite if it does not fit. `memory`: bytes of the fullest device. `free`:
-    its step without a memory limit.
+    `seconds`: infinite if the program does not fit. Of what takes longer than is wanted, a lower
+    bound may stand for it.
     """
 
     solution: Solution
     seconds: float
     memory: float
-    free: float
 
 
-Price = Callable[[Tables, Solution, bool], Priced]
-"""Prices a solution of tables.
+class Pricing(Protocol):
+    """Prices solutions of tables as programs.
 
-The last argument says whether the step without a limit is wanted. If it is not, the step within the
-limit may stand for it.
-"""
+    `below`: the seconds that are wanted; of what takes longer, it may give a lower bound that is
+    not below them.
+    """
+
+    def free(self, tables: Tables, solution: Solution, below: float) -> Step:
+        """The program as it is without a limit of memory."""
+
+    def within(self, tables: Tables, solution: Solution, below: float) -> Priced:
+        """The program within the memory."""
+
+
 Whole = Callable[[Tables, Solution], tuple[Tables, Solution]]
 
 
 class Front:
-    """The solutions of tables in the order of falling memory, each priced at most once.
+    """The solutions of tables in the order of falling memory.
 
-    `first`: the solution of most memory, if it is known already.
+    `tightened`: whether the memory is too small for the first one's program without a limit.
     """
 
-    def __init__(
-        self,
-        tables: Tables,
-        price: Price,
-        memory_limit: float,
-        first: Solution | None = None,
-        fillings: int = FILLINGS,
-    ) -> None:
+    def __init__(self, tables: Tables, price: Pricing, memory_limit: float) -> None:
         self.tables = tables
         self.price = price
         self.memory_limit = memory_limit
-        self.fillings = fillings
-        self.taken: list[Solution] = [first] if first is not None else []
-        # The front begins with the very solution that may be given as the first, so that one is
-        # skipped.
-        self.left: Iterator[Solution] = itertools.islice(
-            frontier(tables.graph), len(self.taken), None
-        )
-        self.priced: dict[int, Priced] = {}
-        self.needed = math.inf
-        """The least bytes of the fullest device that any priced program needed."""
+        self.taken: list[Solution] = []
+        self.left: Iterator[Solution] = frontier(tables.graph)
+        self.tightened = False
 
     def solutions(self) -> Iterator[Solution]:
         """Yield all solutions, each made only when it is asked for."""
@@ -105,153 +97,118 @@ class Front:
                 self.taken.append(following)
             yield self.taken[number]
 
-    def near(self, most: float = math.inf, ceiling: float = math.inf) -> Iterator[Priced]:
-        """Yield the programs that fit, the first one and those whose tables promise little more.
+    def best(
+        self, *, below: float = math.inf, rate: float = 1.0, most: float = math.inf
+    ) -> Priced | None:
+        """Return the fastest program that fits; None if those that may be are not `below`.
 
-        The walk ends where the tables add up to more than `EFFORT.behind` times their sum for the
-        first program that fits. If that program has to wait for memory, the walk goes further.
-
-        `most`: bytes of the tables above which no program can fit. `ceiling`: the most seconds that
-        the tables may add up to.
+        Raises `Infeasible` if none fits, with the least bytes of a device that were seen. `rate`:
+        the seconds of a step that a program hardly undercuts, for each second that its tables add
+        up to. `most`: the bytes of tables that are looked at.
         """
-        enough = math.inf
-        step = 1.0
-        for number, solution in enumerate(self.solutions()):
+        first = next(self.solutions())
+        free = self.price.free(self.tables, first, below)
+        self.tightened = free.memory > self.memory_limit
+        best: Priced | None = None
+        wanted = below
+        needed = math.inf
+        fitting = most
+        passed_over: list[Solution] = []
+        # Where tables promise too little for the programs so far, they do for those behind.
+        least = free.seconds / first.cost
+        for solution in self.solutions():
             # Along the front memory falls and seconds rise: all that follow are dearer still.
-            if solution.cost > min(enough, ceiling):
+            sure = rate if least >= rate else 0.0
+            if max(sure, least / FAR) * solution.cost >= wanted:
                 break
-            if (
-                solution.memory > most
-                or self.tables.host_of(solution.choices) > self.tables.host_room
-            ):
+            hosted = self.tables.host_of(solution.choices) <= self.tables.host_room
+            if solution.memory > most or not hosted:
                 continue
-            # Every call walks the front from its start, and pricing is most of the work.
-            if number not in self.priced:
-                self.priced[number] = self.price(self.tables, solution, math.isinf(enough))
-            priced = self.priced[number]
-            self.needed = min(self.needed, priced.memory)
-            if priced.seconds < math.inf:
-                if math.isinf(enough):
-                    waits = min(priced.seconds / priced.free, WAITS)
-                    # What has to wait for memory gets a better schedule with much less of it.
-                    enough = EFFORT.behind * solution.cost * waits
-                    step = STRIDE if waits > EFFORT.behind else 1.0
-                most = step * solution.memory
-                yield priced
-            elif priced.memory > self.memory_limit:
-                # Programs shrink about as their tables do: half the way to what would fit is passed
-                # over.
-                most = solution.memory * math.sqrt(self.memory_limit / priced.memory)
-
-    @property
-    def tightened(self) -> bool:
-        """Whether the memory is too small for the first solution, or for its best schedule."""
-        first = self.priced.get(0)
-        return (
-            first is None
-            or math.isinf(first.seconds)
-            or first.seconds > (1 + EFFORT.rounding) * first.free
-        )
-
-    def best(self, most: float = math.inf, ceiling: float = math.inf, few: int = 1) -> Priced:
-        """Return the fastest program among those of `near`.
-
-        Where memory is no question, only the first `few` of them are compared. If none fits,
-        `Infeasible` is raised, with the least bytes of a device that were seen.
-        """
-        best = None
-        for number, priced in enumerate(self.near(most, ceiling), start=1):
-            # Only the first one that fits has a gap before it, in which a faster one may lie.
-            best = min(best or self._filling(priced), priced, key=lambda one: one.seconds)
-            if number >= few and not self.tightened:
-                break
-        # A program may be refused although the bytes seen are within the limit. The error has to
-        # name more than the limit all the same.
-        if best is None:
+            if solution.memory > fitting:
+                passed_over.append(solution)
+                continue
+            # From the first that fits, those that were passed over are come back to.
+            for one in (solution, *passed_over):
+                priced = self.price.within(self.tables, one, wanted)
+                if math.isinf(priced.seconds):
+                    needed = min(needed, priced.memory)
+                    # Programs shrink about as their tables do: half the way to what would fit is
+                    # passed over.
+                    fitting = one.memory * math.sqrt(self.memory_limit / priced.memory)
+                    break
+                least = min(least, priced.seconds / one.cost)
+                if priced.seconds < wanted:
+                    best = priced
+                    wanted = priced.seconds
+            passed_over = []
+        if best is None and (needed < math.inf or math.isinf(below)):
+            # A program may be refused although the bytes seen are within the limit. The error has
+            # to name more than the limit all the same.
             raise Infeasible(
-                max(self.needed, math.nextafter(self.memory_limit, math.inf)), self.memory_limit
+                max(needed, math.nextafter(self.memory_limit, math.inf)), self.memory_limit
             )
         return best
 
-    def _filling(self, first: Priced) -> Priced:
-        """Return the first program that fits, or a faster one of slightly more memory.
 
-        That one is looked for between the last solution that does not fit and the first that does.
-        """
-        over = min(
-            (one.solution.memory for one in self.priced.values() if math.isinf(one.seconds)),
-            default=0.0,
-        )
-        best = first
-        within = first
-        for _ in range(self.fillings):
-            if (
-                over * EFFORT.full <= within.solution.memory
-                or within.memory >= EFFORT.full * self.memory_limit
-            ):
-                break
-            try:
-                tried = self.price(
-                    self.tables,
-                    solve_within(
-                        self.tables, QUICK_METHOD, math.sqrt(over * within.solution.memory)
-                    ),
-                    False,
-                )
-            except Infeasible:
-                break
-            if tried.seconds < math.inf:
-                within = tried
-                best = min(best, tried, key=lambda one: one.seconds)
-            # It does not fit, with no more bytes in the tables than one that does: here the tables
-            # no longer tell which program needs less.
-            if tried.solution.memory <= within.solution.memory and tried is not within:
-                break
-            over = over if tried is within else tried.solution.memory
-        return best
-
-
-def remembered(price: Price) -> Price:
-    """Return a pricing that prices equal choices once: tables of other hidden shares have them."""
-    known: dict[tuple[tuple[int, ...], bool], Priced] = {}
-
-    def priced(tables: Tables, solution: Solution, wanting: bool) -> Priced:
-        key = (solution.choices, wanting)
-        if key not in known:
-            known[key] = price(tables, solution, wanting)
-            # The step without a limit of memory harms nobody who did not ask for it.
-            known.setdefault((solution.choices, False), known[key])
-        return replace(known[key], solution=solution)
-
-    return priced
-
-
-def price_program(schedule: Schedule, memory_limit: float, whole: Whole | None = None) -> Price:
-    """Return the pricing of solutions without stages, as programs.
+class AlonePricing:
+    """Prices solutions without stages, as programs.
 
     `whole`: turns a solution into one of the whole graph. None: the tables are of the whole graph
-    already.
+    already. `known`: the programs' steps without a limit, by a key that begins with `about`.
     """
 
-    def price(tables: Tables, solution: Solution, wanting: bool) -> Priced:
-        draft = thriftier(
-            DraftProgram.of(*(whole(tables, solution) if whole else (tables, solution)), schedule),
-            memory_limit,
-        )
-        if draft.memory.total > memory_limit:
-            return Priced(
-                solution=solution, seconds=math.inf, memory=draft.memory.total, free=math.inf
-            )
-        step = draft.timeline.step
-        # Without stages memory chooses no schedule, so there is no other step to tell.
-        return Priced(solution=solution, seconds=step, memory=draft.memory.total, free=step)
+    def __init__(
+        self,
+        schedule: Schedule,
+        memory_limit: float,
+        whole: Whole | None = None,
+        known: Figures | None = None,
+        about: tuple[object, ...] = (),
+    ) -> None:
+        self.schedule = schedule
+        self.memory_limit = memory_limit
+        self.whole = whole
+        self.known = known or Figures()
+        self.about = about
+        self._last: tuple[Solution, DraftProgram] | None = None
 
-    return price
+    def free(self, tables: Tables, solution: Solution, below: float) -> Step:
+        """The program as it is without a limit of memory."""
+
+        def step() -> Step:
+            draft = self._draft(tables, solution)
+            return Step(seconds=draft.timeline.step, memory=draft.memory.total)
+
+        return self.known.once(("program", *self.about, solution.choices), step, Step)
+
+    def within(self, tables: Tables, solution: Solution, below: float) -> Priced:
+        """The program within the memory, with smaller units of parameters where it needs them."""
+        # What does not fit needs no timeline, which takes as long as its memory.
+        key = ("program's memory", *self.about, solution.choices)
+        memory = self.known.once(key, lambda: self._draft(tables, solution).memory.total, float)
+        if memory <= self.memory_limit:
+            seconds = self.free(tables, solution, below).seconds
+            return Priced(solution=solution, seconds=seconds, memory=memory)
+        draft = thriftier(self._draft(tables, solution), self.memory_limit)
+        memory = draft.memory.total
+        seconds = draft.timeline.step if memory <= self.memory_limit else math.inf
+        return Priced(solution=solution, seconds=seconds, memory=memory)
+
+    def _draft(self, tables: Tables, solution: Solution) -> DraftProgram:
+        if self._last is None or self._last[0].choices != solution.choices:
+            whole = self.whole(tables, solution) if self.whole else (tables, solution)
+            self._last = solution, DraftProgram.of(*whole, self.schedule)
+        return self._last[1]
 
 
 def price_alone(
-    folded: FoldedModel, micro_batches: int, schedule: Schedule, memory_limit: float
-) -> Price:
+    folded: FoldedModel,
+    micro_batches: int,
+    schedule: Schedule,
+    memory_limit: float,
+    known: Figures,
+    about: tuple[object, ...],
+) -> Pricing:
     """Return the pricing of folded solutions without stages, as programs of the whole graph."""
     analysis = folded.analysis(short=False, micro_batches=micro_batches)
 
@@ -259,20 +216,53 @@ def price_alone(
         unfolded, choices = unfold(tables, solution.choices, folded.folding, analysis)
         return unfolded, replace(solution, choices=choices)
 
-    return price_program(schedule, memory_limit, whole)
+    return AlonePricing(schedule, memory_limit, whole, known, about)
 
 
-def price_stages(
-    folded: FoldedModel, group: Group, schedule: Schedule, request: Request, always: float
-) -> Price:
-    """Return the pricing of solutions as pipelines, at their best cuts under the best schedule."""
+class StagePricing:
+    """Prices solutions as pipelines, at their best cuts under the best schedule.
 
-    whole = functools.partial(expand, folded)
-    terms = Terms(request=request, schedule=schedule, always=always, expand=whole)
+    `known`: the steps of cuts without a limit, and the least bytes of cuts, by keys that begin with
+    `about`.
+    """
 
-    def price(tables: Tables, solution: Solution, wanting: bool) -> Priced:
-        cut = cut_of(group, tables, solution, terms, wanting=wanting)
-        seconds = cut.pipeline.step if cut.pipeline is not None else math.inf
-        return Priced(solution=solution, seconds=seconds, memory=cut.memory, free=cut.free)
+    def __init__(
+        self, group: Group, terms: Terms, known: Figures, about: tuple[object, ...]
+    ) -> None:
+        self.group = group
+        self.terms = terms
+        self.known = known
+        self.about = about
+        self.memory_limit = terms.request.memory_limit_on(group.cluster)
+        self._last: tuple[Solution, CutSolution] | None = None
 
-    return price
+    def free(self, tables: Tables, solution: Solution, below: float) -> Step:
+        """The best cuts without a limit of memory."""
+        key = ("cut freely", *self.about, solution.choices)
+        known = self.known.known(key, Step)
+        # That depends on what is wanted, so it is no figure that others may take.
+        if known is None and (ideal := self._cut(tables, solution).ideal()) >= below:
+            return Step(seconds=ideal, memory=0.0)
+        return self.known.once(key, lambda: Step(*self._cut(tables, solution).free()), Step)
+
+    def within(self, tables: Tables, solution: Solution, below: float) -> Priced:
+        """The best cuts within the memory, which are those without a limit where these fit."""
+        # That nothing fits is known before any cut is made.
+        needs = ("cut within", *self.about, solution.choices)
+        least = self.known.known(needs, float)
+        if least is None and not self._cut(tables, solution).fits:
+            least = (self.known.once(needs, self._cut(tables, solution).needed, float),)
+        if least is not None and least[0] > self.memory_limit:
+            return Priced(solution=solution, seconds=math.inf, memory=least[0])
+        free = self.free(tables, solution, below)
+        # Cuts without a limit ask no host for room either.
+        hosted = tables.host_of(solution.choices) > 0
+        if free.seconds >= below or (free.memory <= self.memory_limit and not hosted):
+            return Priced(solution=solution, seconds=free.seconds, memory=free.memory)
+        seconds, memory = self._cut(tables, solution).within()
+        return Priced(solution=solution, seconds=seconds, memory=memory)
+
+    def _cut(self, tables: Tables, solution: Solution) -> CutSolution:
+        if self._last is None or self._last[0].choices != solution.choices:
+            self._last = solution, CutSolution(self.group, tables, solution, self.terms)
+        return self._last[1]

@@ -107,19 +107,28 @@ class Cutter:
         ]
         return min(near, key=lambda placed: placed[0])[1] if near else None
 
+    def reaches_end(self, schedules: Iterable[tuple[str, int]]) -> bool:
+        """Return whether stages within their limits can hold the whole model."""
+        return any(map(self.even.reaches_end, self._thrifty(schedules)))
+
     def least_memory(self, schedules: Iterable[tuple[str, int]]) -> float:
         """Return the least bytes of the fullest device over all cuts.
 
         Schedules of several chunks a stage count only if there are no others; their chunks count as
         if they stood one behind the other.
         """
+        return min(map(self.even.least_memory, self._thrifty(schedules)), default=math.inf)
+
+    def _thrifty(self, schedules: Iterable[tuple[str, int]]) -> list[list[float]]:
+        """Return what the stages have in flight under the schedules that need least memory."""
         stages = len(self.places)
-        best = math.inf
         pairs = list(schedules)
-        for name, chunks in dict.fromkeys([pair for pair in pairs if pair[1] == 1] or pairs):
-            flying = [in_flight(name, stage, stages, self.count, chunks) for stage in range(stages)]
-            best = min(best, self.even.least_memory(flying))
-        return best
+        flying = [
+            tuple(in_flight(name, stage, stages, self.count, chunks) for stage in range(stages))
+            for name, chunks in [pair for pair in pairs if pair[1] == 1] or pairs
+        ]
+        # Several schedules keep as much in flight.
+        return [list(flown) for flown in dict.fromkeys(flying)]
 
     def lacking(self, schedules: Iterable[tuple[str, int]], step: float) -> list[tuple[str, int]]:
         """Return the schedules that might be 1 % faster than a step, but lack memory."""

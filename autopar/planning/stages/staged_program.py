@@ -19,14 +19,13 @@ from autopar.planning.tables.requested import with_host_choices
 from autopar.search import Infeasible, Solution
 from autopar.sharding.schedule import Schedule
 
+from .cutter import Cutter
 from .parts import Group, Part, Terms
 from .stage import Pipeline
 from .table_limits import TableLimits
 
 TRIES = 5
 """How often the groups are solved until a cut fits, and the limit of their tables is near."""
-ROOMY = 4.0
-"""A pipeline that fits so many times into the memory is as fast without a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -227,35 +226,38 @@ def pipeline_of(
     return StagedProgram(parts=parts, pipeline=pipeline, schedule=terms.schedule)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """A solution at its best cuts (None: none fits).
+class CutSolution:
+    """A solution on one group, to be cut into stages.
 
-    `memory`: bytes of the fullest device. `free`: seconds of the step without a limit of memory.
+    `fits`: whether there are cuts within the memory of each device.
     """
 
-    pipeline: Pipeline | None
-    memory: float
-    free: float
+    def __init__(self, group: Group, tables: Tables, solution: Solution, terms: Terms) -> None:
+        self.always = terms.always
+        self.cutter, self.schedules = terms.cutter([terms.part(group, tables, solution)])
+        self.fits = self.cutter.reaches_end(self.schedules)
 
+    def needed(self) -> float:
+        """Return the least bytes of the fullest device over all cuts."""
+        return self.cutter.least_memory(self.schedules) + self.always
 
-def cut_of(group: Group, tables: Tables, solution: Solution, terms: Terms, *, wanting: bool) -> Cut:
-    """Return the best cuts of one solution on one group.
+    def ideal(self) -> float:
+        """Return seconds that no cuts undercut."""
+        return min((self.cutter.ideal(*pair) for pair in self.schedules), default=math.inf)
 
-    `wanting`: the step without a limit of memory is wanted, too.
-    """
-    cutter, schedules = terms.cutter([terms.part(group, tables, solution)])
-    pipeline = cutter.best(schedules)
-    if pipeline is None:
-        needed = cutter.least_memory(schedules) + terms.always
-        return Cut(pipeline=None, memory=needed, free=math.inf)
-    free = pipeline.step
-    # No schedule keeps `ROOMY` times as much in flight as another, so a roomy one is never short.
-    if wanting and pipeline.memory > terms.room(group) / ROOMY:
-        without_limit = cutter.unlimited().best(schedules)
-        if without_limit is not None:
-            free = min(free, without_limit.step)
-    return Cut(pipeline=pipeline, memory=pipeline.memory, free=free)
+    def free(self) -> tuple[float, float]:
+        """Return the seconds of the best cuts without a limit, and bytes of the fullest device."""
+        return self._best(self.cutter.unlimited())
+
+    def within(self) -> tuple[float, float]:
+        """Return the same within the memory; infinite seconds and the bytes needed if none fit."""
+        return self._best(self.cutter)
+
+    def _best(self, cutter: Cutter) -> tuple[float, float]:
+        pipeline = cutter.best(self.schedules)
+        if pipeline is None:
+            return math.inf, self.needed()
+        return pipeline.step, pipeline.memory + self.always
 
 
 def recut(

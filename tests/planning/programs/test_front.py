@@ -1,8 +1,11 @@
-"""The solutions of a front, and how often they are priced."""
+"""The fastest program of a front within a memory, and what is priced for it."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,11 +15,11 @@ from autopar.costmodel.known.transformer import transformer
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.outer_search.candidate_solver import CandidateSolver
-from autopar.planning.programs.front import Front, Priced, remembered
+from autopar.planning.programs.front import FAR, Front, Priced, Step
 from autopar.planning.space.candidates import Candidate, meshes
 from autopar.planning.space.modes import Mode
 from autopar.planning.tables.tables import Tables
-from autopar.search import Solution
+from autopar.search import Infeasible, Solution, frontier
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +36,69 @@ def tables() -> Tables:
 
 
 class Pricing:
-    """Prices solutions as their tables say, and counts them."""
+    """Prices solutions by factors on the seconds that their tables add up to.
 
-    def __init__(self) -> None:
+    They need the bytes of their tables. What is priced is counted.
+    """
+
+    def __init__(
+        self, limit: float, solutions: Sequence[Solution] = (), factors: Sequence[float] = ()
+    ) -> None:
+        self.limit = limit
+        self.factors = dict(zip(solutions, factors, strict=False))
         self.asked: list[Solution] = []
 
-    def __call__(self, tables: Tables, solution: Solution, wanting: bool) -> Priced:
+    def free(self, tables: Tables, solution: Solution, below: float) -> Step:
+        return Step(self.factors.get(solution, 1.0) * solution.cost, solution.memory)
+
+    def within(self, tables: Tables, solution: Solution, below: float) -> Priced:
         self.asked.append(solution)
-        return Priced(
-            solution=solution, seconds=solution.cost, memory=solution.memory, free=solution.cost
-        )
+        step = self.free(tables, solution, below)
+        seconds = step.seconds if step.memory <= self.limit else math.inf
+        return Priced(solution=solution, seconds=seconds, memory=step.memory)
 
 
-def test_equal_choices_are_priced_once(tables: Tables) -> None:
-    pricing = Pricing()
-    price = remembered(pricing)
-    one, other = (Front(tables, price, math.inf).best() for _ in range(2))
-    assert one == other and len(pricing.asked) == 1
+def test_where_tables_tell_the_step_one_program_is_priced(tables: Tables) -> None:
+    pricing = Pricing(math.inf)
+    front = Front(tables, pricing, math.inf)
+    best = front.best()
+    assert best is not None and best.solution == next(frontier(tables.graph))
+    assert len(pricing.asked) == 1 and not front.tightened
+
+
+def test_what_is_behind_a_misjudged_program_is_priced(tables: Tables) -> None:
+    solutions = list(frontier(tables.graph))
+    fitting, following = solutions[3:5]
+    # All tables promise too little, those of the first four programs most.
+    pricing = Pricing(fitting.memory, solutions, [1.3] * 4 + [1.15] * (len(solutions) - 4))
+    best = Front(tables, pricing, fitting.memory).best()
+    assert best is not None and best.solution.choices == following.choices
+
+
+def test_programs_that_are_not_wanted_are_not_priced(tables: Tables) -> None:
+    first = next(frontier(tables.graph))
+    pricing = Pricing(math.inf, [first], [2.0])
+    assert Front(tables, pricing, math.inf).best(below=first.cost) is None and not pricing.asked
+
+
+def test_more_memory_is_never_slower(tables: Tables) -> None:
+    solutions = list(frontier(tables.graph))
+    rng = random.Random(7)
+    for _ in range(20):
+        factors = [rng.uniform(1.0, 1.3) for _ in solutions]
+        steps = []
+        for solution in reversed(solutions):
+            front = Front(tables, Pricing(solution.memory, solutions, factors), solution.memory)
+            front.taken = list(solutions)
+            best = front.best()
+            assert best is not None
+            steps.append(best.seconds)
+        # A program may be faster, beside its tables, than the ones before it by up to `FAR`.
+        assert all(more <= FAR * less for less, more in itertools.pairwise(steps))
+
+
+def test_what_does_not_fit_says_what_would_do(tables: Tables) -> None:
+    *_, last = frontier(tables.graph)
+    with pytest.raises(Infeasible) as refusal:
+        Front(tables, Pricing(0.5 * last.memory), 0.5 * last.memory).best()
+    assert refusal.value.minimum_memory >= last.memory
