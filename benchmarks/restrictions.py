@@ -9,8 +9,7 @@ other's are a pair, whatever rounds they come from.
 
 A line tells for each case how many plans and pairs there were, and the CPU seconds of a search; one
 more each pair in which a plan of more restrictions is faster by more than 0.1 %, and the exit code
-whether there is any. The
-cases are those of `benchmarks/restricted/cases.py`.
+whether there is any. The cases are those of `benchmarks/restricted/cases.py`.
 """
 
 from __future__ import annotations
