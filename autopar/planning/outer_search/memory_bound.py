@@ -6,7 +6,7 @@ What a program needs beyond the sum of its tables is known only once it is solve
 
 So a candidate is solved within limits that close in on the memory. Where programs are cheap to
 make (small models of brief steps), the solutions on the front of (bytes, seconds) of its tables are
-played instead: they are the same for every limit, so that more memory never makes a plan slower.
+played instead: they are the same for every limit, so that more memory seldom makes a plan slower.
 """
 
 from __future__ import annotations
