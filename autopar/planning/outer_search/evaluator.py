@@ -323,7 +323,7 @@ class Evaluator:
     def _as_solved(self, solved: Solved, below: float) -> Played | None:
         """The fastest cuts on the tables of a solved pipeline."""
         if self.memory_bound.on_fronts:
-            return self._on_front(solved, solved.tables, below)
+            return self._cut(solved, solved.tables, below)
         case = solved.case
         room = self.solver.room(case.candidate)
         choices = solved.solution.choices
