@@ -8,13 +8,15 @@ is left.
 
 If exact tables would be too wide or take too long, narrow ones come first
 (elimination/conditioning.py): they mostly find the same assignment in a hundredth of the time, and
-the gap of the solution shows whether wider tables are worth their work.
+the gap of the solution shows whether wider tables are worth their work. Within a limit the graph is
+solved once, with the widest tables that do not take too long.
 
 Sources: U. Bertele and F. Brioschi, Nonserial Dynamic Programming (1972); H. Everett III,
 Generalized Lagrange Multiplier Method (1963).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..costgraph import CostGraph, Infeasible, NoAssignment, Proof, Solution
@@ -141,7 +143,8 @@ def eliminate_variables(
 
 def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
     # Under a limit the graph is minimised at many prices of a byte, so that pruning it first pays.
-    free = known.limit is None
+    limit = known.limit
+    free = limit is None
     small, plan = shrink(known.graph, max_entries=max_entries, memory=not free, prune=not free)
     if plan is None and free:
         left = _narrowed(known, small, min(NARROW[0], max_entries), aim)
@@ -155,13 +158,21 @@ def _search(known: Incumbent, max_entries: int, aim: Aim) -> None:
     # A first assignment in little time: its cost rules out choices, and near a tight limit narrow
     # tables may find none.
     _offer_fast(known)
-    _widen(known, small, max_entries, aim)
+    narrower = [width for width in NARROW if width < max_entries]
+    if limit is None:
+        _widen(known, small, [*narrower, max_entries], aim)
+    else:
+        solvers = [Minimiser(small.graph, max_entries=width) for width in narrower]
+        _solve_within(known, small, [*solvers, widest], limit)
 
 
 def _solve_exactly(known: Incumbent, small: Reduction, solver: Minimiser) -> None:
     """Offer the optimum of a graph that keeps all assignments cheaper than the incumbent."""
     try:
-        _assign(known, small, solver)
+        if known.limit is None:
+            _assign(known, small, solver)
+        else:
+            _assign_within(known, small, solver, known.limit)
     except NoAssignment:
         # Narrowing keeps all cheaper assignments; none is left, so the known one is the optimum.
         if known.choices is None:
@@ -169,32 +180,45 @@ def _solve_exactly(known: Incumbent, small: Reduction, solver: Minimiser) -> Non
         known.prove(known.cost, replace(known.proof, kind="enumeration"))
 
 
-def _widen(known: Incumbent, small: Reduction, max_entries: int, aim: Aim) -> None:
+def _widen(known: Incumbent, small: Reduction, widths: Sequence[int], aim: Aim) -> None:
     """Solve with ever wider tables, and narrow the graph between, until the aim is reached."""
     proven = False
     work = 0.0
-    for width in (*(width for width in NARROW if width < max_entries), max_entries):
-        last = width == max_entries
+    for width in widths:
         solver = Minimiser(small.graph, max_entries=width)
         # A wider limit is skipped if it changes no table, takes too long, or has no gap to close.
         useless = solver.plan.work == work or solver.plan.work > EXACT_WORK
         if proven and (useless or aim.reached(known)):
             continue
         work = solver.plan.work
-        try:
-            minimum = _assign(known, small, solver)
-        except Infeasible:
-            # Narrow tables may miss an assignment of little memory.
-            if last:
-                raise
-            continue
+        minimum = _assign(known, small, solver)
         proven = known.choices is not None
-        if minimum is None or aim.reached(known) or aim.costly(solver):
+        if aim.reached(known) or aim.costly(solver):
             continue
         left = narrow(known, small, solver, minimum, close=aim.close, work=aim.work)
         if left is None:
             return
         small = left
+
+
+def _solve_within(
+    known: Incumbent, small: Reduction, solvers: Sequence[Minimiser], limit: float
+) -> None:
+    """Solve once within the limit, with the widest tables that do not take too long.
+
+    Wider ones follow only while these miss all assignments of so little memory.
+    """
+    quick = [solver for solver in solvers if solver.plan.work <= EXACT_WORK]
+    slow = [solver for solver in solvers if solver.plan.work > EXACT_WORK]
+    for solver in (*quick[-1:], *slow):
+        try:
+            _assign_within(known, small, solver, limit)
+            return
+        except Infeasible as error:
+            missed = error
+    # The fast search may know an assignment though no tables met one.
+    if known.choices is None:
+        raise missed
 
 
 def _narrowed(known: Incumbent, whole: Reduction, width: int, aim: Aim) -> Reduction | None:
@@ -213,13 +237,7 @@ def _narrowed(known: Incumbent, whole: Reduction, width: int, aim: Aim) -> Reduc
     minimum = solver.minimise(improve=False)
     # The cheapest way to an assignment is enough here: its cost only has to rule out choices.
     known.offer(small.restore(descend(soften(small.graph), minimum.choices)))
-    pruned = any(substitutes is not None for substitutes in small.substitutes)
-    known.prove(
-        minimum.bound,
-        Proof(
-            kind="messages", limit=None, price=0.0, max_entries=solver.max_entries, pruned=pruned
-        ),
-    )
+    known.prove(minimum.bound, _proof(known, small, solver, "messages"))
     if aim.close > ROUNDING and not aim.reached(known):
         # An assignment that is as near as can be is mostly all that is missing.
         known.offer(small.restore(solver.improve(minimum.choices)))
@@ -233,42 +251,51 @@ def _narrowed(known: Incumbent, whole: Reduction, width: int, aim: Aim) -> Reduc
 
 
 def _offer_fast(known: Incumbent) -> None:
-    """Offer the fast search's assignment to begin with."""
+    """Offer the fast search's assignment, with its bound, to begin with."""
     try:
-        known.offer(recursive_programming(known.graph, memory_limit=known.limit).choices)
+        fast = recursive_programming(known.graph, memory_limit=known.limit)
     # That the fast search finds nothing within the limit says little; that every assignment is
     # forbidden is proven, and the end of the search.
     except ValueError as error:
         if isinstance(error, NoAssignment):
             raise
+        return
+    known.offer(fast.choices)
+    known.prove(fast.lower_bound, fast.proof)
 
 
-def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> Minimum | None:
-    """Offer `known` an assignment, and a bound of all assignments within the limit.
+def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> Minimum:
+    """Offer `known` the minimum without a limit, which is returned, and its bound."""
+    minimum = solver.minimise()
+    known.offer(small.restore(minimum.choices))
+    bound = known.cost if solver.exact else minimum.bound
+    known.prove(bound, _proof(known, small, solver, "messages"))
+    return minimum
 
-    Returns the minimum if there is no limit.
-    """
-    limit = known.limit
-    pruned = any(substitutes is not None for substitutes in small.substitutes)
 
-    def proof(kind: str, price: float = 0.0) -> Proof:
-        return Proof(
-            kind=kind, limit=limit, price=price, max_entries=solver.max_entries, pruned=pruned
-        )
+def _assign_within(known: Incumbent, small: Reduction, solver: Minimiser, limit: float) -> None:
+    """Offer `known` an assignment, and a bound of all assignments within the limit."""
 
     def report(choices: list[int], bound: float, price: float) -> None:
         known.offer(small.restore(choices))
-        known.prove(bound, proof("messages+price", price))
+        known.prove(bound, _proof(known, small, solver, "messages+price", price))
 
-    if limit is None:
-        minimum = solver.minimise()
-        known.offer(small.restore(minimum.choices))
-        known.prove(known.cost if solver.exact else minimum.bound, proof("messages"))
-        return minimum
     outcome = constrained(solver, limit, report=report)
     known.offer(small.restore(outcome.choices))
     # A bound above the dual's rests on enumeration, too.
     enumerated = outcome.bound - outcome.proven > ROUNDING * abs(outcome.bound)
     messages = "messages+price" if outcome.price else "messages"
-    known.prove(outcome.bound, proof("enumeration" if enumerated else messages, outcome.price))
-    return None
+    kind = "enumeration" if enumerated else messages
+    known.prove(outcome.bound, _proof(known, small, solver, kind, outcome.price))
+
+
+def _proof(
+    known: Incumbent, small: Reduction, solver: Minimiser, kind: str, price: float = 0.0
+) -> Proof:
+    return Proof(
+        kind=kind,
+        limit=known.limit,
+        price=price,
+        max_entries=solver.max_entries,
+        pruned=any(substitutes is not None for substitutes in small.substitutes),
+    )

@@ -17,11 +17,6 @@ ENOUGH = 1e-2
 """The largest gap at which the quick method's solution under a memory limit replaces the exact
 method's.
 """
-LARGE = 10_000
-"""Variables of a graph up to which the exact method follows, which passes over all of them for each
-price of each of its nodes. With it, GLM-5 on 1,024 H100 (16,279 variables) was not planned in 250
-CPU seconds of a loaded machine; without it 204 are enough.
-"""
 
 
 def solve_within(tables: Tables, method: str, memory_limit: float) -> Solution:
@@ -33,7 +28,7 @@ def solve_within(tables: Tables, method: str, memory_limit: float) -> Solution:
     def solved(graph: CostGraph) -> Solution:
         if method == EXACT_METHOD and bound is not None:
             quick = solve(graph, method=QUICK_METHOD, memory_limit=bound)
-            if quick.gap <= ENOUGH or len(graph.sizes) > LARGE:
+            if quick.gap <= ENOUGH:
                 return quick
         return solve(graph, method=method, memory_limit=bound)
 

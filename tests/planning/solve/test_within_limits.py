@@ -1,4 +1,4 @@
-"""The exact method follows the quick one only where a graph is small enough for it."""
+"""The exact method follows the quick one only where that leaves a wide gap."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from autopar.planning.solve import within_limits
 from autopar.search import CostGraph
 
 
-@pytest.mark.parametrize(("large", "methods"), [(10, ["lagrangian", "exact"]), (3, ["lagrangian"])])
-def test_large_graphs_stay_with_the_quick_method(
-    large: int, methods: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("gap", "methods"), [(0.5, ["lagrangian", "exact"]), (0.005, ["lagrangian"])]
+)
+def test_the_quick_method_is_enough_where_its_gap_is_small(
+    gap: float, methods: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = CostGraph(
         sizes=(2,) * 4,
@@ -27,10 +29,9 @@ def test_large_graphs_stay_with_the_quick_method(
 
     def solve(graph: CostGraph, *, method: str, memory_limit: float | None) -> Any:
         asked.append("exact" if method == within_limits.EXACT_METHOD else method)
-        return SimpleNamespace(gap=0.5, choices=(0,) * 4)
+        return SimpleNamespace(gap=gap, choices=(0,) * 4)
 
     monkeypatch.setattr(within_limits, "solve", solve)
-    monkeypatch.setattr(within_limits, "LARGE", large)
     monkeypatch.setattr("autopar.planning.solve.host_memory._require_room", lambda *_: None)
     within_limits.solve_within(tables, within_limits.EXACT_METHOD, 20.0)
     assert asked == methods

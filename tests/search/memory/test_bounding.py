@@ -80,9 +80,8 @@ def test_halves_of_a_node_divide_its_choices(seed: int) -> None:
     memory = memory_tables(graph)
     over = [int(table.argmax()) for table in memory]
     within = [int(table.argmin()) for table in memory]
-    halves = children_of(
-        solver, Node(remaining=[np.arange(size) for size in graph.sizes], over=over, within=within)
-    )
+    remaining = [np.arange(size) for size in graph.sizes]
+    halves = children_of(solver, Node(remaining=remaining, price=0.0, over=over, within=within))
     if all(table.max() == table.min() for table in memory):
         assert halves == []
         return
