@@ -24,7 +24,6 @@ WEAKER: Mapping[str, Any] = {
     # The outer search.
     "close": 1e-2,
     "margin": 0.0,
-    "patience": 6,
     "plain_axes": 1,
     "split": 1,
     "finer": 0,

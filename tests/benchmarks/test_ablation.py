@@ -28,7 +28,7 @@ def test_every_number_has_a_weaker_setting() -> None:
 
 
 def test_numbers_are_patched_in_every_module_and_put_back() -> None:
-    other = replace(EFFORT, patience=1)
+    other = replace(EFFORT, split=1)
     with pytest.raises(KeyError), patched(other):
         assert best_first.EFFORT is proof.EFFORT is effort.EFFORT is other  # type: ignore[attr-defined]
         raise KeyError
@@ -76,20 +76,20 @@ def test_the_command_line(
 ) -> None:
     monkeypatch.setattr(ablation, "CASES", (TINY,))
     monkeypatch.setattr(ablation, "CASES_BY_NAME", {"tiny": TINY})
-    ablation.main(["--numbers", "patience", "--json"])
+    ablation.main(["--numbers", "margin", "--json"])
     written = json.loads(capsys.readouterr().out)
     (case,) = written["cases"]
     (number,) = written["numbers"]
     assert case["case"] == "tiny" and case["step_s"] > 0.0 and case["gap"] >= 0.0
     assert (number["number"], number["value"], number["weaker"]) == (
-        "patience",
-        EFFORT.patience,
-        WEAKER["patience"],
+        "margin",
+        EFFORT.margin,
+        WEAKER["margin"],
     )
     assert number["read"] == 1 and number["cases"]["tiny"]["step_s"] > 0.0
     ablation.show_case(TINY, FULL)
     ablation.show_rows([row(FULL)])
     assert "nothing" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        ablation.main(["--numbers", "close,patient"])
-    assert "Perhaps you meant 'patience'?" in capsys.readouterr().err
+        ablation.main(["--numbers", "close,margins"])
+    assert "Perhaps you meant 'margin'?" in capsys.readouterr().err

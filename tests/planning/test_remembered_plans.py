@@ -103,7 +103,7 @@ def test_other_code_or_effort_is_another_search(
         changed.setattr(remembered_plans, "source_of", lambda *rooms: "other code")
         assert searched() == (0, 1)
     with monkeypatch.context() as changed:
-        changed.setattr(remembered_plans, "EFFORT", replace(EFFORT, patience=1))
+        changed.setattr(remembered_plans, "EFFORT", replace(EFFORT, split=1))
         assert searched() == (0, 1)
     assert searched() == (1, 0)
 

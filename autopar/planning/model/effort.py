@@ -21,9 +21,6 @@ class Effort:
     """The share by which a program without stages may be faster than the bound of its tables, as
     these count units of parameters and what hides them only on average.
     """
-    patience: int = 16
-    """Candidates played without a faster program until the search ends; the bound counts the rest.
-    """
     plain_axes: int = 2
     """Axes of the meshes on which all stages and micro-batches are tried."""
     split: int = 3

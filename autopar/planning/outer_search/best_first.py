@@ -167,10 +167,9 @@ class BestFirst:
         while self.queue and not self.incumbents:
             self._replace(*self.queue.pop())
         self.queue.reorder(by_promise)
-        self.incumbents.idle = 0
         while self.queue and self.queue.least < self.incumbents.enough:
-            # Giving up here keeps the bound true, as it counts the nodes that are left.
-            if self.incumbents.idle >= EFFORT.patience or self._is_near_enough():
+            # Ending here keeps the bound true, as it counts the nodes that are left.
+            if self._is_near_enough():
                 break
             self.clock.look()
             self._replace(*self.queue.pop())
@@ -346,7 +345,6 @@ class BestFirst:
 
     def _play(self, solved: Solved) -> None:
         """Play a solution; a program faster than the incumbent's takes its place."""
-        self.incumbents.look_at(solved.candidate)
         best = self.incumbents.best
         self.ahead.of_programs(solved, best)
         try:

@@ -23,7 +23,7 @@ class Incumbents:
     """The incumbents, the fastest first: their `programs`, and their solutions as `played`.
 
     `fastest`: the fastest solution of each candidate, as it was played. `failures`: of whole
-    programs. `idle`: candidates played since the last program that was faster.
+    programs.
     """
 
     def __init__(self, whole: WholePrograms) -> None:
@@ -32,8 +32,6 @@ class Incumbents:
         self.played: list[Played] = []
         self.fastest: dict[Candidate, Played] = {}
         self.failures: list[Infeasible] = []
-        self.idle = 0
-        self._seen: set[Candidate] = set()
         self._challengers: list[Played] = []
         self._improvable: list[tuple[float, Played]] = []
 
@@ -56,13 +54,6 @@ class Incumbents:
             if own is program:
                 return played.solved.mode
         return None
-
-    def look_at(self, candidate: Candidate) -> None:
-        """Count a candidate that is played."""
-        # A candidate's modes are mostly alike, so all of them are one try.
-        if candidate not in self._seen:
-            self.idle += 1
-        self._seen.add(candidate)
 
     def note(self, played: Played) -> None:
         """Remember the fastest program of each candidate; one below the best is a challenger."""
@@ -108,8 +99,5 @@ class Incumbents:
         """Let a whole program take the incumbent's place, if it is faster."""
         if program.seconds >= self.best:
             return
-        # A gain below `close` is taken, but is no reason to go on looking.
-        if program.seconds < self.enough:
-            self.idle = 0
         self.programs.insert(0, program)
         self.played.insert(0, replace(played, seconds=program.seconds))

@@ -345,6 +345,24 @@ def test_unlike_layers_wait_for_what_fits_without_them(
     assert tried.count("unlike") == int(fits) and "unlike" not in tried[:2]
 
 
+def test_slower_programs_do_not_end_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, what promises to be faster is looked at."""
+    search = BestFirst(FoldedModel(graph_of(layers=4), train=True), Request(cluster=cluster_of(8)))
+    play = Evaluator.play
+    tried: list[Candidate] = []
+
+    def first_alone(self: Evaluator, solved: Solved, below: float = math.inf) -> list[Played]:
+        tried.append(solved.candidate)
+        return [] if search.incumbents else play(self, solved, below)
+
+    slow = property(lambda self: 1.0 if self.played else math.inf)
+    monkeypatch.setattr(Evaluator, "play", first_alone)
+    monkeypatch.setattr(Incumbents, "best", slow)
+    search.find()
+    assert search.incumbents and len(set(tried)) > 16
+    assert not search.queue or search.queue.least >= search.incumbents.enough
+
+
 def test_nothing_fits_within_what_a_program_leaves() -> None:
     solver = BestFirst(
         FoldedModel(graph_of(layers=2), train=True), Request(cluster=cluster_of(2), stages=1)
