@@ -1,4 +1,4 @@
-"""Means of paths through the order of a pipeline's passes, with equal weights for all devices.
+"""Means of paths through the order of a pipeline's passes, with given weights of the devices.
 
 The notation is that of `least_passes`; S_e: seconds of a message from device e to the next one. A
 path stays on one device h for most of the step. An interleaved schedule runs s_h = 2 (p - 1 - h) +
@@ -52,7 +52,8 @@ class Mean:
 class Paths:
     """The paths of a schedule of `count` micro-batches.
 
-    `more`: how many passes more than the mean each device's weight is to be, times the stages.
+    `weights`: of the devices, with the sum 1. `more`: how many passes more than by its weight each
+    device is to have, times the stages.
     `drained`: the share of a pass for which a path stays on each device before its own. `rounds`:
     how often each goes around all devices. `late`: the number of the first devices to which they
     come by way of the last one.
@@ -60,6 +61,7 @@ class Paths:
 
     count: int
     chunks: int
+    weights: tuple[float, ...]
     more: tuple[float, ...]
     drained: float
     rounds: int
@@ -121,7 +123,8 @@ class Paths:
                 remaining += wrapped
             beside = 2 * self.stages + 1 if device == self.stages - 1 else 1
             weighed = (self.rounds + self.drained * below + wrapped * beside) / self.chunks
-            wanted = max((passes + self.more[device]) / self.stages - weighed, 0.0)
+            wanted = passes * self.weights[device] + self.more[device] / self.stages - weighed
+            wanted = max(wanted, 0.0)
             own = self.owns[device]
             share = min(wanted / own, remaining) if own > 0 else 0.0
             # Of what is left, so that no rounding of the share is lacking.

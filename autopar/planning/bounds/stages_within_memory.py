@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from autopar.costmodel.step.host_offload import state_bytes
 from autopar.order.schedules import in_flight
@@ -34,11 +36,17 @@ from autopar.search import NoAssignment, bound_within
 
 from .forced_recompute import least_used
 from .last_backward import at_once, counted_once
-from .least_passes import NOTHING, UPDATES, Sight
+from .least_passes import NOTHING, UPDATES, Sight, Weights
+from .stage_shares import Group, Stages, shares_bound
+from .units import units_of
 from .with_stages import PipelineBounds, Schedule
 
 LOOKS = 3
 """How often a leaf of one mode and schedule is bounded; the last time with state in host memory."""
+TOGETHER = 2
+"""How often a leaf of several modes or schedules is bounded before it is divided."""
+PRICED = 8
+"""The most groups of stages that have prices of their own."""
 ROWS = 16
 """The rows of stages of which the last one stands for all."""
 GROUPS = (1, 2, 4, 1 << 30)
@@ -128,7 +136,7 @@ class StagesWithinMemory:
         """Return what a leaf becomes by one look."""
         free = self.pipelines.free
         # It was looked at as a whole; its parts have higher bounds each.
-        if leaf.looks and not leaf.alone:
+        if leaf.looks == TOGETHER and not leaf.alone:
             return [
                 replace(
                     part, bound=max(part.bound, free(candidate, part.schedules, part.recompute))
@@ -144,13 +152,55 @@ class StagesWithinMemory:
         """Return a leaf with its bound within the memory.
 
         The first look weighs all stages alike, the others those more that have less in flight. The
-        last one has the optimizer's state on the device, or in host memory for its seconds.
+        second one sees, too, that a layer stays together. The last one has the optimizer's state on
+        the device, or in host memory for its seconds.
         """
+        bound = leaf.bound
         try:
-            seconds = self._least_within(candidate, leaf, room, enough)
+            bound = max(bound, self._least_within(candidate, leaf, room, enough))
+            if leaf.looks == 1 and bound < enough:
+                bound = max(bound, self._by_shares(candidate, replace(leaf, bound=bound), room))
         except NoAssignment:
-            seconds = math.inf
-        return replace(leaf, bound=max(leaf.bound, seconds), looks=leaf.looks + 1)
+            bound = math.inf
+        return replace(leaf, bound=bound, looks=leaf.looks + 1)
+
+    def _by_shares(self, candidate: Candidate, leaf: Leaf, room: float) -> float:
+        """Return seconds of a step from the shares of the model that its stages can do."""
+        sight = replace(NOTHING, around=self._sight(candidate, leaf).around)
+        work = self.pipelines.work(candidate, leaf.recompute, 1.0, NOTHING)
+        idle, flying = (
+            self._of_modes(candidate, leaf, replace(work, in_flight=number))
+            for number in (0.0, 1.0)
+        )
+        pairs = zip(idle.graph.memory or (), flying.graph.memory or (), strict=True)
+        saved = [np.maximum(together - stored, 0.0) for stored, together in pairs]
+
+        def means(weights: Weights) -> tuple[float, float]:
+            passes, messages = zip(
+                *(
+                    self.pipelines.weighted(candidate, schedule, sight, weights)
+                    for schedule in leaf.schedules
+                ),
+                strict=True,
+            )
+            return min(passes), min(messages)
+
+        stages = Stages(
+            groups=tuple(_groups(candidate, leaf.schedules)),
+            chunks=max(chunks for _, chunks in leaf.schedules),
+            memory=room / candidate.stages / least_used(leaf.recompute),
+            means=means,
+        )
+        units = units_of(idle, self.pipelines.folded.counts, saved)
+        return shares_bound(units, stages, known=leaf.bound)
+
+    def _of_modes(self, candidate: Candidate, leaf: Leaf, work: Multiplicities) -> Tables:
+        """Return the tables of a leaf's fastest mode with the memory of its thriftiest."""
+        tables = self._tables(candidate, replace(work, zero=min(leaf.zeros)))
+        if len(leaf.zeros) == 1:
+            return tables
+        thriftiest = self._tables(candidate, replace(work, zero=max(leaf.zeros)))
+        return replace(tables, graph=replace(tables.graph, memory=thriftiest.graph.memory))
 
     def _least_within(self, candidate: Candidate, leaf: Leaf, room: float, enough: float) -> float:
         """Return seconds of a step within the memory, weighted as the leaf's look asks for.
@@ -170,10 +220,10 @@ class StagesWithinMemory:
         flying = min(_flying(candidate, schedule, stage) for schedule in leaf.schedules)
         work = self.pipelines.work(candidate, leaf.recompute, passes, sight)
         work = replace(work, in_flight=flying)
-        graph = self._tables(candidate, replace(work, zero=min(leaf.zeros)), hosting=hosting).graph
-        if len(leaf.zeros) > 1:
-            thriftiest = self._tables(candidate, replace(work, zero=max(leaf.zeros)))
-            graph = replace(graph, memory=thriftiest.graph.memory)
+        if hosting:
+            graph = self._tables(candidate, replace(work, zero=leaf.zeros[0]), hosting=True).graph
+        else:
+            graph = self._of_modes(candidate, leaf, work).graph
         weights = max(_weights(candidate, schedule, flying) for schedule in leaf.schedules)
         limit = weights * room / least_used(leaf.recompute)
         messages = min(
@@ -222,6 +272,17 @@ def _flying(candidate: Candidate, schedule: Schedule, stage: int) -> float:
     """Return the micro-batches that a stage has in flight."""
     name, chunks = schedule
     return in_flight(name, stage, candidate.stages, candidate.micro_batches, chunks)
+
+
+def _groups(candidate: Candidate, schedules: Sequence[Schedule]) -> Iterator[Group]:
+    """Yield the groups of a candidate's stages, of which the last stage has fewest in flight."""
+    stages = candidate.stages
+    number = min(PRICED, stages)
+    for group in range(number):
+        first = group * stages // number
+        behind = (group + 1) * stages // number
+        flying = min(_flying(candidate, schedule, behind - 1) for schedule in schedules)
+        yield Group(stages=behind - first, flying=flying)
 
 
 def _weights(candidate: Candidate, schedule: Schedule, flying: float) -> float:
