@@ -71,18 +71,27 @@ def shares_bound(units: Sequence[Unit], stages: Stages, known: float = 0.0) -> f
 
     `known`: a bound of them; where no higher one is to be had, nothing is (0).
     """
-    prices = _Shares(units, stages).prices()
     groups = stages.groups
+    count = sum(group.stages for group in groups)
+    passes, _ = stages.means((1 / count,) * count)
+    if passes <= 0:
+        return 0.0
+    prices = _Shares(units, stages, passes).prices()
+    # All stages of a group weigh the same.
     weights = tuple(
         each.second for each, group in zip(prices, groups, strict=True) for _ in range(group.stages)
     )
+    # Other weights have other paths, and these other passes and messages.
     passes, messages = stages.means(weights)
+    if passes <= 0:
+        return 0.0
     charged = [replace(each, second=passes * each.second) for each in prices]
     free = messages - stages.memory * math.fsum(
         group.stages * each.stored for each, group in zip(prices, groups, strict=True)
     )
     divided = [_Divided(unit, charged, around=stages.chunks > 1) for unit in units]
     whole = math.fsum(each.whole for each in divided)
+    # Whatever cuts save, the bound is no higher than this; to know what they save takes longest.
     if whole + free <= known:
         return 0.0
     # Every chunk is cut once between neighbouring groups, and goes on with the first one.
@@ -101,6 +110,7 @@ def _most_saved(divided: Sequence[_Divided]) -> list[float]:
     behind = -1
     for each in sorted(divided, key=lambda each: each.unit.span):
         first, last = each.unit.span
+        # One cut may be in several of these, and their savings add up.
         if clusters and first <= behind:
             clusters[-1] = [a + b for a, b in zip(clusters[-1], each.saved, strict=True)]
         else:
@@ -131,10 +141,12 @@ class _Divided:
         """How much a cut behind each group saves in one unit, alone or with others there."""
         groups = len(self.prices)
         saved = [0.0] * groups
+        # Few cuts come first, so that many ones in a unit only add what they save together.
         for more in range(1, groups):
             for first in range(groups if self.around else groups - more):
                 on = [(first + number) % groups for number in range(more + 1)]
                 self._raise(saved, on[:-1], self._over(on))
+        # What is on more groups than there are has all of these cuts, and some of them twice.
         if self.around:
             self._raise(saved, range(groups), self.everywhere)
         return saved
@@ -180,11 +192,10 @@ class _Share:
 class _Shares:
     """The shares of stages, from the ways to run the whole model that are known."""
 
-    def __init__(self, units: Sequence[Unit], stages: Stages) -> None:
+    def __init__(self, units: Sequence[Unit], stages: Stages, passes: float) -> None:
         self.units = units
         self.stages = stages
-        count = sum(group.stages for group in stages.groups)
-        self.passes, _ = stages.means((1 / count,) * count)
+        self.passes = passes
         self.ways: list[Way] = []
 
     def prices(self) -> list[Prices]:
@@ -195,6 +206,7 @@ class _Shares:
         fastest = self.ways[0]
         used = fastest.stored + groups[0].flying * fastest.saved
         self._look(DEAR * self.passes * fastest.seconds / max(used, 1.0), groups[0])
+        # Every round asks each stage for a better way to run the model at its own price.
         for _ in range(ROUNDS):
             seconds = self._seconds()
             told = [self._share(seconds, group) for group in groups]
@@ -204,6 +216,7 @@ class _Shares:
             near = zip(least, told, strict=True)
             if all(true >= (1 - NEAR) * each.least for true, each in near):
                 break
+        # The weights that make the model cost the same on every stage.
         inverse = [1 / true for true in least]
         total = sum(group.stages * part for group, part in zip(groups, inverse, strict=True))
         return [
@@ -231,6 +244,7 @@ class _Shares:
 
     def _seconds(self) -> float:
         """Return the least seconds in which the shares of all stages add up to 1."""
+        # On one stage all ways fit in the seconds of the slowest one, but for their memory.
         low = 0.0
         high = self.passes * max(way.seconds for way in self.ways)
         for _ in range(HALVINGS):

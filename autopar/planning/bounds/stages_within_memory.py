@@ -168,6 +168,7 @@ class StagesWithinMemory:
         """Return seconds of a step from the shares of the model that its stages can do."""
         sight = replace(NOTHING, around=self._sight(candidate, leaf).around)
         work = self.pipelines.work(candidate, leaf.recompute, 1.0, NOTHING)
+        # Bytes are in proportion to what is in flight, so that two tables tell both of their parts.
         idle, flying = (
             self._of_modes(candidate, leaf, replace(work, in_flight=number))
             for number in (0.0, 1.0)
@@ -220,6 +221,7 @@ class StagesWithinMemory:
         flying = min(_flying(candidate, schedule, stage) for schedule in leaf.schedules)
         work = self.pipelines.work(candidate, leaf.recompute, passes, sight)
         work = replace(work, in_flight=flying)
+        # That look is of one mode only.
         if hosting:
             graph = self._tables(candidate, replace(work, zero=leaf.zeros[0]), hosting=True).graph
         else:

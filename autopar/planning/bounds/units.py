@@ -67,6 +67,7 @@ class Piece:
 
     def least(self, prices: Prices) -> Bounded:
         """Return the least of seconds and bytes at their prices, as multiples of a second's."""
+        # With the weight of a second taken out, one solver serves all stages of as many in flight.
         flying = prices.saved / prices.stored if prices.stored else 0.0
         if flying not in self._solvers:
             pairs = zip(self.stored, self.saved, strict=True)
@@ -80,6 +81,7 @@ class Piece:
 
     def alone(self, prices: Sequence[Prices]) -> Floats:
         """Return the least price of each variable alone: an array [variables, prices]."""
+        # Without edges, the least over stages and over choices can be taken in any order.
         tables = zip(self.graph.unary, self.stored, self.saved, strict=True)
         rates = np.array([(each.second, each.stored, each.saved) for each in prices])
         least = [(rates @ np.stack(table)).min(axis=1) for table in tables]
@@ -88,6 +90,7 @@ class Piece:
     def way(self, prices: Prices) -> tuple[float, Way]:
         """Return the least price of all, and a way to run them at it."""
         near = self.least(prices)
+        # A relaxation's choices need not cost what is least, so the seconds are what is left of it.
         stored, saved = (
             math.fsum(
                 float(table[choice]) for table, choice in zip(some, near.choices, strict=True)
@@ -101,7 +104,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Unit:
-    """What no cut divides, such as a layer, as long as no stage begins in it.
+    """Variables that no cut divides, such as those of a layer, unless a stage begins among them.
 
     There are `count` of them, of which `whole` has the seconds and bytes. `blocks`: its parts in
     the order in which they run, between which stages may begin. `loose`: what is in none of them,
@@ -121,6 +124,7 @@ def units_of(tables: Tables, counts: Counts, saved: Sequence[Floats]) -> list[Un
     The tables are of one pass with nothing in flight. Variables of equally many equal layers that
     edges join are a unit. What is between units takes nothing.
     """
+    # Layers that folding has made one have its number of them, and the others 1.
     numbers = [
         (counts.operators if one.what == "operator" else counts.tensors).get(one.name, 1)
         for one in tables.variables
@@ -133,6 +137,7 @@ def units_of(tables: Tables, counts: Counts, saved: Sequence[Floats]) -> list[Un
         whole = model.part(members)
         own = [places[v] for v in members]
         blocks, loose = _blocks(whole.graph, own)
+        # A parameter that nothing reads has no place, and is as well at the beginning.
         span = [place for place in own if place is not None] or [0]
         units.append(
             Unit(
@@ -171,6 +176,7 @@ def _blocks(graph: CostGraph, places: Sequence[int | None]) -> tuple[list[list[i
     blocks: list[list[int]] = [[] for _ in range(math.ceil(len(operators) / length))]
     loose = []
     for v in range(len(places)):
+        # A value that several operators read may be on any of their stages.
         owner = next(iter(beside[v])) if v in beside and len(beside[v]) == 1 else v
         if owner in block_of:
             blocks[block_of[owner]].append(v)

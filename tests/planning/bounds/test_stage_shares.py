@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from autopar.planning.bounds.least_passes import Weights
-from autopar.planning.bounds.stage_shares import Floats, Group, Piece, Stages, Unit, shares_bound
+from autopar.planning.bounds.stage_shares import Group, Stages, shares_bound
+from autopar.planning.bounds.units import Piece, Unit
+from autopar.planning.tables.tables import Floats
 from autopar.search import CostGraph
 
 MICRO_BATCHES = 8.0
