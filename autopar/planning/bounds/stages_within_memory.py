@@ -9,7 +9,8 @@ the micro-batches that stage s has in flight, p stages take for any f
 in the mode (recompute, ZeRO) where that is least. For stage s holds stored_s + f_s saved_s <= M.
 Weighted by max(1, f / f_s), its stored bytes count once at the least, and those that it saves f
 times, so that the sum over all stages is what q prices. With the fewest of all stages as f all have
-the weight 1; with the most, each stage counts as if it had as much in flight as the first one.
+the weight 1; with the most, each stage counts as if it had as much in flight as the first one. One
+price lets a layer store on one stage what it saves on another: `stage_shares` has prices for each.
 
 No gradient counts twice, and one stage works on the loss (`last_backward`). Optimizer state that
 may be in host memory takes nothing at first; in the last look g has the seconds of its way there
@@ -158,7 +159,7 @@ class StagesWithinMemory:
         bound = leaf.bound
         try:
             bound = max(bound, self._least_within(candidate, leaf, room, enough))
-            if leaf.looks == 1 and bound < enough:
+            if leaf.looks == 1 and bound < enough and room < math.inf:
                 bound = max(bound, self._by_shares(candidate, replace(leaf, bound=bound), room))
         except NoAssignment:
             bound = math.inf
