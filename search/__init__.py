@@ -6,7 +6,7 @@ imports run in this order. Other folders import from here alone:
 
 - `solve`: a graph by the name of a method of the table `SEARCHES`; each method by itself;
 - `nearly`: a solution as near the optimum as the caller wants; `bound_within`: only a bound;
-- `Priced`: the least cost at one price of a byte after another;
+- `DualFunction`: the least cost at one price of a byte after another;
 - `frontier`, `least_memory`: solutions of ever less memory, and the one of least;
 - `condition`: a graph with some variables decided; `solution`: a given assignment, priced;
 - `partition`, `balance`, `interval_sums`, `least_bottleneck`, `least_worst`: pipeline stages;
@@ -18,7 +18,7 @@ from .costgraph import CostGraph, Infeasible, NoAssignment, Solution, solution
 from .elimination.derived_graphs import condition
 from .elimination.order_choice import forget_orders
 from .elimination.shared_orders import Rest, Sharing, Unshared, resting, sharing, sharing_orders
-from .memory.bounding import Bounded, Priced, bound_within
+from .memory.bounding import Bounded, DualFunction, bound_within
 from .memory.frontier import frontier
 from .memory.lagrangian import least_memory
 from .methods import SEARCHES, Search, solve
@@ -35,11 +35,11 @@ __all__ = [
     "SEARCHES",
     "Bounded",
     "CostGraph",
+    "DualFunction",
     "Infeasible",
     "Interrupted",
     "NoAssignment",
     "NotSolved",
-    "Priced",
     "Rest",
     "Search",
     "Sharing",

@@ -38,16 +38,16 @@ class Bounded:
     choices: tuple[int, ...]
 
 
-class Priced:
-    """The least cost + price * memory of a graph, at one price of a byte after another."""
+class DualFunction:
+    """L of the formula above: the least cost + price * memory, at one price after another."""
 
     def __init__(self, graph: CostGraph) -> None:
         memory_tables(graph)
         self._small, self._solver = prepare(graph, max_entries=ENTRIES)
         self._last: Minimum | None = None
 
-    def least(self, price: float) -> Bounded:
-        """Return a lower bound of the least cost + price * memory, with the choices that give it.
+    def at(self, price: float) -> Bounded:
+        """Return L at a price, or a lower bound of it, with the choices that give it.
 
         Raises `NoAssignment` if all assignments are forbidden.
         """

@@ -19,7 +19,7 @@ import numpy as np
 from autopar.planning.model.counts import Counts
 from autopar.planning.tables import Tables
 from autopar.planning.tables.tables import Floats
-from autopar.search import Bounded, CostGraph, Priced
+from autopar.search import Bounded, CostGraph, DualFunction
 
 BLOCKS = 8
 """The most parts of a unit between which stages are thought to begin."""
@@ -55,7 +55,7 @@ class Piece:
         self.graph = graph
         self.stored = stored
         self.saved = saved
-        self._solvers: dict[float, Priced] = {}
+        self._solvers: dict[float, DualFunction] = {}
 
     def part(self, members: Sequence[int]) -> Piece:
         """Return some of the variables, without the edges to others."""
@@ -72,8 +72,8 @@ class Piece:
         if flying not in self._solvers:
             pairs = zip(self.stored, self.saved, strict=True)
             memory = tuple(stored + flying * saved for stored, saved in pairs)
-            self._solvers[flying] = Priced(replace(self.graph, derived=True, memory=memory))
-        return self._solvers[flying].least(prices.stored / prices.second)
+            self._solvers[flying] = DualFunction(replace(self.graph, derived=True, memory=memory))
+        return self._solvers[flying].at(prices.stored / prices.second)
 
     def cost(self, prices: Prices) -> float:
         """Return the least price of all."""

@@ -13,7 +13,7 @@ from autopar.search import Infeasible, NoAssignment, exhaustive, lagrangian
 from autopar.search.costgraph import memory_tables
 from autopar.search.elimination.conditioning import Minimiser, prepare
 from autopar.search.memory import bounding
-from autopar.search.memory.bounding import Priced, bound_within
+from autopar.search.memory.bounding import DualFunction, bound_within
 from autopar.search.memory.halving import Node, children_of
 from tests.search.search_graphs import random_graph
 
@@ -40,9 +40,9 @@ def test_no_assignment_within_the_limit_undercuts_a_bound(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_one_solver_tells_the_least_at_every_price(seed: int) -> None:
     graph = random_graph(seed)
-    solver = Priced(graph)
+    solver = DualFunction(graph)
     for price in (0.0, 10.0, 1e-3):
-        near = solver.least(price)
+        near = solver.at(price)
         memory = memory_tables(graph)
         pairs = zip(graph.unary, memory, strict=True)
         dearer = replace(graph, unary=tuple(own + price * taken for own, taken in pairs))
