@@ -49,7 +49,7 @@ TOGETHER = 2
 PRICED = 8
 """The most groups of stages that have prices of their own."""
 ROWS = 16
-"""The rows of stages of which the last one stands for all."""
+"""The most groups of stages that have weights of their own."""
 GROUPS = (1, 2, 4, 1 << 30)
 """The numbers of chunks at which each group of schedules begins.
 
@@ -188,7 +188,7 @@ class StagesWithinMemory:
             return min(passes), min(messages)
 
         stages = Stages(
-            groups=tuple(_groups(candidate, leaf.schedules)),
+            groups=tuple(_groups(candidate, leaf.schedules, PRICED)),
             chunks=max(chunks for _, chunks in leaf.schedules),
             memory=room / candidate.stages / least_used(leaf.recompute),
             means=means,
@@ -277,30 +277,24 @@ def _flying(candidate: Candidate, schedule: Schedule, stage: int) -> float:
     return in_flight(name, stage, candidate.stages, candidate.micro_batches, chunks)
 
 
-def _groups(candidate: Candidate, schedules: Sequence[Schedule]) -> Iterator[Group]:
-    """Yield the groups of a candidate's stages, of which the last stage has fewest in flight."""
+def _groups(candidate: Candidate, schedules: Sequence[Schedule], most: int) -> Iterator[Group]:
+    """Yield at most so many groups of a candidate's stages.
+
+    Later stages have no more in flight, so that the last of some in a row stands for all.
+    """
     stages = candidate.stages
-    number = min(PRICED, stages)
-    for group in range(number):
-        first = group * stages // number
-        behind = (group + 1) * stages // number
+    length = math.ceil(stages / most)
+    for first in range(0, stages, length):
+        behind = min(first + length, stages)
         flying = min(_flying(candidate, schedule, behind - 1) for schedule in schedules)
         yield Group(stages=behind - first, flying=flying)
 
 
 def _weights(candidate: Candidate, schedule: Schedule, flying: float) -> float:
-    """Return the mean over all stages of max(1, flying / f), or a little more.
-
-    Later stages have no more in flight, so that the last of some in a row stands for all.
-    """
-    stages = candidate.stages
-    length = math.ceil(stages / ROWS)
-    total = 0.0
-    for first in range(0, stages, length):
-        behind = min(first + length, stages)
-        fewest = _flying(candidate, schedule, behind - 1)
-        total += (behind - first) * max(1.0, flying / fewest)
-    return total / stages
+    """Return the mean over all stages of max(1, flying / f), or a little more."""
+    groups = _groups(candidate, [schedule], ROWS)
+    total = sum(group.stages * max(1.0, flying / group.flying) for group in groups)
+    return total / candidate.stages
 
 
 def _without_state(tables: Tables) -> Tables:
