@@ -8,8 +8,9 @@ R the messages that count, a step takes, for every cut of the model,
 
 A layer that is whole on a stage pays that stage's weight for its seconds, and that stage's price
 for what it stores and for what it saves. So N equal layers take N times what one of them takes on
-the stage where it is cheapest. Let u be that, and u' what a layer takes that k cuts divide among
-neighbouring stages, each part where it is cheapest. C cuts save C (u - u') / k at the most.
+the stage where it is cheapest. A layer that cuts divide among groups of stages takes less, with
+each part where it is cheapest. Behind group g a cut saves s_g at the most: so much that no layer
+saves more than the s_g of its cuts. There are as many of these cuts as each stage has chunks.
 
 The weights and prices come from the whole model. With Y_s(r) the least seconds plus r times the
 bytes of all layers, were they on stage s, that stage can do in T seconds no more than the share
@@ -81,7 +82,7 @@ def shares_bound(units: Sequence[Unit], stages: Stages, known: float = 0.0) -> f
     weights = tuple(
         each.second for each, group in zip(prices, groups, strict=True) for _ in range(group.stages)
     )
-    # Other weights have other paths, and these other passes and messages.
+    # Paths with other weights have other passes and messages.
     passes, messages = stages.means(weights)
     if passes <= 0:
         return 0.0

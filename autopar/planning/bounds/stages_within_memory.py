@@ -160,13 +160,16 @@ class StagesWithinMemory:
         try:
             bound = max(bound, self._least_within(candidate, leaf, room, enough))
             if leaf.looks == 1 and bound < enough and room < math.inf:
-                bound = max(bound, self._by_shares(candidate, replace(leaf, bound=bound), room))
+                bound = max(bound, self._by_shares(candidate, leaf, room, bound))
         except NoAssignment:
             bound = math.inf
         return replace(leaf, bound=bound, looks=leaf.looks + 1)
 
-    def _by_shares(self, candidate: Candidate, leaf: Leaf, room: float) -> float:
-        """Return seconds of a step from the shares of the model that its stages can do."""
+    def _by_shares(self, candidate: Candidate, leaf: Leaf, room: float, known: float) -> float:
+        """Return seconds of a step from the shares of the model that its stages can do.
+
+        `known`: a bound of them; 0 is returned where shares prove no more.
+        """
         sight = replace(NOTHING, around=self._sight(candidate, leaf).around)
         work = self.pipelines.work(candidate, leaf.recompute, 1.0, NOTHING)
         # Bytes are in proportion to what is in flight, so that two tables tell both of their parts.
@@ -194,11 +197,13 @@ class StagesWithinMemory:
             means=means,
         )
         units = units_of(idle, self.pipelines.folded.counts, saved)
-        return shares_bound(units, stages, known=leaf.bound)
+        return shares_bound(units, stages, known)
 
-    def _of_modes(self, candidate: Candidate, leaf: Leaf, work: Multiplicities) -> Tables:
+    def _of_modes(
+        self, candidate: Candidate, leaf: Leaf, work: Multiplicities, *, hosting: bool = False
+    ) -> Tables:
         """Return the tables of a leaf's fastest mode with the memory of its thriftiest."""
-        tables = self._tables(candidate, replace(work, zero=min(leaf.zeros)))
+        tables = self._tables(candidate, replace(work, zero=min(leaf.zeros)), hosting=hosting)
         if len(leaf.zeros) == 1:
             return tables
         thriftiest = self._tables(candidate, replace(work, zero=max(leaf.zeros)))
@@ -222,11 +227,7 @@ class StagesWithinMemory:
         flying = min(_flying(candidate, schedule, stage) for schedule in leaf.schedules)
         work = self.pipelines.work(candidate, leaf.recompute, passes, sight)
         work = replace(work, in_flight=flying)
-        # That look is of one mode only.
-        if hosting:
-            graph = self._tables(candidate, replace(work, zero=leaf.zeros[0]), hosting=True).graph
-        else:
-            graph = self._of_modes(candidate, leaf, work).graph
+        graph = self._of_modes(candidate, leaf, work, hosting=hosting).graph
         weights = max(_weights(candidate, schedule, flying) for schedule in leaf.schedules)
         limit = weights * room / least_used(leaf.recompute)
         messages = min(
