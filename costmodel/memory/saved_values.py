@@ -236,6 +236,7 @@ def places_saved(
 ) -> dict[str, list[tuple[bool, int, str]]]:
     """The values that each operator saves: whether an output, its position, and its name."""
     tensors = analysis.graph.tensors
+    roots = roots_of(analysis, facts)
     places: dict[str, list[tuple[bool, int, str]]] = {}
     made_in: dict[str, int] = {}
     for op in analysis.warm:
@@ -246,16 +247,19 @@ def places_saved(
             (True, i, op.outputs[i]) for i in saved.outputs
         ]
         if segment >= 0:
-            # A recomputed operator saves only parameters and what enters its segment.
+            # A recomputed operator saves only parameters, also through views that are made in its
+            # segment, and what enters this.
             weights = [
-                place for place in places[op.name] if tensors[place[2]].role is Role.PARAMETER
+                place
+                for place in places[op.name]
+                if tensors[roots.get(place[2], place[2])].role is Role.PARAMETER
             ]
             entering = [
                 (False, i, name)
                 for i, name in enumerate(op.inputs)
                 if name in made_in and made_in[name] != segment
             ]
-            places[op.name] = weights + entering
+            places[op.name] = list(dict.fromkeys(weights + entering))
     return places
 
 
