@@ -74,6 +74,14 @@ class Choice:
     least: float
 
 
+Tried = tuple[float, Combination, Mode]
+"""Seconds of a step of a combination, and the mode that it is solved in."""
+
+
+def _seconds(tried: Tried) -> float:
+    return tried[0]
+
+
 def _nearest(counts: Sequence[int], target: int) -> int:
     """The number of `counts` with the ratio to `target` nearest to 1."""
     return min(counts, key=lambda count: abs(math.log(count / target)))
@@ -93,21 +101,42 @@ class UnequalGroups:
     def best(self, solver: CandidateSolver) -> StagedProgram | None:
         """The best pipeline of the most promising combinations, or None.
 
-        Each combination is cut on the folded graph, in the first mode of the outer search that
-        fits. The best one is solved again on the whole graph.
+        Each combination is cut on the folded graph. The best one is solved again on the whole
+        graph.
         """
-        cut: list[tuple[float, Combination, Mode]] = []
-        for combination in self._promising():
-            for mode in solver.modes():
-                with contextlib.suppress(Infeasible, NoAssignment):
-                    staged = self._cut(combination, mode, solver, short=True)
-                    cut.append((staged.pipeline.step, combination, mode))
-                    break
+        cut = [one for combination in self._promising() for one in self._tried(combination, solver)]
+        if cut:
+            cut += self._in_other_micro_batches(min(cut, key=_seconds), solver)
         # The folded graph decides the order; on the whole one the first that fits is taken.
-        for _, combination, mode in sorted(cut, key=lambda entry: entry[0]):
+        for _, combination, mode in sorted(cut, key=_seconds):
             with contextlib.suppress(Infeasible, NoAssignment):
                 return self._cut(combination, mode, solver, short=False)
         return None
+
+    def _tried(self, combination: Combination, solver: CandidateSolver) -> Iterator[Tried]:
+        """The step of a combination in the outer search's first mode that fits, if one does."""
+        for mode in solver.modes():
+            with contextlib.suppress(Infeasible, NoAssignment):
+                staged = self._cut(combination, mode, solver, short=True)
+                yield staged.pipeline.step, combination, mode
+                return
+
+    def _in_other_micro_batches(self, best: Tried, solver: CandidateSolver) -> Iterator[Tried]:
+        """The best combination in more micro-batches, and in fewer, as long as each is faster."""
+        combination = best[1]
+        stages = sum(group.stages for group in combination.groups)
+        counts = micro_batches_to_try(self.folded, stages, self.request.micro_batches, every=True)
+        own = combination.micro_batches
+        more = [count for count in counts if count > own]
+        fewer = [count for count in reversed(counts) if 1 < count < own]
+        for ahead in (more, fewer):
+            last = best
+            for count in ahead:
+                tried = list(self._tried(replace(combination, micro_batches=count), solver))
+                if not tried or tried[0][0] >= last[0]:
+                    break
+                last = tried[0]
+                yield last
 
     def _promising(self) -> list[Combination]:
         """The most promising combinations; at most `ALIKE` with equal numbers of stages and

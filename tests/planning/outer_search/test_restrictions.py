@@ -175,6 +175,13 @@ def test_a_search_with_fewer_restrictions_finds_as_much(
             "gpt2-8", {}, None, {"zero": 2}, id="a mode that only stores otherwise has a margin"
         ),
         pytest.param(
+            "gpt2-12",
+            {"stages": 2},
+            None,
+            {"micro_batches": 3},
+            id="stages of unequal groups in another number of micro-batches",
+        ),
+        pytest.param(
             "llama-8b-16",
             {"stages": 2, "micro_batches": 4, "zero": 1},
             (2, 2, 2),
