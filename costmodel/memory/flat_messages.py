@@ -70,8 +70,9 @@ def flat_steps(plan: Scheduled, members: Sequence[int], *, back: bool) -> list[F
     chains = list(
         zip(*(itertools.pairwise(move.chain[move.bucketed :]) for move in moves), strict=True)
     )
+    numbered = list(enumerate(chains))
     steps = []
-    for pairs in reversed(chains) if back else chains:
+    for number, pairs in reversed(numbered) if back else numbered:
         # The members of a group take the same steps, so any of them tells kind and axes.
         over = change(pairs[0][0], pairs[0][1], mesh)
         each = []
@@ -87,6 +88,8 @@ def flat_steps(plan: Scheduled, members: Sequence[int], *, back: bool) -> list[F
                 (sizes[back], sizes[not back], act, 0 if sent is None else sent.scale * sizes[0])
             )
         before, after, acts, moved = zip(*each, strict=True)
+        # A part of a gradient's sum is copied at the chain's end, as it would keep the whole sum.
+        cut = back and number == 0 and sent is None and after < before
         steps.append(
             FlatStep(
                 kind=sent.collective if sent is not None and over.degree > 1 else "",
@@ -94,7 +97,7 @@ def flat_steps(plan: Scheduled, members: Sequence[int], *, back: bool) -> list[F
                 nbytes=sum(moved),
                 before=before,
                 after=after,
-                made=tuple(act.made for act in acts),
+                made=tuple(act.made or cut for act in acts),
                 dealt=tuple(act.scratch > 0 for act in acts),
             )
         )

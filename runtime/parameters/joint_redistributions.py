@@ -25,8 +25,9 @@ class JointRedistribution:
     """Redistributions that travel together: where they start and end, and the steps between.
 
     `flows`: their gradients travel back. `moves`: the value itself changes. `leads`: there is more
-    to do than a cast. `casts`: those to narrow copies, with the groups over which largest elements
-    are `summed`, by the kind of scale (None: a rank has all of its blocks).
+    to do than a cast. `cuts`: their gradients end as parts of whole sums. `casts`: those to narrow
+    copies, with the groups over which largest elements are `summed`, by the kind of scale (None: a
+    rank has all of its blocks).
     """
 
     def __init__(
@@ -67,3 +68,4 @@ class JointRedistribution:
             actions = [step_actions(before, after, mesh) for before, after in pairs]
             self.ahead.append(([ahead for ahead, _ in actions], group))
             self.back.insert(0, ([back for _, back in actions], group))
+        self.cuts = bool(self.back) and self.back[-1][0][0].name == "take"

@@ -259,6 +259,8 @@ class ParameterUnits:
         pairs = zip(group.ends, group.shapes, strict=True)
         # Only the chain holds the shares, so they are freed once their message is made.
         results = yield from carry([self._taken(gradients, *pair) for pair in pairs], group.back)
+        if group.cuts:
+            results = [_without_rest(result) for result in results]
         gradients.bring_all(group.starts, results)
 
     def _summing(self, bucket: Bucket, gradients: Gradients) -> Generator[Tensor, Tensor, None]:
@@ -315,3 +317,8 @@ class ParameterUnits:
                 gradient = gradient * factor
             home[name] = gradient.to(self.masters[name])
         return home
+
+
+def _without_rest(part: Tensor) -> Tensor:
+    """A part of a whole sum in memory of its own; as a view it would keep all of the sum."""
+    return part.clone() if part.untyped_storage().nbytes() > part.nbytes else part

@@ -50,6 +50,7 @@ from autopar.runtime.measuring.tracked_memory import (
 )
 from autopar.runtime.operators.functions import function_of
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.layout import B, R, S
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
@@ -138,6 +139,27 @@ def test_all_parameters_updated_at_once_as_tracked() -> None:
         "foreach makes one temporary of the size of all gradients"
     )
     assert told.total == pytest.approx(tracked.peak, rel=0.05)
+
+
+def test_parts_of_summed_gradients_as_tracked() -> None:
+    """A gradient that is summed whole before it is cut keeps its own part, not the whole sum."""
+    analysis = analyse(graph_of(gpt2(layers=3, batch=4, sequence=4, vocab=64))[0], train=True)
+    scattered = planned(analysis, "zero1", (4,)).assignment
+    chains = {
+        name: tuple(((S(0),), (R,), (B,)) if one == ((S(0),), (B,)) else one for one in of)
+        for name, of in scattered.chains.items()
+    }
+    summed = replace(scattered, chains=scattered.chains | chains)
+    schedule = Schedule(unit_bytes=2**20, gathered="per_pass")
+    peaks = []
+    for assignment in (scattered, summed):
+        plan = execution(assignment, analysis, schedule)
+        told = predicted_memory(plan.micro, analysis, optimizer="adamw", composite=True)
+        with fake_world(4):
+            tracked = track_program(plan)
+        assert told.total == pytest.approx(tracked.peak, rel=0.05)
+        peaks.append(tracked.peak)
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
 
 
 @pytest.mark.parametrize("unit_mib", [1, 8, 512])
@@ -414,7 +436,6 @@ def test_states_as_in_the_zero_paper(devices: int, stage: int, billions: float) 
 
 
 def _stored(analysis: Analysis, mesh: Mesh, *, split: bool) -> Program:
-    from autopar.sharding.layout import R, S
     from autopar.sharding.program import Assignment
 
     storage = {"w": (S(0),) if split and mesh.shape[0] > 1 else (R,)}
