@@ -174,6 +174,9 @@ def _with(layout: Layout, axes: Axes, kind: Placement) -> Layout:
 ChainFinder = Callable[[Layout, Layout], tuple[tuple[Layout, ...], float]]
 StepPrice = Callable[[str, Axes, int], float]
 """Seconds of a collective, given its name, its mesh axes and its bytes."""
+Often = tuple[float, float]
+"""How often a value goes along a chain, and its gradient comes back."""
+ONCE: Often = (1.0, 1.0)
 
 
 def local_bytes(layout: Layout, nbytes: int, mesh: Sequence[int]) -> int:
@@ -182,26 +185,21 @@ def local_bytes(layout: Layout, nbytes: int, mesh: Sequence[int]) -> int:
 
 
 def step_price(
-    before: Layout,
-    after: Layout,
-    nbytes: int,
-    mesh: Sequence[int],
-    price: StepPrice,
-    gradient: bool,
+    before: Layout, after: Layout, nbytes: int, mesh: Sequence[int], price: StepPrice, often: Often
 ) -> float:
-    """Seconds of one step, forward and (with a gradient) backward."""
+    """Seconds of one step, forward and backward."""
     return _change_price(
-        change(before, after, mesh), local_bytes(before, nbytes, mesh), price, gradient
+        change(before, after, mesh), local_bytes(before, nbytes, mesh), price, often
     )
 
 
-def _change_price(step: Change, size: int, price: StepPrice, gradient: bool) -> float:
+def _change_price(step: Change, size: int, price: StepPrice, often: Often) -> float:
     """Seconds of a step from shards of `size` bytes."""
-    forward, backward = step.transfers
-    total = price(forward.collective, step.axes, forward.scale * size) if forward else 0.0
-    if backward and gradient:
-        total += price(backward.collective, step.axes, backward.scale * size)
-    return total
+    return sum(
+        times * price(transfer.collective, step.axes, transfer.scale * size)
+        for times, transfer in zip(often, step.transfers, strict=True)
+        if transfer and times
+    )
 
 
 STEP_PENALTY = 1e-9
@@ -219,10 +217,11 @@ def cheapest_chain(
     gradient: bool,
     kinds: Sequence[Placement] = (),
     apart: bool = False,
+    often: Often = ONCE,
 ) -> tuple[Layout, ...]:
     """Layouts from `source` to `target`, both included, each one step from the last.
 
-    The chain has the least price.
+    The chain has the least price. Without a `gradient` nothing comes back.
 
     The layouts in between take their placements from both ends and from `kinds` (default: splits of
     any dim, R, B, P). `apart`: no step is over several axes.
@@ -237,6 +236,7 @@ def cheapest_chain(
     if not gradient:
         source = without_gradient(source)
         target = without_gradient(target)
+        often = (often[0], 0.0)
     nbytes = math.prod(shape) * itemsize
     between = kinds or (R, B, P, *(S(dim) for dim in range(len(shape))))
     kinds = tuple(
@@ -261,7 +261,7 @@ def cheapest_chain(
             if (apart and len(axes) > 1) or _sums_in_vain(source, layout, axes):
                 continue
             step = Change(axes, layout[axes[0]], after[axes[0]], degree_of(axes, mesh))
-            fresh = cost + _change_price(step, size, price, gradient) + STEP_PENALTY
+            fresh = cost + _change_price(step, size, price, often) + STEP_PENALTY
             # No way over a layout as far off as the target leads to it sooner.
             if fresh < min(best.get(after, math.inf), best.get(target, math.inf)):
                 best[after] = fresh
@@ -282,11 +282,18 @@ def _sums_in_vain(source: Layout, layout: Layout, axes: Axes) -> bool:
 
 
 def chain_price(
-    chain: Sequence[Layout], nbytes: int, mesh: Sequence[int], price: StepPrice, *, gradient: bool
+    chain: Sequence[Layout],
+    nbytes: int,
+    mesh: Sequence[int],
+    price: StepPrice,
+    *,
+    gradient: bool,
+    often: Often = ONCE,
 ) -> float:
     """Seconds of all steps of a chain, with their penalties."""
+    times = often if gradient else (often[0], 0.0)
     return sum(
-        step_price(b, a, nbytes, mesh, price, gradient) + STEP_PENALTY
+        step_price(b, a, nbytes, mesh, price, times) + STEP_PENALTY
         for b, a in itertools.pairwise(chain)
     )
 
@@ -301,8 +308,9 @@ def parameter_chain(
 ) -> tuple[Layout, ...]:
     """The cheapest chain from a parameter's storage to `target`.
 
-    A leading R → B step costs only `share`, the price as part of a gradient bucket. `chain` finds
-    the cheapest ordinary chain between two layouts, and its price.
+    A leading R → B step costs only `share`, the price as part of a gradient bucket, once a step.
+    `nbytes`: of the gradient. `chain` finds the cheapest ordinary chain between two layouts, and
+    its price.
     """
     rest, cost = chain(source, target)
     best = cost, rest

@@ -19,12 +19,15 @@ from dataclasses import replace
 from autopar.costmodel.memory.peak import predicted_memory
 from autopar.costmodel.memory.states import certain_bytes
 from autopar.costmodel.step.mesh_prices import LEAST_UNIT
-from autopar.order.scheduled import scheduled
+from autopar.ir import Role
+from autopar.order.scheduled import Scheduled, scheduled
 from autopar.planning.model.counts import Counts
 from autopar.planning.tables.decoding import decode
 from autopar.planning.tables.tables import Tables, Variable
 from autopar.search import Solution
+from autopar.sharding.program import Redistribute, only_casts
 from autopar.sharding.program_builder import build_program
+from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import Schedule
 
 
@@ -48,11 +51,32 @@ def bytes_beyond(
         plan = scheduled(program, replace(schedule, unit_bytes=min(unit, schedule.unit_bytes)))
         peak = predicted_memory(
             plan, tables.analysis, optimizer=tables.optimizer, composite=composite
-        ).total
+        ).total + _copies_of_other_layers(plan, counts)
         least = min(least, peak - certain_bytes(tables.analysis) - once - repeated)
         if solution.memory + least <= room:
             break
     return least
+
+
+def _copies_of_other_layers(plan: Scheduled, counts: Counts) -> float:
+    """Bytes of copies that stay for a step, and that neither tables nor the folded program count.
+
+    Under ZeRO 3 tables take all copies of parameters for released, but those that are only cast
+    stay.
+    """
+    if plan.schedule.gathered != "per_pass":
+        return 0.0
+    program = plan.program
+    mesh = program.assignment.mesh.shape
+    tensors = program.graph.tensors
+    return math.fsum(
+        (counts.tensors.get(step.tensor, 1) - 1)
+        * local_bytes(step.chain[-1], tensors[step.tensor].bytes, mesh)
+        for step in program.steps
+        if isinstance(step, Redistribute)
+        and tensors[step.tensor].role is Role.PARAMETER
+        and only_casts(step)
+    )
 
 
 def _count(variable: Variable, counts: Counts) -> int:

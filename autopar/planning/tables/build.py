@@ -154,5 +154,6 @@ def _priced(
         aside=edges.aside,
         each=edges.each,
         types=basis.types,
+        often=basis.work.gathers,
         chains=basis.known.on_mesh.once("chains", dict[object, tuple[Layout, ...]]),
     )

@@ -8,6 +8,8 @@ from autopar.ir import DTYPE_BYTES, Operator, Role, Tensor
 from autopar.sharding.layout import Layout, Placement, R
 from autopar.sharding.program import Assignment, Decision
 from autopar.sharding.redistribution import (
+    ONCE,
+    Often,
     StepPrice,
     chain_price,
     cheapest_chain,
@@ -125,12 +127,24 @@ class _Decoder:
         )
         # A chain is a shortest path, so equal redistributions share it, those of later solutions
         # too.
-        key = (source, target, tensor.shape, tensor.bytes, tensor.role, gradient, kinds, stored)
+        often = self._often(tensor)
+        size = tensor.shape, tensor.bytes, tensor.role
+        key = (source, target, *size, gradient, kinds, stored, often)
         if key not in self.known:
             self.known[key] = self._chain(
                 tensor, source, target, kinds, gradient=gradient, stored=stored
             )
         self.chains.setdefault(name, {})[target] = self.known[key]
+
+    def _often(self, tensor: Tensor) -> Often:
+        """How often a tensor travels, and its gradient: a parameter in a step, a value in a pass.
+
+        A gradient in a wider type counts as more gradients.
+        """
+        if tensor.role is not Role.PARAMETER:
+            return ONCE
+        ahead, back = self.tables.often
+        return ahead, back * self.tables.types.wider(tensor)
 
     def _chain(
         self,
@@ -145,6 +159,7 @@ class _Decoder:
         prices = self.tables.prices
         itemsize = DTYPE_BYTES[tensor.dtype]
         mesh = prices.mesh.shape
+        often = self._often(tensor)
 
         seconds: StepPrice = self.seconds
         if tensor.role is Role.PARAMETER:
@@ -154,10 +169,21 @@ class _Decoder:
 
         def find(start: Layout, end: Layout) -> tuple[tuple[Layout, ...], float]:
             chain = cheapest_chain(
-                start, end, tensor.shape, itemsize, mesh, seconds, gradient=gradient, kinds=kinds
+                start,
+                end,
+                tensor.shape,
+                itemsize,
+                mesh,
+                seconds,
+                gradient=gradient,
+                kinds=kinds,
+                often=often,
             )
-            return chain, chain_price(chain, tensor.bytes, mesh, seconds, gradient=gradient)
+            return chain, chain_price(
+                chain, tensor.bytes, mesh, seconds, gradient=gradient, often=often
+            )
 
         if stored:
-            return parameter_chain(source, target, find, seconds, tensor.bytes, mesh)
+            summed = self.tables.types.reduced_bytes(tensor)
+            return parameter_chain(source, target, find, seconds, summed, mesh)
         return find(source, target)[0]

@@ -27,6 +27,7 @@ from autopar.planning.space import Multiplicities
 from autopar.search import CostGraph
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.layout import Layout
+from autopar.sharding.redistribution import ONCE, Often
 from autopar.sharding.schedule import PLAIN, Types
 from autopar.sharding.strategies import Strategies
 
@@ -149,8 +150,9 @@ class Tables:
     `offered`: the choices of each variable, of which the graph has the seconds and bytes. `counts`:
     the number of tensors that a tensor represents, if more than one. `aside`: on the edges from a
     parameter, the seconds that are not communication (see `handling`). `each`: their part in each
-    further pass. `host_room`: bytes that a solution may leave in host memory. `chains`:
-    redistributions known from earlier solutions of such tables.
+    further pass. `host_room`: bytes that a solution may leave in host memory. `often`: how often
+    a parameter and its gradient travel in a step. `chains`: redistributions known from earlier
+    solutions of such tables.
     """
 
     analysis: Analysis
@@ -166,6 +168,7 @@ class Tables:
     each: Mapping[tuple[int, int], Floats] = field(default_factory=dict)
     host_room: float = math.inf
     types: Types = PLAIN.types
+    often: Often = ONCE
     chains: dict[object, tuple[Layout, ...]] = field(default_factory=dict)
 
     def least_stored(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -89,9 +90,14 @@ def test_distances_are_the_prices_of_the_cheapest_chains(
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.data(), lines=line_prices(), rate=st.integers(0, 20))
+@given(
+    data=st.data(),
+    lines=line_prices(),
+    rate=st.integers(0, 20),
+    often=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+)
 def test_distances_from_storage_are_those_of_the_parameters_chains(
-    data: st.DataObject, lines: LinePrices, rate: int
+    data: st.DataObject, lines: LinePrices, rate: int, often: tuple[float, float]
 ) -> None:
     space = data.draw(spaces(gradient=True, shares=True))
     stored = [
@@ -108,13 +114,24 @@ def test_distances_from_storage_are_those_of_the_parameters_chains(
     def share(kind: str, axes: Axes, nbytes: int) -> float:
         return rate * 1e-9 * nbytes
 
+    def priced(chain: Sequence[Layout]) -> float:
+        return chain_price(chain, BYTES, space.mesh, price, gradient=True, often=often)
+
     def find(start: Layout, end: Layout) -> tuple[tuple[Layout, ...], float]:
         chain = cheapest_chain(
-            start, end, SHAPE, ITEM, space.mesh, price, gradient=True, kinds=space.kinds
+            start,
+            end,
+            SHAPE,
+            ITEM,
+            space.mesh,
+            price,
+            gradient=True,
+            kinds=space.kinds,
+            often=often,
         )
-        return chain, chain_price(chain, BYTES, space.mesh, price, gradient=True)
+        return chain, priced(chain)
 
-    table = Distances(space, SHAPE, BYTES, Charges(lines=lines), gradient=True)
+    table = Distances(space, SHAPE, BYTES, Charges(lines=lines, often=often), gradient=True)
     actual = table.rows_from_storage(sources, lambda kind, axes: ((0.0, rate * 1e-9),), BYTES)
     for row, source in enumerate(sources.tolist()):
         for target in data.draw(st.lists(st.sampled_from(valid), min_size=1, max_size=6)):
@@ -126,7 +143,7 @@ def test_distances_from_storage_are_those_of_the_parameters_chains(
                 n for n in (0, 1) if n == 0 or (len(chain) > 1 and _is_share(chain[0], chain[1]))
             ]
             paid = [n * (share("all_reduce", (0,), shard) + STEP_PENALTY) for n in leads]
-            rest = [chain_price(chain[n:], BYTES, space.mesh, price, gradient=True) for n in leads]
+            rest = [priced(chain[n:]) for n in leads]
             candidates = [a + b for a, b in zip(paid, rest, strict=True)]
             assert actual[row, target] == pytest.approx(min(candidates), rel=1e-9, abs=1e-15)
 
