@@ -57,6 +57,19 @@ VECTORS static void two_rows(double *restrict out, const double *restrict a, Py_
             out[j] = lesser(out[j], a[k * a_k + j] + b[k * b_k + j]);
 }
 
+/* out[j] = min over k of (s[k] + a[k, j]) + b[k, j] */
+VECTORS static void fixed_and_two_rows(double *restrict out, const double *restrict s,
+                                       const double *restrict a, Py_ssize_t a_k,
+                                       const double *restrict b, Py_ssize_t b_k, Py_ssize_t size,
+                                       Py_ssize_t n)
+{
+    for (Py_ssize_t j = 0; j < n; j++)
+        out[j] = (s[0] + a[j]) + b[j];
+    for (Py_ssize_t k = 1; k < size; k++)
+        for (Py_ssize_t j = 0; j < n; j++)
+            out[j] = lesser(out[j], (s[k] + a[k * a_k + j]) + b[k * b_k + j]);
+}
+
 /* out[j] = min over k of the sum of all terms */
 VECTORS static void many_rows(double *restrict out, const double *const *at, const Py_ssize_t *by_k,
                               const Py_ssize_t *by_j, int terms, Py_ssize_t size, Py_ssize_t n)
@@ -80,18 +93,43 @@ VECTORS static void many_rows(double *restrict out, const double *const *at, con
     }
 }
 
+/* sums[k] = the sum of the first terms, none of which has the axis of the row */
+static void sum_fixed(double *sums, const Plan *plan, const double *const *at, int terms)
+{
+    for (Py_ssize_t k = 0; k < plan->size; k++)
+        sums[k] = at[0][k * plan->by_k[0]];
+    for (int t = 1; t < terms; t++)
+        for (Py_ssize_t k = 0; k < plan->size; k++)
+            sums[k] += at[t][k * plan->by_k[t]];
+}
+
 static void row(const Plan *plan, double *out, const double *const *at, Py_ssize_t n)
 {
     const Py_ssize_t *by_j = plan->by_axis[plan->axes - 1];
-    if (plan->terms != 2 || (!by_j[0] && !by_j[1]))
-        many_rows(out, at, plan->by_k, by_j, plan->terms, plan->size, n);
-    else if (by_j[0] && by_j[1])
-        two_rows(out, at[0], plan->by_k[0], at[1], plan->by_k[1], plan->size, n);
-    else {
-        const int fixed = by_j[0] ? 1 : 0;
-        fixed_and_row(out, at[fixed], plan->by_k[fixed], at[1 - fixed], plan->by_k[1 - fixed],
-                      plan->size, n);
+    const Py_ssize_t *by_k = plan->by_k;
+    const Py_ssize_t size = plan->size;
+    double sums[ROW];
+    int fixed = 0;
+    while (fixed < plan->terms && !by_j[fixed])
+        fixed++;
+    /* A later term without the row's axis has to be added in its turn. */
+    int rows = 0;
+    while (fixed + rows < plan->terms && by_j[fixed + rows])
+        rows++;
+    const double *const *moving = at + fixed;
+    const Py_ssize_t *moving_k = by_k + fixed;
+    if (fixed + rows < plan->terms || size > ROW || rows < 1 || rows > 2 || (!fixed && rows < 2)) {
+        many_rows(out, at, by_k, by_j, plan->terms, size, n);
+        return;
     }
+    if (fixed)
+        sum_fixed(sums, plan, at, fixed);
+    if (!fixed)
+        two_rows(out, at[0], by_k[0], at[1], by_k[1], size, n);
+    else if (rows == 1)
+        fixed_and_row(out, sums, 1, moving[0], moving_k[0], size, n);
+    else
+        fixed_and_two_rows(out, sums, moving[0], moving_k[0], moving[1], moving_k[1], size, n);
 }
 
 void autopar_minimise_plan(const Plan *plan, double *out, const double *const *starts)

@@ -6,6 +6,7 @@ It is one bucket of U. Bertele and F. Brioschi's elimination (Nonserial Dynamic 
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 from autopar.compiled.elimination import Labels, Merging, merged
@@ -27,19 +28,29 @@ def merging(labels: tuple[Labels, ...]) -> Merging:
     """Return the order in which tables are merged into sums.
 
     For each table its number, and the sum to which it is added (-1: to none, it begins a sum of its
-    own).
+    own). Sums without the last label come first: they are one number in a whole row of the output.
 
     >>> merging(((0,), (2, 0, 1), (1, 0), (0, 3)))
-    ((1, -1), (2, 0), (3, -1), (0, 0))
+    ((1, -1), (3, -1), (2, 0), (0, 0))
+    >>> merging(((0, 3), (0, 1)))
+    ((1, -1), (0, -1))
     """
-    hosts: list[frozenset[int]] = []
-    order = []
-    # Tables of most axes come first, so that a table finds its host, if there is one, already
-    # there.
-    for number in sorted(range(len(labels)), key=lambda i: -len(labels[i])):
-        axes = frozenset(labels[number])
-        host = next((place for place, key in enumerate(hosts) if axes <= key), -1)
-        if host < 0:
-            hosts.append(axes)
-        order.append((number, host))
-    return tuple(order)
+    axes = [frozenset(of) for of in labels]
+    last = max(itertools.chain.from_iterable(labels), default=0)
+    # A table of fewer axes may be part of any before it.
+    by_size = sorted(range(len(labels)), key=lambda i: -len(labels[i]))
+    hosts: list[int] = []
+    guests = []
+    for number in by_size:
+        if any(axes[number] <= axes[host] for host in hosts):
+            guests.append(number)
+        else:
+            hosts.append(number)
+    hosts.sort(key=lambda host: last in axes[host])
+    return (
+        *((number, -1) for number in hosts),
+        *(
+            (number, next(place for place, host in enumerate(hosts) if axes[number] <= axes[host]))
+            for number in guests
+        ),
+    )
