@@ -46,7 +46,9 @@ def merging(labels: tuple[Labels, ...]) -> Merging:
             guests.append(number)
         else:
             hosts.append(number)
+    # The sort is stable, so that the larger of two still comes first.
     hosts.sort(key=lambda host: last in axes[host])
+    # A guest is added to a sum that is there, so that all hosts come before.
     return (
         *((number, -1) for number in hosts),
         *(

@@ -46,6 +46,18 @@ def test_a_model_within_rising_memories() -> None:
     assert list(of_two.shares) == sorted(of_two.shares)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(47, id="a cut is moved by a layer, where one by a piece is slower"),
+        pytest.param(86, id="programs of a front differ more than its tables"),
+    ],
+)
+def test_more_memory_is_not_slower(seed: int) -> None:
+    assert planned(seed, 8).broken == []
+
+
 def test_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,8 +31,12 @@ from autopar.sharding.schedule import Schedule
 from .priced_program import DraftProgram, thriftier
 from .whole_graph import unfold
 
-FAR = 1.1
-"""How much more of a program's seconds than of the first one's its tables may promise."""
+FAR = 1.25
+"""How much more of a program's seconds than of those before it its tables may promise.
+
+Of 953 fronts of four-layer models that were walked to their ends, 95 % had their fastest program
+within it, 89 % within 1.1, and all within 1.44. A larger one takes a quarter longer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,9 @@ class Front:
             if solution.memory > fitting:
                 passed_over.append(solution)
                 continue
-            # From the first that fits, those that were passed over are come back to.
-            for one in (solution, *passed_over):
+            # From the first that fits, those that were passed over are come back to, as far as they
+            # fit, too.
+            for one in (solution, *reversed(passed_over)):
                 priced = self.price.within(self.tables, one, wanted)
                 if math.isinf(priced.seconds):
                     needed = min(needed, priced.memory)

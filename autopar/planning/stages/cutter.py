@@ -188,16 +188,15 @@ class Cutter:
         key = (pipeline.schedule, pipeline.interleave, cuts)
         if key in self._shifts:
             return self._shifts[key]
-        # Each cut is tried one piece earlier and one piece later.
-        moves = list(itertools.product(range(1, len(cuts) - 1), (-1, 1)))
+        moves = list(itertools.product(range(1, len(cuts) - 1), (-1, 1), (False, True)))
         in_vain = 0
         refused = False
-        for place, by in moves * SHIFTS:
+        for place, by, far in moves * SHIFTS:
             if in_vain == len(moves):
                 break
             in_vain += 1
-            moved = cuts[place] + by
-            if not cuts[place - 1] < moved < cuts[place + 1]:
+            moved = self._moved(cuts, place, by, far=far)
+            if moved is None:
                 continue
             shifted = (*cuts[:place], moved, *cuts[place + 1 :])
             if not self.even.fit_together(shifted, flying):
@@ -212,6 +211,21 @@ class Cutter:
         if not refused:
             self._shifts[key] = best
         return best
+
+    def _moved(self, cuts: tuple[int, ...], place: int, by: int, *, far: bool) -> int | None:
+        """Return where a cut is one piece earlier or later; None where no such place is left.
+
+        `far`: at the next piece instead that is handed no more bytes, such as the next layer's
+        first. Between such places a step is often longer than at either.
+        """
+        handed = self.figures[(place - 1) % len(self.places)].handed
+        most = handed[self.pieces[cuts[place]]]
+        moved = cuts[place] + by
+        while cuts[place - 1] < moved < cuts[place + 1]:
+            if not far or handed[self.pieces[moved]] <= most:
+                return moved
+            moved += by
+        return None
 
     def _pipeline(
         self, cuts: tuple[int, ...], schedule: str, interleave: int, flying: Sequence[float]

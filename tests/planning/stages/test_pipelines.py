@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -103,6 +103,18 @@ def test_a_model_is_cut_where_bytes_are_least_and_between_equal_ones_where_these
     assert pieces_of(
         [OperatorCosts(**drawn, handed=np.array(handed, dtype=float))], stages
     ).tolist() == [0, *cuts, count]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_two_stages_are_cut_where_the_step_is_shortest(seed: int) -> None:
+    """Values are small at the ends of layers of four operators, and large in the middle of each."""
+    ahead = np.array([1e10, 3e13, 1e13, 3e13] * 6 + [1e10])
+    made = cutter(replace(figures(np.random.default_rng(seed), 24), handed=ahead), 2, math.inf)
+    best = made.best([("1f1b", 1)])
+    assert best is not None
+    flying = made._flying("1f1b", 1)
+    steps = [made._pipeline((0, k, 12), "1f1b", 1, flying).step for k in range(1, 12)]
+    assert made.costs.count == 12 and best.step == min(steps)
 
 
 @pytest.mark.parametrize(("pieces", "most"), [(4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (16, 4)])
