@@ -309,8 +309,7 @@ def parameter_chain(
     """The cheapest chain from a parameter's storage to `target`.
 
     A leading R → B step costs only `share`, the price as part of a gradient bucket, once a step.
-    `nbytes`: of the gradient. `chain` finds the cheapest ordinary chain between two layouts, and
-    its price.
+    `chain` finds the cheapest ordinary chain between two layouts, and its price.
     """
     rest, cost = chain(source, target)
     best = cost, rest

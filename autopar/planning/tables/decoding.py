@@ -137,14 +137,8 @@ class _Decoder:
         self.chains.setdefault(name, {})[target] = self.known[key]
 
     def _often(self, tensor: Tensor) -> Often:
-        """How often a tensor travels, and its gradient: a parameter in a step, a value in a pass.
-
-        A gradient in a wider type counts as more gradients.
-        """
-        if tensor.role is not Role.PARAMETER:
-            return ONCE
-        ahead, back = self.tables.often
-        return ahead, back * self.tables.types.wider(tensor)
+        """How often a tensor travels, and its gradient: parameters in a step, values in a pass."""
+        return self.tables.often if tensor.role is Role.PARAMETER else ONCE
 
     def _chain(
         self,
@@ -184,6 +178,5 @@ class _Decoder:
             )
 
         if stored:
-            summed = self.tables.types.reduced_bytes(tensor)
-            return parameter_chain(source, target, find, seconds, summed, mesh)
+            return parameter_chain(source, target, find, seconds, tensor.bytes, mesh)
         return find(source, target)[0]
