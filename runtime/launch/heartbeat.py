@@ -25,6 +25,8 @@ SILENCE = 60.0
 LATE = 71
 """The exit code of a rank that gives another up."""
 _DONE = "done"
+_LAST_LOOK = 10.0
+"""Seconds that a process which ends waits for its thread: the store may hang with its machine."""
 
 
 def watch_in_steps(
@@ -54,10 +56,11 @@ class _Watch:
         self.seen = ""
         # Set by the exit handler, while the thread sleeps.
         self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="autopar-watch", daemon=True)
 
     def begin(self) -> None:
         """Start the thread; it ends with the process."""
-        threading.Thread(target=self._run, name="autopar-watch", daemon=True).start()
+        self.thread.start()
         atexit.register(self._end)
 
     def _run(self) -> None:
@@ -101,5 +104,8 @@ class _Watch:
     def _end(self) -> None:
         """Tell the others that this rank is through."""
         self.ended.set()
+        # A thread that comes back from the store while the interpreter ends is unwound through
+        # torch's C++, which aborts the process.
+        self.thread.join(_LAST_LOOK)
         with contextlib.suppress(RuntimeError):
             self._beat(_DONE)
