@@ -20,6 +20,15 @@ def assign(
     choices: NDArray[np.int64],
     /,
 ) -> None: ...
+def descend(
+    tables: list[NDArray[np.float64]],
+    program: array[int],
+    choices: NDArray[np.int64],
+    price: float,
+    room: float,
+    sweeps: int,
+    /,
+) -> None: ...
 def play(score: Score, links: Links, slowdown: float, times: Times, /) -> None: ...
 def walk(
     script: Script,

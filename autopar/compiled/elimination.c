@@ -12,6 +12,7 @@
 */
 
 #include "min_plus.h"
+#include "arrays.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,12 +33,6 @@ typedef struct {
     Input input[MAX_TERMS];
     const int64_t *merging;
 } Record;
-
-static int refuse(const char *why)
-{
-    PyErr_SetString(PyExc_ValueError, why);
-    return -1;
-}
 
 /* Read the record at `at`, of which all is checked that later steps rely on. */
 static int read_record(Record *record, const int64_t *at, const int64_t *end)
@@ -261,17 +256,6 @@ static void close_all(Opened *opened)
     PyMem_Free(opened->tables);
     if (opened->program.obj)
         PyBuffer_Release(&opened->program);
-}
-
-static int open_numbers(PyObject *array, Py_buffer *view, int flags)
-{
-    if (PyObject_GetBuffer(array, view, flags | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
-        return -1;
-    if (view->itemsize == sizeof(int64_t) && strchr("lq", view->format[0]) && view->ndim <= 1)
-        return 0;
-    PyBuffer_Release(view);
-    view->obj = NULL;
-    return refuse("programs and choices are arrays of int64");
 }
 
 static int open_all(Opened *opened, PyObject *tables, PyObject *program)

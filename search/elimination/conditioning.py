@@ -24,7 +24,7 @@ import numpy as np
 from ..costgraph import CostGraph, Edge, NoAssignment
 from ..tables import Indices, Table, shared_map
 from .derived_graphs import condition, restrict, soften, split
-from .local_search import descend
+from .local_search import Descent
 from .order_choice import MAX_ENTRIES, schedule, typical_schedule
 from .pruning import Reduction, reduce
 from .schedules import Schedule
@@ -203,7 +203,7 @@ class Minimiser:
         def value(candidate: Sequence[int]) -> float:
             return soft.cost(candidate) + price * soft.memory_of(candidate)
 
-        best = descend(soft, choices, price=price)
+        best = improving.descent.run(choices, price=price)
         before: dict[int, int] = {}
         for _ in range(ROUNDS):
             settled = {v: best[v] for v in self.fixed}
@@ -212,7 +212,7 @@ class Minimiser:
             rest = improving.rest(settled, price)
             before = settled
             merged = [best[v] if v in self.fixed else choice for v, choice in enumerate(rest)]
-            merged = descend(soft, merged, price=price)
+            merged = improving.descent.run(merged, price=price)
             if value(merged) >= value(best):
                 break
             best = merged
@@ -222,11 +222,12 @@ class Minimiser:
 class _Improving:
     """The parts that all improvements of a graph's assignments share, whatever the price.
 
-    These are its soft tables, and the solvers of the last cases.
+    These are its soft tables with their descent, and the solvers of the last cases.
     """
 
     def __init__(self, graph: CostGraph, max_entries: int) -> None:
         self.soft = soften(graph)
+        self.descent = Descent(self.soft)
         self.max_entries = max_entries
         self.known: dict[tuple[tuple[int, int], ...], tuple[Minimiser, Minimum | None]] = {}
 

@@ -6,64 +6,72 @@ The choice stays within the memory that is left. Descent ends when a sweep chang
 J. Besag, On the Statistical Analysis of Dirty Pictures, 1986 (iterated conditional modes).
 """
 
+from __future__ import annotations
+
 import math
+from array import array
 from collections.abc import Sequence
+
+import numpy as np
+
+from autopar.compiled import descend as compiled_descend
 
 from ..costgraph import CostGraph
 from ..tables import Table
 
-Incidence = list[list[tuple[int, Table]]]
 
+class Descent:
+    """Descends on one graph; its tables are laid out once."""
 
-def incidence(graph: CostGraph) -> Incidence:
-    """Return each variable's neighbours with the edges' tables.
+    def __init__(self, graph: CostGraph) -> None:
+        self.graph = graph
+        self.tables: list[Table] = []
+        self.program = self._program()
 
-    The first axis of each table is the variable's own choices.
-    """
-    around: Incidence = [[] for _ in graph.sizes]
-    for (u, v), table in graph.edges.items():
-        around[u].append((v, table))
-        around[v].append((u, table.T))
-    return around
+    def _program(self) -> array[int]:
+        """The variables with their neighbours, as the compiled descent reads them."""
+        graph = self.graph
+        numbers: dict[int, int] = {}
 
+        def number(table: Table) -> int:
+            """The number of a table; equal layers share theirs."""
+            if id(table) not in numbers:
+                numbers[id(table)] = len(self.tables)
+                self.tables.append(table)
+            return numbers[id(table)]
 
-def descend(
-    graph: CostGraph,
-    start: Sequence[int],
-    *,
-    price: float = 0.0,
-    limit: float | None = None,
-    sweeps: int = 4,
-) -> list[int]:
-    """The assignment at the end of a descent from `start`, of at most `sweeps` sweeps.
-
-    A byte costs `price`. With a `limit` no step takes more memory beyond it.
-    """
-    choices = list(start)
-    around = incidence(graph)
-    used = graph.memory_of(choices)
-    for _ in range(sweeps):
-        changed = False
+        around: list[list[int]] = [[] for _ in graph.sizes]
+        for (u, v), table in graph.edges.items():
+            both = number(table)
+            around[u] += (v, both, 0)
+            around[v] += (u, both, 1)
+        program = array("q")
         for v, neighbours in enumerate(around):
-            if graph.sizes[v] == 1:
-                continue
-            local = graph.unary[v].copy()
-            for u, table in neighbours:
-                local += table[:, choices[u]]
-            old = choices[v]
-            memory = graph.memory[v] if graph.memory is not None else None
-            if memory is not None:
-                local += price * memory
-                if limit is not None:
-                    # A start over the limit may stay so: only steps that take more bytes are
-                    # barred.
-                    local[(memory > memory[old]) & (used - memory[old] + memory > limit)] = math.inf
-            best = int(local.argmin())
-            # Only a strictly better choice, so that equal ones cannot take turns for ever.
-            if local[best] < local[old]:
-                used += float(memory[best] - memory[old]) if memory is not None else 0.0
-                choices[v] = best
-                changed = True
-        if not changed:
-            break
-    return choices
+            if graph.sizes[v] > 1:
+                weight = number(graph.memory[v]) if graph.memory is not None else -1
+                program.extend((v, number(graph.unary[v]), weight, len(neighbours) // 3))
+                program.extend(neighbours)
+        return program
+
+    def run(
+        self,
+        start: Sequence[int],
+        *,
+        price: float = 0.0,
+        limit: float | None = None,
+        sweeps: int = 4,
+    ) -> list[int]:
+        """The assignment at the end of a descent from `start`, of at most `sweeps` sweeps.
+
+        A byte costs `price`. With a `limit` no step takes more memory beyond it.
+        """
+        choices = np.array(start, dtype=np.int64)
+        room = math.inf if limit is None else limit - self.graph.memory_of(start)
+        compiled_descend(self.tables, self.program, choices, price, room, sweeps)
+        moved: list[int] = choices.tolist()
+        return moved
+
+
+def descend(graph: CostGraph, start: Sequence[int], *, limit: float | None = None) -> list[int]:
+    """The assignment at the end of one descent on a graph (see `Descent.run`)."""
+    return Descent(graph).run(start, limit=limit)
