@@ -170,7 +170,7 @@ def _solve_exactly(known: Incumbent, small: Reduction, solver: Minimiser) -> Non
     """Offer the optimum of a graph that keeps all assignments cheaper than the incumbent."""
     try:
         if known.limit is None:
-            _assign(known, small, solver)
+            _assign(known, small, solver, Aim())
         else:
             _assign_within(known, small, solver, known.limit)
     except NoAssignment:
@@ -191,7 +191,7 @@ def _widen(known: Incumbent, small: Reduction, widths: Sequence[int], aim: Aim) 
         if proven and (useless or aim.reached(known)):
             continue
         work = solver.plan.work
-        minimum = _assign(known, small, solver)
+        minimum = _assign(known, small, solver, aim)
         proven = known.choices is not None
         if aim.reached(known) or aim.costly(solver):
             continue
@@ -264,12 +264,18 @@ def _offer_fast(known: Incumbent) -> None:
     known.prove(fast.lower_bound, fast.proof)
 
 
-def _assign(known: Incumbent, small: Reduction, solver: Minimiser) -> Minimum:
+def _assign(known: Incumbent, small: Reduction, solver: Minimiser, aim: Aim) -> Minimum:
     """Offer `known` the minimum without a limit, which is returned, and its bound."""
-    minimum = solver.minimise()
-    known.offer(small.restore(minimum.choices))
-    bound = known.cost if solver.exact else minimum.bound
-    known.prove(bound, _proof(known, small, solver, "messages"))
+    proof = _proof(known, small, solver, "messages")
+    minimum = solver.minimise(improve=False)
+    if solver.exact:
+        known.offer(small.restore(minimum.choices))
+        known.prove(known.cost, proof)
+        return minimum
+    known.prove(minimum.bound, proof)
+    # A bound that is enough needs no better assignment than is known.
+    if not aim.reached(known):
+        known.offer(small.restore(solver.improve(minimum.choices)))
     return minimum
 
 
