@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.programs.priced_program import DraftProgram, thriftier
 from autopar.planning.solve.solved_candidate import Case, Solved
-from autopar.planning.solve.within_limits import QUICK_METHOD, solve_within
+from autopar.planning.solve.within_limits import QUICK_METHOD, quick_method, solve_within
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.stage import Slower
@@ -67,9 +67,7 @@ class Evaluator:
         self.free = FreeSolutions(solver)
         self.written_out = WrittenOut(solver)
         # Pipelines are solved within tightening limits for their order alone.
-        self.quickly = self.request
-        if solver.is_exact:
-            self.quickly = replace(self.request, search=QUICK_METHOD)
+        self.quickly = replace(self.request, search=quick_method(self.request.search))
 
     # --- Promises. ---
 

@@ -17,7 +17,7 @@ import math
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.programs.front import Front, Pricing, StagePricing, price_alone
 from autopar.planning.solve.solved_candidate import Case, Solved
-from autopar.planning.solve.within_limits import QUICK_METHOD, solve_within
+from autopar.planning.solve.within_limits import quick_method, solve_within
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
 from autopar.planning.stages.parts import Terms
@@ -105,7 +105,7 @@ class MemoryBound:
         """The best of a few solutions, each within the room that the one before it leaves."""
         solver = self.solver
         room = solver.room(case.candidate)
-        method = QUICK_METHOD if solver.is_exact else solver.request.search
+        method = quick_method(solver.request.search)
         # A first guess: beyond its tables, the program needs as much as the one without a limit.
         allowed = max(room - beyond, 0.0)
         best: Solved | None = None

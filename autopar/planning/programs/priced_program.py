@@ -14,7 +14,7 @@ from autopar.costmodel.step.estimate import Estimate, estimate_of, timeline
 from autopar.costmodel.step.mesh_prices import LEAST_UNIT
 from autopar.costmodel.step.timeline import Timeline
 from autopar.order.scheduled import Scheduled, scheduled
-from autopar.planning.solve.within_limits import EXACT_METHOD, QUICK_METHOD, solve_within
+from autopar.planning.solve.within_limits import quick_method, solve_within
 from autopar.planning.tables import Tables, decode
 from autopar.search import Infeasible, Solution
 from autopar.sharding.program import Assignment, Program
@@ -202,7 +202,7 @@ def smallest(
     once. If the parameters alone exceed the limit, only the first solution is tried, for the
     message.
     """
-    method = QUICK_METHOD if method == EXACT_METHOD else method
+    method = quick_method(method)
     try:
         solution = solve_within(tables, method, 0.0)
         limits: tuple[float, ...] = ()

@@ -21,7 +21,7 @@ from autopar.sharding.schedule import Schedule
 
 from .cutter import Cutter
 from .parts import Group, Part, Terms
-from .stage import Pipeline
+from .stage import Pipeline, Slower
 from .table_limits import TableLimits
 
 TRIES = 5
@@ -136,8 +136,8 @@ def thriftier_pipeline(
         for part in parts
     ]
     try:
-        thrifty = _fitting(groups, offered, terms, known=None, schedules=lacking)
-    except Infeasible:
+        thrifty = _fitting(groups, offered, terms, known=None, schedules=lacking, too_slow=too_slow)
+    except (Infeasible, Slower):
         return None
     return thrifty if thrifty.pipeline.step < too_slow else None
 
@@ -165,7 +165,9 @@ def _fitting(
     for first in (True, *[False] * (TRIES - 1)):
         try:
             first_ones = known if first else None
-            solutions = first_ones or _solutions(offered, limits.allowed, terms.request)
+            solutions = first_ones or _solutions(
+                groups, offered, limits.allowed, terms.request, too_slow
+            )
         except Infeasible as error:
             if first:
                 raise
@@ -281,11 +283,18 @@ def recut(
 
 
 def _solutions(
-    offered: Sequence[Tables], allowed: Sequence[float], request: Request
+    groups: Sequence[Group],
+    offered: Sequence[Tables],
+    allowed: Sequence[float],
+    request: Request,
+    too_slow: float,
 ) -> list[Solution]:
-    """Solve the tables of each group within so many bytes."""
+    """Solve the tables of each group within so many bytes, as closely as these may be of use."""
+    # Tables of several groups say little of a step: each is taken as if it had the whole model.
+    alone = len(groups) == 1
+    enough = too_slow * groups[0].stages / groups[0].share if alone else math.inf
     return [
-        solve_within(tables, request.search, most)
+        solve_within(tables, request.search, most, enough=enough)
         for tables, most in zip(offered, allowed, strict=True)
     ]
 

@@ -15,9 +15,14 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits
+from autopar.ir import Graph
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
+from autopar.planning.solve.within_limits import solve_within
 from autopar.planning.space.candidates import meshes
+from autopar.planning.stages import staged_program
+from autopar.planning.stages.staged_program import StagedProgram, thriftier_pipeline
+from autopar.search import Solution
 from benchmarks.ablated.cases import CASES_BY_NAME
 from benchmarks.planned.cases import graph_of, request_of
 from benchmarks.restricted.cases import CASES_BY_NAME as RESTRICTED
@@ -76,22 +81,54 @@ def test_what_a_restriction_finds_is_found_without_it(seed: int, asked: dict[str
     assert best.step <= SLOWER * search_plan(graph, less).predicted.step
 
 
-def test_a_faster_schedule_that_lacks_memory_gets_thriftier_strategies() -> None:
-    """State in host memory makes room for a schedule that waits less than 1F1B."""
+def scarce() -> tuple[Graph, Request]:
+    """A model of which state in host memory makes room for a schedule that waits less than 1F1B."""
     shape = replace(TINY, layers=8, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000)
     graph = transformer(replace(shape, sequence=2048), batch=32).graph
-    free = Request(
+    return graph, Request(
         cluster=load_cluster("dgx-h100").sized(4),
         stages=4,
         micro_batches=8,
         recompute="none",
         memory=1.28e10,
     )
+
+
+def test_a_faster_schedule_that_lacks_memory_gets_thriftier_strategies() -> None:
+    graph, free = scarce()
     plain = search_plan(graph, replace(free, schedule="1f1b"))
     assert plain.predicted.host_memory == 0
     best = search_plan(graph, free)
     assert best.predicted.host_memory > 0
     assert best.predicted.step < 0.97 * plain.predicted.step
+
+
+def test_thriftier_strategies_are_solved_closely_only_as_far_as_they_may_be_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def recorded(*args: Any, **named: Any) -> StagedProgram | None:
+        asked.append((args, named))
+        return thriftier_pipeline(*args, **named)
+
+    monkeypatch.setattr(staged_program, "thriftier_pipeline", recorded)
+    search_plan(*scarce())
+    parts, terms, schedules = asked[0][0]
+    best = thriftier_pipeline(parts, terms, schedules, too_slow=math.inf)
+    assert best is not None
+    closest: list[float] = []
+
+    def solved(*args: Any, enough: float) -> Solution:
+        closest.append(enough)
+        return solve_within(*args, enough=enough)
+
+    monkeypatch.setattr(staged_program, "solve_within", solved)
+    step = best.pipeline.step
+    just = thriftier_pipeline(parts, terms, schedules, too_slow=1.001 * step)
+    assert just is not None and just.pipeline.step <= step
+    assert set(closest) == {1.001 * step * 4}
+    assert thriftier_pipeline(parts, terms, schedules, too_slow=step) is None
 
 
 def test_less_memory_is_not_faster() -> None:
