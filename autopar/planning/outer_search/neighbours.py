@@ -104,10 +104,11 @@ class Neighbours:
             with contextlib.suppress(Infeasible, NoAssignment):
                 # The fastest program's own tables need not be solved again.
                 known = coarser if other == coarser.case else self.evaluator.promise(other)
-                solved = self.evaluator.promise(finer, below=self.incumbents.enough)
-                if known is None or solved is None:
+                if known is None:
                     continue
-                if solved.seconds < (1 - EFFORT.close) * known.seconds:
+                less = (1 - EFFORT.close) * known.seconds
+                solved = self.evaluator.promise(finer, below=min(self.incumbents.enough, less))
+                if solved is not None and solved.seconds < less:
                     return True
         return False
 
