@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from autopar.errors import UsageError
 
 from .analysis import Analysis
-from .layout import Placement
+from .layout import Placement, S
 from .rules import without_parameters
 from .strategies import Option
-from .time_walk import Conflict, TimeWalk
+from .time_walk import Conflict, Split, TimeWalk
 
 REMEMBERED = 16
 TRIES = 8
@@ -78,13 +78,21 @@ def _find(analysis: Analysis) -> TimeSplit:
         raise UsageError("the model's inputs hold one sample: there are no micro-batches of it")
     # A tensor with as many rows as the batch is tried split at once, or as the walk asks for it.
     free = without_parameters(analysis.graph)
-    made = [name for op in free if op.name not in analysis.cold for name in op.outputs]
+    made = [
+        analysis.graph.tensors[name]
+        for op in free
+        if op.name not in analysis.cold
+        for name in op.outputs
+    ]
     first: UsageError | None = None
     for dim, size in enumerate(sizes):
-        rows = frozenset(
-            name for name in made if analysis.graph.tensors[name].shape[dim : dim + 1] == (size,)
-        )
-        for preferred in (rows, frozenset[str]()) if rows else (rows,):
+        rows = {t.name: S(dim) for t in made if t.shape[dim : dim + 1] == (size,)}
+        # Tables of positions that differ by axis (time, height, width) have the batch behind these.
+        behind = {
+            t.name: S(t.shape.index(size, dim + 1)) for t in made if size in t.shape[dim + 1 :]
+        }
+        ways: tuple[Split, ...] = (rows, rows | behind, {})
+        for preferred in (way for n, way in enumerate(ways) if way not in ways[:n]):
             try:
                 return _find_on(analysis, dim, size, preferred)
             except UsageError as error:
@@ -94,14 +102,14 @@ def _find(analysis: Analysis) -> TimeSplit:
     raise first
 
 
-def _find_on(analysis: Analysis, dim: int, size: int, preferred: frozenset[str]) -> TimeSplit:
+def _find_on(analysis: Analysis, dim: int, size: int, preferred: Split) -> TimeSplit:
     """Walk the model; at a conflict, split the tensor that lets the walk get further, of those that
     came whole.
     """
     split = preferred
     outcome = _walked(analysis, dim, size, split)
     while isinstance(outcome, Conflict):
-        tried = (split | {name} for name in outcome.whole[:TRIES])
+        tried = ({**split, name: S(dim)} for name in outcome.whole[:TRIES])
         further = ((more, _walked(analysis, dim, size, more)) for more in tried)
         # Each round gets past the operator where the last one stopped, so there is an end.
         step = next(
@@ -118,7 +126,7 @@ def _find_on(analysis: Analysis, dim: int, size: int, preferred: frozenset[str])
     return outcome
 
 
-def _walked(analysis: Analysis, dim: int, size: int, split: frozenset[str]) -> TimeSplit | Conflict:
+def _walked(analysis: Analysis, dim: int, size: int, split: Split) -> TimeSplit | Conflict:
     walk = TimeWalk(analysis, dim, size, split)
     try:
         walk.run()

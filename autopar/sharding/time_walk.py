@@ -6,7 +6,7 @@ decides how its results come to later operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autopar.errors import RuleError
@@ -19,6 +19,9 @@ from .layout import B, Kind, Placement, R, S
 from .notation import Dims, Rule
 from .rules import RULES, Call, rule_of
 from .strategies import Option
+
+Split = Mapping[str, Placement]
+"""Tensors that hold the batch though no input leads to them, with their split."""
 
 
 class Conflict(Exception):
@@ -39,7 +42,7 @@ class TimeWalk:
     preamble, rows that are repeated for every sample.
     """
 
-    def __init__(self, analysis: Analysis, dim: int, size: int, split: frozenset[str]) -> None:
+    def __init__(self, analysis: Analysis, dim: int, size: int, split: Split) -> None:
         self.analysis = analysis
         self.dim = dim
         self.size = size
@@ -56,7 +59,7 @@ class TimeWalk:
             *(n for n in split if self.graph.tensors[n].role is Role.CONSTANT),
         ):
             if name in split or self._holds_batch(self.graph.tensors[name]):
-                self.natural[name] = S(dim)
+                self.natural[name] = split.get(name, S(dim))
 
     def _holds_batch(self, tensor: Tensor) -> bool:
         return len(tensor.shape) > self.dim and tensor.shape[self.dim] == self.size
@@ -102,11 +105,13 @@ class TimeWalk:
         """Run a preamble operator for each micro-batch if it maps samples to samples, else once for
         the whole batch.
         """
-        wanted = operator.outputs[0] in self.split
-        self.natural.update((name, S(self.dim)) for name in operator.outputs if name in self.split)
+        wanted = self.split.get(operator.outputs[0])
+        self.natural.update(
+            (name, self.split[name]) for name in operator.outputs if name in self.split
+        )
         # Operators of the preamble need no rule: without one they run once.
         if operator.kind not in RULES or not (
-            wanted or any(name in self.natural for name in operator.inputs)
+            wanted is not None or any(name in self.natural for name in operator.inputs)
         ):
             return
         key = (
@@ -125,7 +130,7 @@ class TimeWalk:
                 if p.kind is Kind.SPLIT
             )
 
-    def _handed_on(self, operator: Operator, wanted: bool) -> Option | None:
+    def _handed_on(self, operator: Operator, wanted: Placement | None) -> Option | None:
         """The option of a preamble's operator that takes samples as they come and gives samples."""
         names = operator.inputs
         for option in self._all_options(operator):
@@ -135,7 +140,7 @@ class TimeWalk:
             if (
                 agrees
                 and all(p.kind is Kind.SPLIT for p in option.outputs)
-                and (not wanted or option.outputs[0] == S(self.dim))
+                and (wanted is None or option.outputs[0] == wanted)
             ):
                 return option
         return None
@@ -166,7 +171,7 @@ class TimeWalk:
         key = (
             id(offer),
             tuple(map(self._comes, operator.inputs)),
-            operator.outputs[0] in self.split,
+            self.split.get(operator.outputs[0]),
         )
         if key not in self.known:
             self.known[key] = self._option(operator, offer)
@@ -200,6 +205,8 @@ class TimeWalk:
 
     def _best(self, operator: Operator, options: Iterable[Option]) -> Option | None:
         comes = [self._comes(name) for name in operator.inputs]
+        asked = self.split.get(operator.outputs[0])
+        cut = asked or S(self.dim)
         best: tuple[tuple[int, bool, bool], Option] | None = None
         for option in options:
             if all(_fits(wanted, *come) for wanted, come in zip(option.inputs, comes, strict=True)):
@@ -210,11 +217,8 @@ class TimeWalk:
                 )
                 # First as many sources as possible as they are, then the output split where that is
                 # asked for and only there, then no factor at all.
-                rank = (
-                    -matched,
-                    (option.outputs[0] == S(self.dim)) != (operator.outputs[0] in self.split),
-                    option.factor >= 0,
-                )
+                unasked = (option.outputs[0] == cut) != (asked is not None)
+                rank = (-matched, unasked, option.factor >= 0)
                 if best is None or rank < best[0]:
                     best = rank, option
         return best[1] if best is not None else None

@@ -17,10 +17,11 @@ from autopar.frontends.load import ModelOptions, load_model
 from autopar.ir import Graph
 from autopar.planning.planner import search_plan
 from autopar.runtime.measuring.tracked_memory import fake_world, track_program
+from autopar.runtime.run import run_plan
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import analyse
 from autopar.sharding.layout import S
-from autopar.sharding.micro_batches import split_batch
+from autopar.sharding.micro_batches import micro_batch_options, split_batch
 from autopar.sharding.rules import preamble, registry
 from tests.end_to_end.models import Called, tokens
 from tests.end_to_end.parity import Subject, failures, subject
@@ -120,6 +121,45 @@ def test_memory_as_tracked(count: int) -> None:
     mask = 4 * 512 * 512 // (2 * count)
     assert mask > 0.1 * told.total, "the mask is what is tested"
     assert told.total == pytest.approx(tracked.peak, rel=0.05)
+
+
+@pytest.mark.parametrize("large", [0, 4 * 3 * 8 * 4])
+def test_positions_of_several_axes_are_split_behind_these(
+    large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time, height and width have positions of their own: the batch is the second dim.
+
+    Without any preamble, and with one that ends where positions become angles.
+    """
+    monkeypatch.setattr(registry, "LARGE", large)
+    transformers = import_module("transformers")
+    config = transformers.Qwen3_5TextConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        layer_types=["full_attention"],
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [2, 1, 1],
+            "partial_rotary_factor": 1.0,
+        },
+    )
+    torch.manual_seed(0)
+    module = Called(transformers.Qwen3_5ForCausalLM(config), "input_ids", use_cache=False)
+    inputs = (tokens(4, 8) % 32,)
+    loaded = load_model(module, ModelOptions(train=True), inputs)
+    placed = micro_batch_options(analyse(loaded.graph, train=True)).placements
+    assert S(1) in placed.values()
+    wanted = replace(request((2,), train=True), limits=AXIS_SCHEMES["data"])
+    plan = under_schedule(search_plan(loaded.graph, wanted), micro_batches=2)
+    report = run_plan(loaded, plan, check=True)
+    assert report.ok, report.check
 
 
 CHANCES = [
