@@ -345,6 +345,33 @@ def test_unlike_layers_wait_for_what_fits_without_them(
     assert tried.count("unlike") == int(fits) and "unlike" not in tried[:2]
 
 
+@pytest.mark.parametrize("how", ["fits", "limited", "lacks memory"])
+def test_smaller_micro_batches_are_left_out_where_programs_of_larger_ones_fit(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables of one micro-batch leave plenty of memory; its programs may say otherwise."""
+    cluster = cluster_of(2)
+    request = Request(cluster=cluster, stages=1, mesh=stage_mesh(cluster, (2,)), recompute="none")
+    search = BestFirst(FoldedModel(graph_of(layers=2), train=True), request)
+    play = Evaluator.play
+    tried: set[int] = set()
+
+    def told(self: Evaluator, solved: Solved, below: float = math.inf) -> list[Played]:
+        tried.add(solved.candidate.micro_batches)
+        if how == "fits" or solved.candidate.micro_batches > 1:
+            return play(self, solved, below)
+        if how == "limited":
+            return [replace(one, limited=True) for one in play(self, solved)]
+        raise Infeasible(2 * self.solver.room(solved.candidate), 1.0)
+
+    # So far from all promises that smaller ones may be faster.
+    slow = property(lambda self: 1.0 if self.played else math.inf)
+    monkeypatch.setattr(Evaluator, "play", told)
+    monkeypatch.setattr(Incumbents, "best", slow)
+    search.find()
+    assert tried == ({1} if how == "fits" else {1, 2})
+
+
 def test_slower_programs_do_not_end_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, what promises to be faster is looked at."""
     search = BestFirst(FoldedModel(graph_of(layers=4), train=True), Request(cluster=cluster_of(8)))

@@ -1,7 +1,8 @@
-"""Which numbers of micro-batches lie next to one that was tried."""
+"""Which numbers of micro-batches lie next to one that was tried, and which are left out."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,17 +14,16 @@ from autopar.planning.model.request import Request
 from autopar.planning.outer_search.candidate_solver import CandidateSolver
 from autopar.planning.outer_search.micro_batches import MicroBatches
 from autopar.planning.planner import folded_of
-from autopar.planning.space.candidates import meshes
+from autopar.planning.solve.solved_candidate import Case
+from autopar.planning.space.candidates import Candidate, meshes
 from autopar.planning.space.groups import CandidateGroups
+from autopar.planning.space.modes import Mode
 
 TINY = Shape(layers=1, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=512, sequence=64)
 
 
-@pytest.mark.parametrize(
-    ("pinned", "own", "beside"),
-    [(None, 1, []), (None, 4, [3, 6]), (None, 8, [6, 12]), (None, 24, [12]), (4, 4, [])],
-)
-def test_numbers_beside_one(pinned: int | None, own: int, beside: list[int]) -> None:
+def entered(pinned: int | None = None) -> tuple[MicroBatches, list[Candidate]]:
+    """The micro-batches of 24 samples, and the candidates of a mesh of 4 devices."""
     graph = transformer(TINY, batch=24).graph
     request = Request(cluster=load_cluster("dgx-h100").sized(4), micro_batches=pinned)
     folded = folded_of(graph, request)
@@ -32,8 +32,38 @@ def test_numbers_beside_one(pinned: int | None, own: int, beside: list[int]) -> 
         place for place in CandidateGroups(folded, request).groups(4) if place[0][0].stages == 1
     )
     numbers.enter(few, every)
+    return numbers, list(few)
+
+
+@pytest.mark.parametrize(
+    ("pinned", "own", "beside"),
+    [(None, 1, []), (None, 4, [3, 6]), (None, 8, [6, 12]), (None, 24, [12]), (4, 4, [])],
+)
+def test_numbers_beside_one(pinned: int | None, own: int, beside: list[int]) -> None:
+    numbers, few = entered(pinned)
+    request = numbers.solver.request
     mesh = next(mesh for mesh in meshes(request.cluster) if len(mesh.shape) == 2)
     # A mesh that was split at the end did not enter, and has the same numbers.
     candidate = replace(few[0], mesh=mesh, micro_batches=own)
     assert [one.micro_batches for one in numbers.beside(candidate)] == beside
     assert numbers.beside(replace(candidate, stages=2)) == []
+
+
+def test_smaller_ones_are_left_out_until_the_programs_of_larger_ones_lack_memory() -> None:
+    numbers, few = entered()
+    free, stored_whole = (
+        Case(candidate=few[0], mode=Mode(zero=zero, recompute="none"), hidden=0.0)
+        for zero in (1, 0)
+    )
+    numbers.tighten(few[0], 1.0)
+    promises = [numbers.promise(one) for one in few]
+    for case in (free, stored_whole):
+        numbers.leave_smaller(case)
+    # Bounds that rise meanwhile do not take them in again.
+    numbers.tighten(few[0], 0.5)
+    assert [numbers.promise(one) for one in few] == [promises[0], *[math.inf] * (len(few) - 1)]
+    # Two cases left them out, and one of them still does.
+    assert numbers.take_in_smaller(free) == [] and numbers.promise(few[1]) == math.inf
+    assert numbers.take_in_smaller(stored_whole) == few[1:]
+    assert [numbers.promise(one) for one in few] == promises
+    assert numbers.take_in_smaller(stored_whole) == []
