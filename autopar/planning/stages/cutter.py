@@ -28,9 +28,6 @@ SHIFTS = 8
 """The most rounds in which every cut is shifted by a piece."""
 SHORT = 16
 """The most chunks of a pipeline whose cuts are shifted."""
-SHIFTED = 1.25
-"""How far behind the fastest a pipeline may be for its cuts to be shifted: that gains up to 14 %.
-"""
 ROUNDED_DOWN = 1 - 1e-9
 """The factor that a shorter step stays below, against rounding."""
 GAIN = 1e-3
@@ -97,9 +94,7 @@ class Cutter:
             pipeline = self.cut(*schedule)
             if pipeline is None:
                 continue
-            # One that is far behind before its cuts are shifted is so afterwards, too.
-            if pipeline.step < SHIFTED * min(least, too_slow):
-                pipeline = self._shifted(pipeline)
+            pipeline = self._shifted(pipeline)
             fitting.append((place, pipeline))
             least = min(least, pipeline.step)
         near = [

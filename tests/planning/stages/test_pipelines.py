@@ -117,6 +117,18 @@ def test_two_stages_are_cut_where_the_step_is_shortest(seed: int) -> None:
     assert made.costs.count == 12 and best.step == min(steps)
 
 
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_more_schedules_are_not_slower(seed: int) -> None:
+    """Even loads may hand on so much that one far behind is the fastest once its cuts shift."""
+    ahead = np.array([1e10, 9e13, 3e13, 9e13] * 6 + [1e10])
+    made = cutter(replace(figures(np.random.default_rng(seed), 24), handed=ahead), 2, math.inf)
+    pairs = [("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("gpipe", 1)]
+    best, *alone = (made.best(some) for some in (pairs, *([pair] for pair in pairs)))
+    assert best is not None
+    # Of schedules that are nearly as fast the first is taken.
+    assert (1 - 1e-3) * best.step <= min(one.step for one in alone if one is not None)
+
+
 @pytest.mark.parametrize(("pieces", "most"), [(4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (16, 4)])
 def test_every_chunk_of_a_stage_is_a_piece_of_the_model(pieces: int, most: int) -> None:
     actual = dict(sorted(schedules_for(4, 8, pieces=pieces)))
