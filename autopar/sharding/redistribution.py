@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -239,11 +239,8 @@ def cheapest_chain(
         often = (often[0], 0.0)
     nbytes = math.prod(shape) * itemsize
     between = kinds or (R, B, P, *(S(dim) for dim in range(len(shape))))
-    kinds = tuple(
-        dict.fromkeys(
-            p for p in (*between, *source, *target) if gradient or p.kind is not Kind.BROADCAST
-        )
-    )
+    every = dict.fromkeys((*between, *source, *target))
+    kinds = tuple(p for p in every if gradient or p.kind is not Kind.BROADCAST)
     best: dict[Layout, float] = {source: 0.0}
     came: dict[Layout, Layout] = {}
     # Layouts have no order. The counter breaks ties, the same way in every run.
@@ -268,6 +265,13 @@ def cheapest_chain(
                 came[after] = layout
                 heapq.heappush(heap, (fresh, counter, after))
                 counter += 1
+    return _chain_back(came, source, target)
+
+
+def _chain_back(
+    came: Mapping[Layout, Layout], source: Layout, target: Layout
+) -> tuple[Layout, ...]:
+    """The layouts from `source` to `target`, by the one that each came from."""
     chain = [target]
     while chain[-1] != source:
         chain.append(came[chain[-1]])
