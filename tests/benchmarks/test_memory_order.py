@@ -51,6 +51,7 @@ def test_a_model_within_rising_memories() -> None:
     "seed",
     [
         pytest.param(47, id="a cut is moved by a layer, where one by a piece is slower"),
+        pytest.param(105, id="a thriftier solution is the faster program, where memory is ample"),
         pytest.param(139, id="the program of one micro-batch lacks memory, its tables do not"),
         pytest.param(86, id="programs of a front differ more than its tables"),
     ],

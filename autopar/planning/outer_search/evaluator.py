@@ -218,7 +218,8 @@ class Evaluator:
         if solved.candidate.stages > 1:
             return self._pipeline(solved, below)
         if self.memory_bound.on_fronts:
-            if solved.free and not self._is_misjudged(solved, self.written_out.seconds(solved)):
+            # Tables tell little of steps that mostly launch.
+            if solved.free and solved.seconds >= EFFORT.brief:
                 return self._alone(solved, below, best)
             try:
                 return self._on_front(solved, solved.tables, below)
@@ -286,15 +287,6 @@ class Evaluator:
             seconds=best.seconds,
             limited=front.tightened,
         )
-
-    @staticmethod
-    def _is_misjudged(solved: Solved, seconds: float) -> bool:
-        """Whether a program is slower than its tables say, so that others of a front may do.
-
-        Tables tell little of steps that mostly launch.
-        """
-        brief = solved.seconds < EFFORT.brief
-        return brief and EFFORT.exposed * solved.seconds < seconds
 
     # --- Pipelines. ---
 
