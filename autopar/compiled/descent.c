@@ -148,9 +148,13 @@ PyObject *autopar_descend(PyObject *module, PyObject *args)
     int failed = open_all(&d, tables, program, choices);
     const int64_t *begin = d.program.buf;
     const int64_t *end = begin + d.program.len / (Py_ssize_t)sizeof(int64_t);
-    for (const int64_t *at = begin; !failed && at < end; at += 4 + 3 * at[3])
-        if (!is_whole(&d, at, end))
+    const int64_t *checked = begin;
+    while (!failed && checked < end) {
+        if (is_whole(&d, checked, end))
+            checked += 4 + 3 * checked[3];
+        else
             failed = refuse("a record names a variable, a choice or a table that is not there");
+    }
     for (int changed = 1; !failed && changed && sweeps > 0; sweeps--) {
         changed = 0;
         Py_BEGIN_ALLOW_THREADS
