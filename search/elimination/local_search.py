@@ -42,11 +42,13 @@ class Descent:
 
         around: list[list[int]] = [[] for _ in graph.sizes]
         for (u, v), table in graph.edges.items():
+            # Each end reads the table along its own axis, so that none is turned.
             both = number(table)
             around[u] += (v, both, 0)
             around[v] += (u, both, 1)
         program = array("q")
         for v, neighbours in enumerate(around):
+            # One without a choice never moves; only its neighbours read it.
             if graph.sizes[v] > 1:
                 weight = number(graph.memory[v]) if graph.memory is not None else -1
                 program.extend((v, number(graph.unary[v]), weight, len(neighbours) // 3))
@@ -66,6 +68,7 @@ class Descent:
         A byte costs `price`. With a `limit` no step takes more memory beyond it.
         """
         choices = np.array(start, dtype=np.int64)
+        # A start over the limit leaves less than no room, so that moves can only give bytes back.
         room = math.inf if limit is None else limit - self.graph.memory_of(start)
         compiled_descend(self.tables, self.program, choices, price, room, sweeps)
         moved: list[int] = choices.tolist()

@@ -152,7 +152,7 @@ class Evaluator:
     # --- Programs. ---
 
     def play(self, solved: Solved, below: float = math.inf) -> list[Played]:
-        """The programs of a case, the fastest first, up to `near` times `below` seconds.
+        """The programs of a case, the fastest first, up to some more than `below` seconds.
 
         They differ in the share of the parameters' collectives that their tables take as hidden.
         Raises `Infeasible` where no program fits the memory.
@@ -161,7 +161,8 @@ class Evaluator:
         # Of one stage graphs of three axes take long to solve, so the first share has to lead below
         # the best.
         split = not staged and len(solved.candidate.mesh.axes) > EFFORT.plain_axes
-        enough = below if split else EFFORT.near * below
+        near = EFFORT.behind if staged else EFFORT.near
+        enough = below if split else near * below
         programs: list[Played] = []
         failures: list[Infeasible] = []
         for other in self._at_shares(solved):
@@ -170,7 +171,7 @@ class Evaluator:
             except Infeasible as error:
                 failures.append(error)
                 continue
-            # The share matters little to a pipeline: one far behind at one share is so at others.
+            # A pipeline that is far behind at one share is so at others.
             # On fronts it is seen at once which are, and whether one is depends on the memory.
             far = played is None and not self.memory_bound.on_fronts
             if far and (staged or split):

@@ -236,7 +236,7 @@ def test_what_lies_between_styles_is_refused() -> None:
             r"'norm\.weight' is"
         ),
     ):
-        convert(mixed([*WEIGHTS, "norm/layer_norm=gpu:d0"]), "dtensor")
+        convert(mixed([*WEIGHTS, "norm/layer_norm=gpu:d0", "head/linear=gpu:R"]), "dtensor")
 
 
 def test_products_that_are_repeated_split_the_batch_as_well() -> None:

@@ -501,11 +501,13 @@ def test_an_interrupt_leaves_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatc
     promise = Evaluator.promise
     calls: list[Case] = []
 
-    def interrupted(self: Evaluator, case: Case, below: float = math.inf) -> Solved | None:
+    def interrupted(
+        self: Evaluator, case: Case, below: float = math.inf, *, bound: Solved | None = None
+    ) -> Solved | None:
         calls.append(case)
         if played:
             raise KeyboardInterrupt
-        return promise(self, case, below)
+        return promise(self, case, below, bound=bound)
 
     play = Evaluator.play
     played: list[Solved] = []

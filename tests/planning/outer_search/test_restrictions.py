@@ -219,6 +219,13 @@ def test_a_search_with_fewer_restrictions_finds_as_much(
             id="stages of unequal groups in another number of micro-batches",
         ),
         pytest.param(
+            "gpt2-8-tight",
+            {},
+            None,
+            {"micro_batches": 4},
+            id="a pipeline is 6 percent faster at another hidden share",
+        ),
+        pytest.param(
             "llama-8b-16",
             {"stages": 2, "micro_batches": 4, "zero": 1},
             (2, 2, 2),
