@@ -19,6 +19,9 @@ from autopar.compiled import descend as compiled_descend
 from ..costgraph import CostGraph
 from ..tables import Table
 
+SWEEPS = 4
+"""The most sweeps of a descent."""
+
 
 class Descent:
     """Descends on one graph; its tables are laid out once."""
@@ -56,21 +59,16 @@ class Descent:
         return program
 
     def run(
-        self,
-        start: Sequence[int],
-        *,
-        price: float = 0.0,
-        limit: float | None = None,
-        sweeps: int = 4,
+        self, start: Sequence[int], *, price: float = 0.0, limit: float | None = None
     ) -> list[int]:
-        """The assignment at the end of a descent from `start`, of at most `sweeps` sweeps.
+        """The assignment at the end of a descent from `start`, of at most `SWEEPS` sweeps.
 
         A byte costs `price`. With a `limit` no step takes more memory beyond it.
         """
         choices = np.array(start, dtype=np.int64)
         # A start over the limit leaves less than no room, so that moves can only give bytes back.
         room = math.inf if limit is None else limit - self.graph.memory_of(start)
-        compiled_descend(self.tables, self.program, choices, price, room, sweeps)
+        compiled_descend(self.tables, self.program, choices, price, room, SWEEPS)
         moved: list[int] = choices.tolist()
         return moved
 
