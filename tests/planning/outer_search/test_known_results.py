@@ -120,7 +120,10 @@ def test_less_memory_splits_the_storage_before_nothing_fits() -> None:
         "optimizer": "sgd",
     }
     plans = [plan_of(model, **options)]
-    assert all(parameter.storage == "R" for parameter in plans[0].parameters.values())
+    # A few bytes may be worth a thousandth of a step, but no more.
+    whole = plan_of(model, **options, scheme="data")
+    assert plans[0].predicted.step <= 1.001 * whole.predicted.step
+    assert sum(parameter.storage != "R" for parameter in plans[0].parameters.values()) <= 1
     error: NoPlanFits | None = None
     while error is None:
         limit = plans[-1].predicted.memory * 0.9
