@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -120,17 +120,17 @@ class Collected:
         self.tensors[out] = replace(
             self.tensors[name], name=out, role=Role.ACTIVATION, trainable=False
         )
-        attributes: dict[str, Value] = {"self": Ref(0)}
-        self.operators.append(
-            Operator(
-                name=called,
-                kind="aten.detach.default",
-                inputs=(name,),
-                outputs=(out,),
-                attributes=attributes,
-            )
-        )
+        self.derived("aten.detach.default", called, name, out, {"self": Ref(0)})
         return out
+
+    def derived(
+        self, kind: str, called: str, source: str, out: str, attributes: Mapping[str, Value]
+    ) -> None:
+        """Add an operator that no node stands for, of one tensor."""
+        operator = Operator(
+            name=called, kind=kind, inputs=(source,), outputs=(out,), attributes=attributes
+        )
+        self.operators.append(operator)
 
     def operator_name(self, node: torch.fx.Node) -> str:
         """`module.path/op`, numbered within its module, so that other layers do not change it."""

@@ -10,23 +10,30 @@ from typing import Any
 
 import torch
 
-_PLAIN_FORMS = {
-    "aten.normal_.default": torch.ops.aten.normal_functional.default,
-    "aten.bernoulli_.float": torch.ops.aten.bernoulli.p,
-}
+_OTHER_NAMES = {"aten::normal_": "normal_functional"}
+"""Out-of-place forms that are not called as the form in place without its underscore."""
 
 
 def plain_form(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The out-of-place form of `target` (`relu` for `relu_`); None where torch has none."""
+    """The out-of-place form of `target` (`relu` for `relu_`); None where torch has none.
+
+    It is the overload that takes the same arguments: overloads of one name may be in another order
+    (`pow_.Scalar` raises a tensor to a number, `pow.Scalar` a number to a tensor).
+    """
     namespace, name = target._schema.name.split("::")
     if not name.endswith("_"):
         return None
-    overloads = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    plain = getattr(overloads, target._overloadname or "default", None) or _PLAIN_FORMS.get(
-        str(target)
-    )
-    assert plain is None or isinstance(plain, torch._ops.OpOverload)
-    return plain
+    plain = _OTHER_NAMES.get(target._schema.name, name.removesuffix("_"))
+    overloads = getattr(getattr(torch.ops, namespace), plain, None)
+    names = overloads.overloads() if overloads is not None else ()
+    forms = (getattr(overloads, overload) for overload in names)
+    wanted = _taken(target)
+    return next((form for form in forms if _taken(form) == wanted), None)
+
+
+def _taken(target: torch._ops.OpOverload) -> list[tuple[str, str, bool]]:
+    """The names and types of the arguments, and which are by keyword alone."""
+    return [(a.name, str(a.type), a.kwarg_only) for a in target._schema.arguments]
 
 
 def explicit(
@@ -55,3 +62,27 @@ def _dims_of_one(given: Mapping[str, Any]) -> tuple[int, ...]:
     wanted = given.get("dim", range(len(shape)))
     dims = {dim % max(len(shape), 1) for dim in ((wanted,) if isinstance(wanted, int) else wanted)}
     return tuple(dim for dim in sorted(dims) if dim < len(shape) and shape[dim] == 1)
+
+
+def spelled_out(
+    target: torch._ops.OpOverload, form: torch._ops.OpOverload, node: torch.fx.Node
+) -> dict[str, Any]:
+    """The arguments of a node of `target` by name, with defaults of it that its `form` lacks."""
+    arguments = target._schema.arguments
+    given = dict(zip([a.name for a in arguments], node.args, strict=False)) | node.kwargs
+    without = {a.name for a in form._schema.arguments if not a.has_default_value()}
+    missing = (a for a in arguments if a.name in without and a.name not in given)
+    return given | {a.name: a.default_value for a in missing}
+
+
+def on_meta(target: torch._ops.OpOverload, given: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """The arguments as meta tensors of their shapes and types, and what `target` makes of them."""
+
+    def described(argument: torch.fx.Node) -> Any:
+        value = argument.meta.get("val")
+        return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+    arguments = {name: torch.fx.node.map_arg(value, described) for name, value in given.items()}
+    if "device" in arguments:
+        arguments["device"] = "meta"
+    return [*arguments.values()], target(**arguments)

@@ -18,6 +18,7 @@ from .caches import without_caches
 from .export import export_fake, export_folded
 from .folding import folding_of
 from .known_arguments import KnownArguments
+from .no_grad import detach_regions, give_back_inputs
 from .reader import Reader, simplified
 from .reads import all_that_can_be_read, of_its_code, recorded_reads
 from .unfolding import Layer, unfolded
@@ -138,13 +139,14 @@ def _simplified(model: TorchModel) -> TorchModel:
 def _as_exported(
     exported: torch.export.ExportedProgram, module: torch.nn.Module | None, name: str
 ) -> TorchModel:
+    give_back_inputs(exported)
     reader = Reader(exported, module, name)
     try:
         return reader.read()
     except ModelError:
         if not reader.hazards:
             raise
-    _detach_regions(exported)
+    detach_regions(exported)
     # With an empty table this decomposes nothing and only makes writes into views functional.
     try:
         plain = exported.run_decompositions({})
@@ -152,19 +154,3 @@ def _as_exported(
         text = str(error).strip().split("\n")[0]
         raise ModelError(f"torch.export cannot capture {type(module).__name__}: {text}") from error
     return Reader(plain, module, name).read()
-
-
-def _detach_regions(exported: torch.export.ExportedProgram) -> None:
-    """Detach what `no_grad` regions return: decompositions open the regions and forget them."""
-    for part in exported.graph_module.modules():
-        if not isinstance(part, torch.fx.GraphModule):
-            continue
-        for node in list(part.graph.nodes):
-            if str(node.target) != "wrap_with_set_grad_enabled" or node.args[0] is not False:
-                continue
-            for result in list(node.users):
-                with part.graph.inserting_after(result):
-                    detached = part.graph.call_function(torch.ops.aten.detach.default, (result,))
-                detached.meta.update(result.meta)
-                result.replace_all_uses_with(detached, lambda user, new=detached: user is not new)
-        part.recompile()

@@ -21,7 +21,7 @@ from .assertions import ASSERTS, SIZE, Number, checks_of, number_of, place_of
 from .causal import read_as_causal
 from .collected import Collected
 from .experts import with_experts
-from .forms import explicit, plain_form
+from .forms import explicit, on_meta, plain_form, spelled_out
 from .index_scores import read_index_scores
 from .lanes import read_parts_together
 from .losses import split_means
@@ -248,13 +248,12 @@ class Reader(Collected):
         )
         self.memory[node] = self.memory.get(shared, shared)
         changed = self._changed_buffer(node, target)
+        written = target
         target = self._out_of_place(node, target)
+        in_place = target is not written
         inputs: list[str] = []
         attributes: dict[str, Value] = {}
-        given: dict[str, Any] = (
-            dict(zip([a.name for a in target._schema.arguments], node.args, strict=False))
-            | node.kwargs
-        )
+        given = spelled_out(written, target, node)
         counting = tracked(target, given)
         if counting:
             target, given = functional(given)
@@ -269,15 +268,20 @@ class Reader(Collected):
         outputs = (made,) if isinstance(made, str) else tuple(made)
         if counting:
             outputs = (*outputs, *self.statistics(name, [given[running] for running in RUNNING]))
+        wide = self._promoted(node, target, given, name) if in_place else None
         self.operators.append(
             Operator(
                 name=name,
                 kind=str(target),
                 inputs=tuple(inputs),
-                outputs=outputs,
+                outputs=(wide,) if wide else outputs,
                 attributes=attributes,
             )
         )
+        if wide:
+            dtype = self.tensors[outputs[0]].dtype
+            cast: dict[str, Value] = {"self": Ref(0), "dtype": dtype}
+            self.derived("aten.to.dtype", self._unique(f"{name}.to"), wide, outputs[0], cast)
         self.values[node] = made
         if changed is not None:
             assert isinstance(made, str)
@@ -342,6 +346,23 @@ class Reader(Collected):
             )
             self.hazards = True
         return plain
+
+    def _promoted(
+        self,
+        node: torch.fx.Node,
+        target: torch._ops.OpOverload,
+        given: Mapping[str, Any],
+        name: str,
+    ) -> str | None:
+        """The result of an out-of-place form in the type that its arguments give it.
+
+        In place it has the type of the tensor that is changed; None where that is the same.
+        """
+        _, made = on_meta(target, given)
+        if not isinstance(made, torch.Tensor) or made.dtype == node.meta["val"].dtype:
+            return None
+        self.declare(f"{name}:promoted", made)
+        return f"{name}:promoted"
 
     def _rename_after(self, base: torch.fx.Node, node: torch.fx.Node) -> None:
         base.replace_all_uses_with(node, delete_user_cb=lambda user: user > node)
