@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError, UsageError
+from autopar.runtime.training.latest import find_checkpoint, latest_in
 from autopar.runtime.training.manifest import (
     MANIFEST,
     MODEL,
@@ -15,8 +16,6 @@ from autopar.runtime.training.manifest import (
     Entry,
     Manifest,
     checkpoints_in,
-    find_checkpoint,
-    latest_in,
     read_manifest,
 )
 from autopar.units import bytes_text
@@ -28,11 +27,7 @@ def read_checkpoint(folder: str) -> tuple[Path, Manifest]:
     """The latest checkpoint of a folder, or the folder itself if it is one."""
     path = find_checkpoint(folder)
     if path is None:
-        names = checkpoints_in(Path(folder))
-        raise PlanError(
-            f"{folder}: holds no checkpoint"
-            + (f" that is whole and the latest; others are {', '.join(names)}" if names else "")
-        )
+        raise PlanError(f"{folder}: holds no checkpoint")
     return path, read_manifest(path)[0]
 
 
@@ -119,11 +114,7 @@ def converted(
         (given / MANIFEST).is_file() or latest_in(given) is not None or checkpoints_in(given)
     ):
         source = find_checkpoint(given, name)
-        if source is None:
-            raise PlanError(
-                f"{folder}: no checkpoint is the latest; name one: --name "
-                f"{checkpoints_in(given)[-1]}"
-            )
+        assert source is not None
         tensors = len(read_manifest(source)[0].named(MODEL))
         made = export_checkpoint(source, output, dtype=dtype, strip=strip, add=add)
         kind = "weights"

@@ -108,6 +108,7 @@ class TrainingTable(_Table):
     keep: Positive = 2
     log_every: Positive = 10
     skip_nonfinite: Annotated[int, Field(ge=0)] = 0
+    allow_nonfinite: bool = False
     seed: int = 0
     ranks: Positive | None = None
     backend: Literal["gloo", "nccl"] | None = None

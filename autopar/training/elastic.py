@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from autopar.errors import PlanError, RunError, UsageError, unknown
 
-from .folder_lock import hold
 from .replanning import Replanned, plan_for
 
 if TYPE_CHECKING:
@@ -77,6 +76,7 @@ class Training:
         self._saved: int | None = None
         self._keep = 2
         self._wait: float | None = None
+        self._allow_nonfinite = False
         self.require_savable: Callable[[], None] = lambda: None
         """Called in front of every save; raises where nothing may be saved."""
 
@@ -111,13 +111,14 @@ class Training:
         keep: int = 2,
         wait: float | None = 60.0,
         grace: float = 25.0,
+        allow_nonfinite: bool = False,
     ) -> Iterator[Any]:
         """The remaining steps of `count`.
 
         Yields their numbers, or with a `loader` over `sampler` pairs of number and batch.
 
         A checkpoint is saved after every `save_every` steps, after the last one and at SIGTERM;
-        `keep` and `wait` are as for `autopar.save`.
+        `keep`, `wait` and `allow_nonfinite` are as for `autopar.save`.
         """
         from autopar.runtime.training.stopping import steps
 
@@ -129,6 +130,7 @@ class Training:
             )
         self._keep = keep
         self._wait = wait
+        self._allow_nonfinite = allow_nonfinite
         batches = None
         if loader is not None and self.sampler is not None:
             batches = self.sampler.counted(loader, endless=True)
@@ -153,6 +155,7 @@ class Training:
             extra=extra,
             keep=self._keep,
             wait=self._wait,
+            allow_nonfinite=self._allow_nonfinite,
         )
         self._saved = self.step
 
@@ -256,7 +259,7 @@ def _join(folder: Path, backend: str, timeout: float) -> None:
     if launched() is None:
         init_alone(backend)
         return
-    from autopar.runtime.training.manifest import LATEST
+    from autopar.runtime.training.latest import LATEST
 
     latest = folder / LATEST
     progress = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
@@ -279,6 +282,7 @@ def _planned_together(loaded: LoadedModel, folder: Path, planning: dict[str, Any
     import torch.distributed as dist
 
     from autopar.plan import Plan
+    from autopar.runtime.training.folder_lock import hold
 
     devices = dist.get_world_size()
     if devices == 1:

@@ -2,7 +2,7 @@
 
 A loss is looked at before its gradients change a parameter, where the host can read it without
 waiting for a device, or where bad steps may be left out. Elsewhere losses are read at every report
-and save. Parameters, and buffers that steps change, are looked at in front of every save.
+and save. Parameters are looked at by the save itself.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ SHOWN = 8
 
 
 class Finite:
-    """The watch over one training; `skips`: how many bad steps may be left out."""
+    """The watch over one training; `skips`: how many bad steps may be left out.
 
-    def __init__(self, run: Training, skips: int) -> None:
+    `allowed`: the training goes on from all others.
+    """
+
+    def __init__(self, run: Training, skips: int, *, allowed: bool) -> None:
         self.run = run
         self.skips = skips
+        self.allowed = allowed
         self.reads = skips > 0 or run.module.engine.device.type == "cpu"
         self._unread: list[tuple[int, str, Tensor]] = []
 
@@ -36,6 +40,8 @@ class Finite:
 
         Raises `RunError` where no more steps may be left out. Every rank has the same loss.
         """
+        if self.allowed and not self.skips:
+            return True
         step = self.run.step + 1
         if not self.reads:
             self._unread.append((step, self._samples(), loss.detach()))
@@ -56,10 +62,7 @@ class Finite:
         return False
 
     def require(self) -> None:
-        """Raise `RunError` where something since the last look is not finite.
-
-        Collective: every rank calls it.
-        """
+        """Raise `RunError` where a loss since the last look is not finite: every rank has it."""
         import torch
 
         unread = self._unread
@@ -72,36 +75,6 @@ class Finite:
                     raise RunError(
                         self._told(f"the loss of step {step} is {float(loss)} ({samples})")
                     )
-
-    def require_savable(self) -> None:
-        """Raise `RunError` where a loss, a parameter or a buffer is not finite; collective."""
-        import torch
-        import torch.distributed as dist
-
-        from autopar.runtime.parameters.storage import local_of
-
-        self.require()
-        module = self.run.module
-        # Buffers that no step changes may hold what they like, masks of -inf for example.
-        changing = module.engine.graph.updates
-        buffers = [pair for pair in module.named_buffers() if pair[0] in changing]
-        named = [*module.graph_parameters().items(), *buffers]
-        floats = [
-            (name, local)
-            for name, value in named
-            if (local := local_of(value)).is_floating_point() and local.numel()
-        ]
-        extremes = [torch.stack(local.aminmax()).isfinite().all() for _, local in floats]
-        device = module.engine.device
-        bad = [name for (name, _), good in zip(floats, _read(extremes), strict=True) if not good]
-        count = torch.tensor(float(len(bad)), device=device)
-        if dist.is_initialized():
-            dist.all_reduce(count)
-        if count:
-            what = f"{bad[0]!r} has" if bad else "parameters of other ranks have"
-            raise RunError(
-                self._told(f"after {self.run.step} steps {what} elements that are not finite")
-            )
 
     @property
     def _speaks(self) -> bool:
@@ -119,7 +92,7 @@ class Finite:
         return f"epoch {sampler.epoch}, samples {', '.join(map(str, taken[:SHOWN]))}{more}"
 
     def _told(self, what: str) -> str:
-        from autopar.runtime.training.manifest import latest_in
+        from autopar.runtime.training.latest import latest_in
         from autopar.runtime.training.saving import finish_saving
 
         # The save before may be under way still. Every rank stops here, so all of them wait for it.
@@ -133,10 +106,3 @@ class Finite:
             "samples, lower the learning rate or set optimizer.clip; training.skip_nonfinite = N "
             "leaves out up to N steps whose loss is not finite"
         )
-
-
-def _read(values: list[Tensor]) -> list[bool]:
-    """Flags on a device, read at once."""
-    import torch
-
-    return [bool(value) for value in torch.stack(values).tolist()] if values else []

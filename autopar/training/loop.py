@@ -75,10 +75,16 @@ def train(config: Config) -> int:
     )
     # One rank speaks for all.
     metrics = _metrics(config, run, speaks=not dist.is_initialized() or dist.get_rank() == 0)
-    finite = Finite(run, table.skip_nonfinite)
-    run.require_savable = finite.require_savable
+    finite = Finite(run, table.skip_nonfinite, allowed=table.allow_nonfinite)
+    run.require_savable = finite.require
     first = run.step
-    for step, batch in run.steps(table.steps, loader, save_every=table.save_every, keep=table.keep):
+    for step, batch in run.steps(
+        table.steps,
+        loader,
+        save_every=table.save_every,
+        keep=table.keep,
+        allow_nonfinite=table.allow_nonfinite,
+    ):
         metrics.begin()
         loss, norm = _step(run, batch, config.optimizer.clip, finite)
         learning_rate = schedule.get_last_lr()[0]

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from autopar.errors import AutoparError
 from autopar.runtime.launch import forked_ranks, run_ranks
-from autopar.runtime.training.manifest import UNFINISHED, latest_in
+from autopar.runtime.training.latest import latest_in
+from autopar.runtime.training.manifest import UNFINISHED
 
 from .trainings import Life, curve, live, plan_of
 

@@ -17,7 +17,8 @@ import autopar
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.training.checkpoint_storage import SafeReader
-from autopar.runtime.training.manifest import Manifest, find_checkpoint, read_manifest
+from autopar.runtime.training.latest import find_checkpoint
+from autopar.runtime.training.manifest import Manifest, read_manifest
 
 from .disturbing import Process, ended
 from .trainings import Life, curve, loaded, plan_of

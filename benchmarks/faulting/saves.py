@@ -22,7 +22,8 @@ from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.training.checkpoint_storage import SafeReader
-from autopar.runtime.training.manifest import find_checkpoint, read_manifest
+from autopar.runtime.training.latest import find_checkpoint
+from autopar.runtime.training.manifest import read_manifest
 from benchmarks.running.gpt2 import Shape, batch, model
 
 from .disturbing import Process, ended

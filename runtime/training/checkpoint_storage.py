@@ -50,6 +50,7 @@ from .durable_files import (
     torch_dtype,
     write_synchronised,
 )
+from .latest import step_folders
 from .manifest import (
     MANIFEST,
     PLAN,
@@ -72,7 +73,8 @@ class SafeWriter(StorageWriter):
     """Writes one checkpoint.
 
     facts: this rank's data for the manifest. describe: makes a manifest without tensors from all
-    ranks' facts, on rank 0.
+    ranks' facts, on rank 0. own: the names of the training's checkpoints in this folder, to which
+    this one is added.
     """
 
     def __init__(
@@ -83,12 +85,14 @@ class SafeWriter(StorageWriter):
         *,
         plan: str | None,
         keep: int | None,
+        own: set[str],
     ) -> None:
         self.folder = folder
         self.facts = facts
         self.describe = describe
         self.plan = plan
         self.keep = keep
+        self.own = own
         self.name = ""
         self._made: Path | None = None
 
@@ -108,7 +112,7 @@ class SafeWriter(StorageWriter):
         self.folder.mkdir(parents=True, exist_ok=True)
         # Only rank 0 removes remains, and only now, when no other save is under way.
         sweep(self.folder)
-        self.name = checkpoint_name(self.manifest.step, checkpoints_in(self.folder))
+        self.name = checkpoint_name(self.manifest.step, step_folders(self.folder))
         self._made = self.folder / (UNFINISHED + self.name)
         self._made.mkdir()
         return [
@@ -170,7 +174,11 @@ class SafeWriter(StorageWriter):
         }
         sizes = {file: (unfinished / file).stat().st_size for file in files}
         # The manifest is written last: a folder without one is no checkpoint.
-        manifest = self.manifest.model_copy(update={"tensors": tensors, "files": sizes})
+        self.own.intersection_update(checkpoints_in(self.folder))
+        self.own.add(self.name)
+        manifest = self.manifest.model_copy(
+            update={"tensors": tensors, "files": sizes, "beside": tuple(sorted(self.own))}
+        )
         if self.plan is not None:
             write_synchronised(unfinished / PLAN, self.plan)
             manifest = manifest.model_copy(update={"plan_digest": digest(self.plan)})
@@ -181,7 +189,7 @@ class SafeWriter(StorageWriter):
         synchronise(self.folder)
         point_to(self.folder, self.name)
         if self.keep is not None:
-            prune(self.folder, self.keep)
+            prune(self.folder, self.keep, self.own)
 
     def abandon(self) -> None:
         """Remove the files of a failed save, on rank 0."""

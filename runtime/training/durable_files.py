@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from autopar.errors import PlanError
 
-from .manifest import LATEST, UNFINISHED, checkpoints_in, latest_in, pointer_text
+from .latest import LATEST, latest_in, pointer_text
+from .manifest import UNFINISHED, checkpoints_in
 
 
 def checksum_of(value: Tensor) -> int:
@@ -68,12 +70,12 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the last `keep` checkpoints and the latest.
+def prune(folder: Path, keep: int, own: Collection[str]) -> None:
+    """Remove all but the last `keep` of a training's `own` checkpoints and the latest.
 
     They are renamed before the removal, so that nobody sees half a checkpoint.
     """
-    names = checkpoints_in(folder)
+    names = [name for name in checkpoints_in(folder) if name in own]
     for name in names[:-keep]:
         if name != latest_in(folder):
             # Under the name of an unfinished save, which the next one removes if this process is

@@ -23,7 +23,8 @@ from autopar.runtime.ranks.agreement import agree
 
 from .checkpoint_storage import SafeReader
 from .durable_files import synchronise, torch_dtype, write_synchronised
-from .manifest import MODEL, Entry, find_checkpoint, read_manifest
+from .latest import find_checkpoint
+from .manifest import MODEL, Entry, read_manifest
 from .rank_facts import device_of
 from .saving import save
 

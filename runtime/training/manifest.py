@@ -4,6 +4,7 @@ It is one JSON file beside safetensors files of pieces. It begins with the diges
 has those of all other files: of the plan as a whole, of tensors piece by piece.
 
   FOLDER/latest                          the last whole checkpoint: its name, its manifest's digest
+  FOLDER/training.lock                   the process that saves into this folder
   FOLDER/step-00000200/checkpoint.json   this module's `Manifest`
   FOLDER/step-00000200/plan.json         the plan that ran, if one did
   FOLDER/step-00000200/rank-00000.safetensors
@@ -15,21 +16,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from autopar.errors import PlanError, unknown
-from autopar.file_limits import NAME_BYTES, PLAN_BYTES
+from autopar.errors import PlanError
+from autopar.file_limits import PLAN_BYTES
 from autopar.reading import read_text
 
 SCHEMA = "autopar-checkpoint"
 MANIFEST = "checkpoint.json"
 PLAN = "plan.json"
-LATEST = "latest"
 UNFINISHED = ".saving-"
 MODEL = "model."
 OPTIMIZER = "optimizer."
@@ -37,8 +36,7 @@ RANDOM = "random."
 COMPRESSION = "compression."
 """Prefixes of the names of tensors, by their owner."""
 _DIGEST = '{"digest":"'
-_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-_POINTER = re.compile(rf"(?P<name>{_NAME.pattern})(?: (?P<digest>[0-9a-f]{{64}}))?\n?")
+NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 
 
@@ -98,7 +96,10 @@ class Group(_Part):
 
 
 class Manifest(_Part):
-    """The contents of a checkpoint but for the numbers of its tensors."""
+    """The contents of a checkpoint but for the numbers of its tensors.
+
+    beside: names of the checkpoints of the same training in its folder, itself among them.
+    """
 
     schema_: Literal["autopar-checkpoint"] = Field(default="autopar-checkpoint", alias="schema")
     version: Literal[1] = 1
@@ -115,6 +116,7 @@ class Manifest(_Part):
     scalars: dict[str, Scalar] = {}
     tensors: dict[str, Entry]
     files: dict[FileName, int]
+    beside: tuple[str, ...] = ()
     sampler: dict[str, Any] | None = None
     extra: Any = None
 
@@ -179,70 +181,9 @@ def checkpoints_in(folder: Path) -> list[str]:
     saved = [
         ((path.stat().st_mtime_ns, path.parent.name))
         for path in folder.glob(f"*/{MANIFEST}")
-        if _NAME.fullmatch(path.parent.name)
+        if NAME.fullmatch(path.parent.name)
     ]
     return [name for _, name in sorted(saved)]
-
-
-def latest_in(folder: Path) -> str | None:
-    """The name that `latest` holds; None where nothing was saved."""
-    pointer = _pointer_in(folder)
-    return None if pointer is None else pointer["name"]
-
-
-def pointer_text(path: Path) -> str:
-    """The text of `latest` for a checkpoint that is saved."""
-    return f"{path.name} {told_digest(_text(path / MANIFEST))}\n"
-
-
-def _pointer_in(folder: Path) -> re.Match[str] | None:
-    path = folder / LATEST
-    if not os.path.lexists(path):
-        return None
-    text = read_text(path, NAME_BYTES, what="name of a checkpoint", error=PlanError)
-    pointer = _POINTER.fullmatch(text)
-    if pointer is None:
-        raise PlanError(f"{path}: names {text.strip()[:80]!r}, which is no checkpoint")
-    return pointer
-
-
-def _require_pointed(folder: Path) -> None:
-    """Refuse a `latest` with another digest than that of the checkpoint which it names.
-
-    One changed bit may turn the name into that of another checkpoint. A name alone, of a version
-    without digests or of somebody's hand, is taken as it is.
-    """
-    pointer = _pointer_in(folder)
-    if pointer is None or pointer["digest"] is None:
-        return
-    path = folder / pointer["name"]
-    if told_digest(_text(path / MANIFEST)) != pointer["digest"]:
-        # A damaged manifest says so itself.
-        read_manifest(path)
-        raise PlanError(
-            f"{folder}: {LATEST} is damaged: it names {path.name}, but not by the digest of its "
-            f"{MANIFEST}; name a checkpoint: {', '.join(checkpoints_in(folder))}"
-        )
-
-
-def find_checkpoint(folder: str | Path, name: str | None = None) -> Path | None:
-    """The checkpoint of that name, or the latest; None where nothing was saved.
-
-    folder: one of checkpoints, or a checkpoint itself.
-    """
-    folder = Path(folder)
-    # A path to one checkpoint works wherever a folder of them does.
-    if name is None and (folder / MANIFEST).is_file():
-        return folder
-    wanted = name or latest_in(folder)
-    if wanted is None:
-        return None
-    # `latest` may name a checkpoint that somebody removed by hand.
-    if wanted not in checkpoints_in(folder):
-        raise PlanError(f"{folder}: " + unknown("checkpoint", wanted, checkpoints_in(folder)))
-    if name is None:
-        _require_pointed(folder)
-    return folder / wanted
 
 
 def read_manifest(path: Path) -> tuple[Manifest, str]:
@@ -251,7 +192,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
     A checkpoint with missing or truncated files is refused.
     """
     try:
-        text = _without_digest(path, _text(path / MANIFEST))
+        text = _without_digest(path, part_text(path / MANIFEST))
         data = json.loads(text)
         # Checked before pydantic does, which would list every missing field of some other JSON
         # file.
@@ -280,7 +221,8 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
     return manifest, text
 
 
-def _text(path: Path) -> str:
+def part_text(path: Path) -> str:
+    """The text of a file of a checkpoint."""
     return read_text(path, PLAN_BYTES, what="part of a checkpoint", error=PlanError)
 
 
@@ -298,7 +240,7 @@ def _require_plan(path: Path, manifest: Manifest) -> None:
     if manifest.plan_digest is None:
         return
     try:
-        held = digest(_text(path / PLAN))
+        held = digest(part_text(path / PLAN))
     except PlanError:
         held = ""
     if held != manifest.plan_digest:

@@ -5,7 +5,6 @@ The plan, the number of ranks and the stages may differ from those that saved.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,11 +26,12 @@ from autopar.runtime.ranks.agreement import agree, digest
 from .checkpoint_storage import SafeReader
 from .compression_leftovers import dropped, empty_leftovers
 from .durable_files import torch_dtype
-from .manifest import RANDOM, Manifest, find_checkpoint, read_manifest
+from .latest import find_checkpoint, say_on_stderr
+from .manifest import RANDOM, Manifest, read_manifest
 from .module_state import SHOWN, Tensors, differences, model_tensors, set_random_states
 from .rank_facts import Positioned, device_of
 from .saved_optimizer import empty_states, load_optimizer, optimizer_differences
-from .saving import cause_of, finish_saving, saving_group
+from .saving import cause_of, finish_saving, goes_on_from, saving_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ def resume(
 ) -> Resumed | None:
     """Load a folder's latest checkpoint, or the one called `name`; None if there is none.
 
+    Where the file `latest` is lost, the newest whole checkpoint is taken, and a note says so.
     Every rank calls this. Plan, number of ranks, stages and ZeRO may differ from those that saved;
     a plain module on one device works, too. A checkpoint of another model or optimizer, or a
     damaged one, is refused on every rank with the difference, and the module stays unchanged.
@@ -71,11 +72,12 @@ def resume(
     path = None
     manifest = None
     text = ""
+    losses: list[str] = []
     targets: Tensors = {}
     states: dict[str, dict[str, Any]] = {}
     take_leftovers: Callable[[], None] = _nothing_left
     try:
-        path = find_checkpoint(Path(folder).absolute(), name)
+        path = find_checkpoint(Path(folder).absolute(), name, losses.append)
         if path is not None:
             manifest, text = read_manifest(path)
             _require_fit(module, optimizer, sampler, manifest, path)
@@ -98,10 +100,13 @@ def resume(
     set_random_states(targets)
     if sampler is not None and manifest.sampler is not None:
         sampler.load_state_dict(manifest.sampler)
-    notes = _notes(module, manifest)
+    # Where `latest` is lost, other checkpoints may be anybody's.
+    goes_on_from(path, () if losses else manifest.beside)
+    notes = (*losses, *_notes(module, manifest))
     # All ranks have the same notes; one of them says so.
-    if notes and (not dist.is_initialized() or dist.get_rank() == 0):
-        print("\n".join(f"autopar: {note}" for note in notes), file=sys.stderr)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        for note in notes:
+            say_on_stderr(note)
     return Resumed(path=path, step=manifest.step, extra=manifest.extra, notes=notes)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from autopar.errors import AutoparError, RunError
+from autopar.errors import AutoparError, PlanError, RunError
 from autopar.runtime.parameters.storage import local_of
 from autopar.runtime.ranks.agreement import agree, digest
 
 from .checkpoint_storage import SafeWriter
+from .finite_values import require_finite
+from .folder_lock import hold
 from .module_state import Tensors
 from .rank_facts import Positioned, device_of, gather_state, joined_manifest
 
@@ -67,10 +70,15 @@ class Saving:
 
 
 class _Held:
-    """The saves of this process that may be under way, by folder, and the ranks' group for them."""
+    """The saves of this process that may be under way, by folder, and the ranks' group for them.
+
+    own: the names of the training's checkpoints in a folder: written here, or before what was
+    resumed from.
+    """
 
     def __init__(self) -> None:
         self.savings: dict[Path, Saving] = {}
+        self.own: dict[Path, set[str]] = {}
         self.world: dist.ProcessGroup | None = None
         self.group: dist.ProcessGroup | None = None
 
@@ -88,16 +96,20 @@ def save(
     extra: Any = None,
     keep: int | None = None,
     wait: float | None = None,
+    allow_nonfinite: bool = False,
 ) -> Saving:
     """Save after `step` steps; every rank calls this, with the same folder.
 
     A plain module on one device works, too. `sampler`: its position is saved. `extra`: further
     plain data (as in JSON) for the resumed training, such as a scheduler's state dict. `keep`: the
-    number of checkpoints that stay. `wait`: None waits until the checkpoint is whole. A number of
-    seconds copies the data to the host's memory and writes it during the next steps; it first waits
-    at most that long for the save before, whose memory it uses again, since fresh memory costs more
-    to fill than to copy. A checkpoint gets its name only when it is whole on the disk; a save that
-    fails or is killed leaves the one before intact.
+    number of this training's checkpoints that stay. `wait`: None waits until the checkpoint is
+    whole. A number of seconds copies the data to the host's memory and writes it during the next
+    steps; it first waits at most that long for the save before, whose memory it uses again, since
+    fresh memory costs more to fill than to copy. `allow_nonfinite`: trained parameters may hold NaN
+    or infinity, which every rank else refuses to save.
+
+    A checkpoint gets its name only when it is whole on the disk; a save that fails or is killed
+    leaves the one before intact. A folder is saved into by one training at a time.
     """
     place = Path(folder).absolute()
     failure: Exception | None = None
@@ -110,12 +122,20 @@ def save(
             before.wait(wait)
             room = before._copies
         state, facts, plan = gather_state(module, optimizer, step, sampler, extra, keep)
+        if not allow_nonfinite:
+            require_finite(module, place, step)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            hold(place)
     except Exception as error:
         failure = error
     # Every rank fails if one cannot save, rather than waiting for it in the next collective.
-    agree({"the step to save": digest(str(step))}, failure=failure, device=device_of(module))
+    try:
+        agree({"the step to save": digest(str(step))}, failure=failure, device=device_of(module))
+    except PlanError as error:
+        raise RunError(str(error)) from error
     group = saving_group()
-    writer = SafeWriter(place, facts, joined_manifest, plan=plan, keep=keep)
+    own = _HELD.own.setdefault(place, set())
+    writer = SafeWriter(place, facts, joined_manifest, plan=plan, keep=keep, own=own)
     saving = Saving(step)
     if wait is None:
         _write(saving, state, writer, group)
@@ -129,6 +149,11 @@ def save(
     saving._thread.start()
     _HELD.savings[place] = saving
     return saving
+
+
+def goes_on_from(path: Path, beside: Collection[str]) -> None:
+    """Take over a checkpoint and those `beside` it as this training's own."""
+    _HELD.own.setdefault(path.parent, set()).update((path.name, *beside))
 
 
 def finish_saving() -> None:

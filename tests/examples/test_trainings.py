@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.training.manifest import latest_in
+from autopar.runtime.training.latest import latest_in
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TEXT = "Whoever reads this far has read a text of bytes. " * 60

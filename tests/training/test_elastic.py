@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 import autopar
 from autopar.errors import AutoparError, UsageError
 from autopar.runtime.launch import run_ranks
-from autopar.training.folder_lock import LOCK
+from autopar.runtime.training.folder_lock import LOCK
 from autopar.training.replanning import PLANS
 
 SCRIPT = Path(__file__).with_name("elastic_script.py")

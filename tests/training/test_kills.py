@@ -18,8 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from autopar.runtime.training.manifest import checkpoints_in, find_checkpoint, read_manifest
-from autopar.training.folder_lock import LOCK
+from autopar.runtime.training.folder_lock import LOCK
+from autopar.runtime.training.latest import find_checkpoint
+from autopar.runtime.training.manifest import checkpoints_in, read_manifest
 from autopar.training.metrics import METRICS
 
 KILLS = 20

@@ -19,9 +19,9 @@ import pytest
 from autopar.cli import run
 from autopar.errors import AutoparError, UsageError
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.training.manifest import latest_in, read_manifest
+from autopar.runtime.training.latest import latest_in
+from autopar.runtime.training.manifest import read_manifest
 from autopar.training.config import load_config
-from autopar.training.folder_lock import hold
 from autopar.training.loop import model_of, train
 from autopar.training.metrics import METRICS, forget_from
 from tests.end_to_end.small_types import small_configuration
@@ -406,21 +406,3 @@ def test_parameters_that_are_not_finite_are_not_saved(
     for told in run_ranks(_trains, 2, file):
         assert "after 1 steps 'up." in told and "no checkpoint has been saved" in told
     assert latest_in(tmp_path / "run") is None
-
-
-def _holds(folder: Path) -> str:
-    try:
-        hold(folder)
-        hold(folder)
-    except AutoparError as error:
-        return str(error)
-    return ""
-
-
-def test_a_folder_has_one_training_at_a_time(tmp_path: Path) -> None:
-    hold(tmp_path)
-    (told,) = run_ranks(_holds, 1, tmp_path)
-    assert f"process {os.getpid()} of" in told and "trains into this folder" in told
-    # The lock of a process ends with it.
-    assert run_ranks(_holds, 1, tmp_path / "other") == [""]
-    assert run_ranks(_holds, 1, tmp_path / "other") == [""]

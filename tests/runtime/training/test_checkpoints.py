@@ -25,14 +25,13 @@ from autopar.runtime.launch import run_ranks
 from autopar.runtime.training import checkpoint_storage
 from autopar.runtime.training.checkpoint_storage import SafeReader
 from autopar.runtime.training.durable_files import torch_dtype
+from autopar.runtime.training.folder_lock import LOCK
+from autopar.runtime.training.latest import LATEST, find_checkpoint, latest_in
 from autopar.runtime.training.manifest import (
-    LATEST,
     MANIFEST,
     PLAN,
     Manifest,
     checkpoints_in,
-    find_checkpoint,
-    latest_in,
     manifest_text,
     read_manifest,
 )
@@ -236,6 +235,7 @@ def test_the_last_few_stay(tmp_path: Path) -> None:
         "latest",
         "step-00000002",
         "step-00000002.1",
+        LOCK,
     ]
     resumed = resume(language(), None, tmp_path, name="step-00000002")
     assert resumed is not None and resumed.path == tmp_path / "step-00000002"
@@ -446,7 +446,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         resumed is not None
         and resumed.step == 1
-        and sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001"]
+        and sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001", LOCK]
     )
 
 

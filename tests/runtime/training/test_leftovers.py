@@ -15,7 +15,8 @@ import autopar
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
-from autopar.runtime.training.manifest import find_checkpoint, read_manifest
+from autopar.runtime.training.latest import find_checkpoint
+from autopar.runtime.training.manifest import read_manifest
 from autopar.runtime.training.resuming import resume
 from autopar.runtime.training.saving import save
 from tests.runtime.training.nets import SCHEMES, language, tokens

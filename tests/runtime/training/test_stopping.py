@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.training.manifest import latest_in
+from autopar.runtime.training.latest import latest_in
 from autopar.runtime.training.saving import save
 from autopar.runtime.training.stopping import TOO_LATE, steps
 from tests.runtime.training.nets import built, plan_of, train

@@ -1,4 +1,4 @@
-"""A training's folder is written by one training at a time.
+"""A folder of checkpoints is written by one training at a time.
 
 The lock is the operating system's, on a file in the folder: it ends with its process, however that
 ends, so no stale lock can be left behind.
@@ -14,8 +14,8 @@ from typing import IO
 from autopar.errors import RunError
 
 LOCK = "training.lock"
-_HELD: dict[tuple[int, Path], IO[str]] = {}
-"""The locks of a process, which may go on with its own training; a forked one has none of them."""
+_HELD: dict[Path, IO[str]] = {}
+"""The locks of this process, or of the one that it was forked from, which waits for it."""
 
 
 def hold(folder: Path) -> None:
@@ -23,10 +23,13 @@ def hold(folder: Path) -> None:
     import fcntl
 
     place = folder.resolve()
-    if (os.getpid(), place) in _HELD:
+    if place in _HELD:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    stream = (place / LOCK).open("a+", encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = (place / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{folder}: nothing can be saved here: {error}") from error
     try:
         # A lock of the process alone: with `flock`, a loader's workers would keep it.
         fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,4 +43,4 @@ def hold(folder: Path) -> None:
     stream.truncate(0)
     stream.write(f"process {os.getpid()} of {socket.gethostname()}\n")
     stream.flush()
-    _HELD[os.getpid(), place] = stream
+    _HELD[place] = stream
