@@ -16,6 +16,7 @@ from autopar.costmodel.device.narrow_kernels import require_recipe
 from .configured import load_any
 from .errors import PlanError
 from .frontends.load import options_asked
+from .import_proofs import proof_of
 from .model import LoadedModel
 from .operators import bring_rules, provide_rules
 from .options.checking import completed
@@ -130,6 +131,7 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     ruled, said = provide_rules(
         model, discover=wanted.discover, replicate_unknown=wanted.replicate_unknown
     )
+    proof = proof_of(model)
     routing = read_routing(wanted.routing)
     require_routing(routing, ruled.graph)
     requests, request_notes = wanted.requests(ruled, cluster)
@@ -152,9 +154,12 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
         routing,
         limit,
     )
-    named = best.model.model_copy(update={"dtype": ruled.dtype, "precision": ruled.precision})
+    named = best.model.model_copy(
+        update={"dtype": ruled.dtype, "precision": ruled.precision, "proof": proof}
+    )
     best = best.model_copy(update={"model": named, "routing": under})
-    notes = (sentence, *searches.notes, *model.notes, *said, *request_notes)
+    proved = (proof,) if proof else ()
+    notes = (sentence, *searches.notes, *model.notes, *proved, *said, *request_notes)
     return Planned(
         plan=best, model=ruled, cluster=cluster, notes=notes, seconds=seconds, folded=folded
     )
@@ -216,15 +221,18 @@ def parallelize(
 
     A plan that does not fit the model or the world is refused on every rank, with the reason.
     """
+    from autopar.runtime.launch import launched_first
     from autopar.runtime.parallelize import parallelize as build
 
     from .integrations.mindspore.context import current
 
     def prepare() -> tuple[LoadedModel, Plan]:
         loaded_plan = Plan.of(plan)
-        return model_of_plan(
-            model, loaded_plan, example_inputs, loss=loss, trust=trust
-        ), loaded_plan
+        loaded = model_of_plan(model, loaded_plan, example_inputs, loss=loss, trust=trust)
+        # The ranks then agree on what went wrong on one of them.
+        if launched_first():
+            proof_of(loaded, runs=True)
+        return loaded, loaded_plan
 
     context = current()
     if context.active:

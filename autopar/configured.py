@@ -176,6 +176,7 @@ def _load(
         reload=None,
         dtype=options.dtype,
         precision=options.precision,
+        proof=options.proof,
         notes=(
             _sized(loaded.graph, inputs.options),
             *made.notes,

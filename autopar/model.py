@@ -78,7 +78,9 @@ class LoadedModel:
     user's loss function. `notes`: sentences worth telling the user. `dtype`: the floating-point
     type that was asked for; `precision`: the recipe of its products. `given`: the PyTorch module
     before its cast to that type. `reload` imports another such module, with the same inputs and
-    options.
+    options; `again` one for another call (args, kwargs), in the types that it has, or an ONNX file
+    at a batch and sizes of named dims of at most these two. `file`: an ONNX model, as it was given.
+    `proof`: whether the import is to be proved (None: where torch is needed anyway).
     """
 
     graph: Graph
@@ -92,6 +94,9 @@ class LoadedModel:
     precision: str | None = None
     given: Any = None
     reload: Callable[[Any], LoadedModel] | None = None
+    again: Callable[[Any, Any], LoadedModel] | None = None
+    file: Any = None
+    proof: bool | None = None
 
     @property
     def module(self) -> Any:

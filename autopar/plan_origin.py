@@ -13,6 +13,7 @@ from autopar.costmodel import Cluster, load_cluster, parse_span, presets
 from .configured import empty_inputs, is_configuration, load_any
 from .errors import UsageError
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
+from .import_proofs import LEFT_OUT
 from .ir.dtype import FLOATS
 from .model import LoadedModel
 from .operators import bring_rules
@@ -68,7 +69,8 @@ def model_of_plan(
     Raise `PlanError` if it does not match.
     """
     options = ModelOptions(train=plan.model.mode == "train", loss=loss, trust=trust)
-    options = replace(options, precision=plan.model.precision)
+    left_out = False if plan.model.proof == LEFT_OUT else None
+    options = replace(options, precision=plan.model.precision, proof=left_out)
     if isinstance(model, LoadedModel):
         loaded = model
     elif hasattr(model, "named_parameters"):

@@ -72,7 +72,8 @@ class ModelSpec(Part):
     """The model of the plan, and how it runs.
 
     `dtype`: the floating-point type of its cast (null: it keeps its own). `precision`: the recipe
-    of its products (null: they are in the type of their operands). `flops`: of a step's
+    of its products (null: they are in the type of their operands). `proof`: what the proof of its
+    import says (empty: none was made). `flops`: of a step's
     products, by their type (`autopar.sharding.model_flops`; empty: not counted).
     """
 
@@ -83,6 +84,7 @@ class ModelSpec(Part):
     loss: str | None = None
     dtype: FloatName | None = None
     precision: PrecisionName | None = None
+    proof: str = ""
     inputs: dict[str, InputSpec]
     flops: dict[str, Annotated[float, Field(ge=0)]] = {}
 

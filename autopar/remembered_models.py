@@ -62,7 +62,7 @@ class Asked:
     def key(self) -> str:
         """The key of its graph, which no precision and no loss are part of yet."""
         source = self.source
-        options = replace(self.options, precision=None, loss=None)
+        options = replace(self.options, precision=None, loss=None, proof=None)
         asked = value_text((source.path if source.weights else "", options, self.further))
         parts = (asked, source.content, source_of(*_ROOMS))
         return key_of("graph", parts, source.packages)
@@ -118,10 +118,19 @@ def _recalled(
         imported=lambda: whole().imported(),
         build=None if source.weights else lambda: whole().module,
         weights=weights if source.weights else None,
+        file=source.path if source.weights else None,
+        again=lambda module, sizes: _again(whole(), module, sizes),
         notes=notes,
         dtype=options.dtype,
         precision=options.precision,
+        proof=options.proof,
     )
+
+
+def _again(loaded: LoadedModel, module: Any, sizes: Any) -> LoadedModel:
+    if loaded.again is None:
+        raise ModelError(f"{loaded.graph.name} cannot be read at other sizes")
+    return loaded.again(module, sizes)
 
 
 def _known(key: str) -> tuple[Graph, tuple[str, ...]] | None:

@@ -35,6 +35,7 @@ class ModelOptions:
 
     Parameters among the stored floats of an ONNX model: `frozen` ones are not, `trained` ones are;
     or exactly `parameters`. `trust`: whether a `.pt2` file may execute code that it holds.
+    `proof`: as of `LoadedModel`.
     """
 
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class ModelOptions:
     trained: Sequence[str] = ()
     parameters: Collection[str] | None = None
     trust: bool = False
+    proof: bool | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in FLOATS:
@@ -131,6 +133,20 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
         notes=notes,
         dtype=options.dtype,
         precision=options.precision,
+        file=model,
+        again=lambda _, sizes: _onnx(model, _at_most(options, *sizes)),
+        proof=options.proof,
+    )
+
+
+def _at_most(options: ModelOptions, batch: int, size: int) -> ModelOptions:
+    """The options with a smaller batch and smaller named dims, and the file's own types."""
+    return replace(
+        options,
+        batch=None if options.batch is None else min(options.batch, batch),
+        dims={name: min(given, size) for name, given in options.dims.items()},
+        dtype=None,
+        precision=None,
     )
 
 
@@ -270,6 +286,7 @@ def _imported(
         if isinstance(leaf, torch.Tensor)
     )
     record = Imported(torch=imported, inputs=inputs, call=(args, kwargs), calling=without_caches)
+    plain = replace(options, dtype=None, precision=None)
     return LoadedModel(
         graph=finished(imported.graph, options),
         source=imported.graph,
@@ -280,7 +297,9 @@ def _imported(
         dtype=options.dtype,
         precision=options.precision,
         given=module,
+        proof=options.proof,
         reload=_reload(args, kwargs, options),
+        again=lambda module, call: _imported(module, call[0], call[1], plain),
     )
 
 
@@ -364,4 +383,5 @@ def _archive(text: str, options: ModelOptions) -> LoadedModel:
         imported=lambda: record,
         notes=notes,
         precision=options.precision,
+        proof=options.proof,
     )

@@ -31,6 +31,7 @@ class PlanKeywords(TypedDict, total=False):
     master: str | None
     reduce: str | None
     trust: bool
+    proof: bool | None
     frozen: Sequence[str]
     trained: Sequence[str]
     optimizer: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -131,6 +132,7 @@ BYTES = Kind(read=_read_bytes, check=_check_bytes)
 SHARE = Kind(read=_check_share, check=_check_share)
 SECONDS = Kind(read=_check_seconds, check=_check_seconds)
 SWITCH = Kind(arguments={"action": "store_true"})
+SWITCHED = Kind(arguments={"action": argparse.BooleanOptionalAction})
 TEXTS = Kind(arguments={"action": "append", "default": []})
 MESH = Kind(read=_read_mesh)
 DIMS = Kind(arguments={"action": "append", "default": []}, read=_read_dims)

@@ -22,6 +22,7 @@ from .kinds import (
     SHAPES_FORM,
     SHARE,
     SWITCH,
+    SWITCHED,
     TEXTS,
     WHOLE,
 )
@@ -154,6 +155,14 @@ MODEL = (
         help="read MODEL even where that executes code that the file holds "
         "(a .pt2 with pickled parts): only from a maker that you trust",
         told="whether a `.pt2` file may execute code that it holds",
+    ),
+    Option(
+        name="proof",
+        kind=SWITCHED,
+        help="run the imported graph beside the model, at small sizes, before it is planned "
+        "(default: of modules, .pt2 files and configurations, once for each)",
+        told="whether the imported graph is run beside the model, at small sizes, before it is "
+        "planned; by default that of modules, archives and configurations, once for each",
     ),
     Option(
         name="frozen",
@@ -404,7 +413,18 @@ PYTHON = (
         told="a function that is told how far the search is: `progress(done, of, what)`",
     ),
 )
-READING = ("batch", "dims", "shapes", "dtype", "precision", "loss", "frozen", "trained", "trust")
+READING = (
+    "batch",
+    "dims",
+    "shapes",
+    "dtype",
+    "precision",
+    "loss",
+    "frozen",
+    "trained",
+    "trust",
+    "proof",
+)
 """The options that say how a model is read, and go to `frontends.load.ModelOptions`."""
 TABLE = {
     option.name: option

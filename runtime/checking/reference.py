@@ -47,7 +47,7 @@ def reference_observation(
         counting = _alone(model, plan)
         return observe(counting, inputs, optimizer=plan.model.optimizer, steps=steps, seed=seed)
     if model.torch is not None:
-        alone: nn.Module = _Original(model)
+        alone: nn.Module = Original(model, model.module, model.call)
         names = dict(model.module.named_parameters())
     else:
         values = model_values(model)
@@ -96,13 +96,16 @@ def _alone(model: LoadedModel, plan: Plan) -> ParallelModule:
     )
 
 
-class _Original(nn.Module):
-    """The original module called as in its example, its loss behind its outputs."""
+class Original(nn.Module):
+    """The original module called as in its example, its loss behind its outputs.
 
-    def __init__(self, model: LoadedModel) -> None:
+    `call`: the arguments of the example (None: the inputs are those of the graph).
+    """
+
+    def __init__(self, model: LoadedModel, module: nn.Module, call: Any) -> None:
         super().__init__()
-        self.module: nn.Module = model.module
-        self._call = model.call
+        self.module = module
+        self._call = call
         self._calling = model.calling
         self._loss = model.loss
 

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from autopar.errors import ModelError, UnsupportedOperators
-from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value
+from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor
 from autopar.runtime.onnx_ops import ONNX_FUNCTIONS
-from autopar.runtime.operators.functions import function_of, is_onnx
+from autopar.runtime.operators.functions import is_onnx
+
+from .graph_run import last_uses, run_operators
 
 _NORMALIZATIONS = frozenset(
     f"onnx.{name}Normalization" for name in ("Layer", "RMS", "Batch", "Instance", "Group")
@@ -107,17 +109,6 @@ def fresh_weights(graph: Graph, seed: int = 0) -> Iterable[tuple[str, torch.Tens
             )
 
 
-def bound_arguments(operator: Operator, tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
-    """The keyword arguments of an operator's function: attributes with tensors for references."""
-
-    def bind(value: Value) -> object:
-        if isinstance(value, Ref):
-            return tensors[operator.inputs[value.index]]
-        return tuple(bind(item) for item in value) if isinstance(value, tuple) else value
-
-    return {name: bind(value) for name, value in operator.attributes.items()}
-
-
 class OnnxModule(torch.nn.Module):
     """The model of an imported ONNX graph; its parameters carry the names of the initializers."""
 
@@ -137,7 +128,7 @@ class OnnxModule(torch.nn.Module):
         if unknown:
             raise UnsupportedOperators(unknown, ONNX_FUNCTIONS)
         self._keys: dict[str, str] = {}
-        self._last_use = self._find_last_uses()
+        self._last_use = last_uses(graph)
         for name, array in graph.constants.items():
             self._store(name, to_torch(array))
         for name, value in fresh_weights(graph, seed) if weights is None else weights:
@@ -171,24 +162,9 @@ class OnnxModule(torch.nn.Module):
         else:
             self.register_buffer(key, value)
 
-    def _find_last_uses(self) -> list[list[str]]:
-        """The activations that nothing reads after an operator, for every operator."""
-        last: dict[str, int] = {}
-        for index, operator in enumerate(self.graph.operators):
-            last.update(dict.fromkeys((*operator.inputs, *operator.outputs), index))
-        keep = {
-            name
-            for name, tensor in self.graph.tensors.items()
-            if tensor.role in (Role.PARAMETER, Role.CONSTANT)
-        }
-        keep.update(self.graph.outputs)
-        last_uses: list[list[str]] = [[] for _ in self.graph.operators]
-        for name, index in last.items():
-            if name not in keep:
-                last_uses[index].append(name)
-        return last_uses
-
     def _check_sizes(self, operator: Operator, results: tuple[torch.Tensor, ...]) -> None:
+        if operator.kind not in _SIZED_BY_VALUES:
+            return
         for name, value in zip(operator.outputs, results, strict=False):
             declared = self.graph.tensors[name].shape
             if tuple(value.shape) != declared:
@@ -209,7 +185,6 @@ class OnnxModule(torch.nn.Module):
                 f"({', '.join(self.graph.inputs)}), not {len(inputs)}"
             )
         tensors = self.named_tensors()
-        device = next((value.device for value in (*inputs, *tensors.values())), torch.device("cpu"))
         for name, value in zip(self.graph.inputs, inputs, strict=True):
             if tuple(value.shape) != self.graph.tensors[name].shape:
                 raise ModelError(
@@ -217,19 +192,5 @@ class OnnxModule(torch.nn.Module):
                     f"the graph says {self.graph.tensors[name].shape}"
                 )
             tensors[name] = value
-        for operator, done in zip(self.graph.operators, self._last_use, strict=True):
-            function = function_of(operator.kind)
-            if operator.inputs:
-                result = function(**bound_arguments(operator, tensors))
-            else:
-                # Operators without inputs make tensors from nothing, on the default device.
-                with torch.device(device):
-                    result = function(**bound_arguments(operator, tensors))
-            results = result if isinstance(result, tuple) else (result,)
-            if operator.kind in _SIZED_BY_VALUES:
-                self._check_sizes(operator, results)
-            tensors.update(zip(operator.outputs, results, strict=False))
-            # Behind its last reader an activation would only take memory.
-            for name in done:
-                tensors.pop(name, None)
+        run_operators(self.graph, tensors, self._last_use, self._check_sizes)
         return tuple(tensors[name] for name in self.graph.outputs)

@@ -95,11 +95,13 @@ def run(args: argparse.Namespace) -> None:
     cluster = _cluster_to_scale(args, plan)
     _check_ranks(args, plan)
     with stdout_to_stderr():
+        from autopar.import_proofs import proof_of
         from autopar.plan_origin import model_of_plan
         from autopar.runtime.launch import launched_first
         from autopar.runtime.run import run_plan
 
         model = model_of_plan(args.model, plan, loss=args.loss, trust=args.trust)
+        proof_of(model, runs=True)
         warn_replicated(plan)
         report = run_plan(model, plan, **{name: getattr(args, name) for name in RUNNING})
     # Under torchrun every rank comes here: one speaks for all.

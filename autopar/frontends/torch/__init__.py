@@ -4,12 +4,14 @@ from .archive import read_archive
 from .attributes import with_attributes
 from .caches import NOTE, caching, without_caches
 from .cast import recast
+from .folding import equal_layers
 from .importer import import_torch, read_exported
 from .own_backward import none_of_its_own
 
 __all__ = [
     "NOTE",
     "caching",
+    "equal_layers",
     "import_torch",
     "none_of_its_own",
     "read_archive",

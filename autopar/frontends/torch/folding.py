@@ -249,6 +249,17 @@ def _equal_parts(
     )
 
 
+def equal_layers(
+    one: torch.nn.Module, other: torch.nn.Module, path: str, reads: Mapping[str, frozenset[str]]
+) -> bool:
+    """Whether two layers of a list compute the same but for the values of their parameters.
+
+    `reads`: what the model's code has read, by the parts' paths; `path`: of the first layer.
+    """
+    own = {p.removeprefix(path).lstrip("."): reads[p] for p in reads if _inside(p, path)}
+    return _equal_parts(one, other, own)
+
+
 def _ties(layer: torch.nn.Module) -> dict[str, str]:
     """Each parameter and buffer of a layer, and the first name of the same tensor in it."""
     first: dict[torch.Tensor, str] = {}
