@@ -22,10 +22,12 @@ from autopar.runtime.redistribution.steps import gather_full
 from autopar.sharding.layout import Kind, Layout, R, local_shape
 from autopar.sharding.mesh import Mesh
 
+from .dtensor_draws import draw_whole_values
 from .dtensor_numbers import refuse_numbers_of_parts
 from .torch_layouts import device_mesh, mesh_without_groups, placements_of
 
 refuse_numbers_of_parts()
+draw_whole_values()
 
 
 def local_of(value: Tensor) -> Tensor:

@@ -42,6 +42,16 @@ _READS = {
     ATEN._unique2,
 }
 """Operators whose result is numbers for the host, or of a shape that depends on values."""
+_DRAWS_BY_VALUES = {
+    ATEN._sample_dirichlet,
+    ATEN._standard_gamma,
+    ATEN.binomial,
+    ATEN.multinomial,
+    ATEN.poisson,
+    ATEN.rrelu_with_noise,
+    ATEN.rrelu_with_noise_,
+}
+"""Random operators that draw as many numbers as values ask for."""
 
 
 def joint_origin(ours: Sequence[Elsewhere], others: Sequence[Tensor]) -> Origin:
@@ -66,6 +76,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = func.overloadpacket.__name__
     if func.overloadpacket in _READS:
         origin.refuse(f"reading numbers ({name})")
+    if func.overloadpacket in _DRAWS_BY_VALUES:
+        origin.refuse(f"drawing by values ({name})")
     written = _written(func, args, kwargs)
     _require_unmixed(name, origin, written, ours, others)
     first = args[0] if args and isinstance(args[0], Elsewhere) else ours[0]
@@ -146,12 +158,14 @@ def _without_data(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _draw(func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
     """Draw the random numbers that the holder draws, so that generators go on alike."""
-    args, kwargs = pytree.tree_map_only(
-        Elsewhere,
-        lambda value: torch.zeros(value.shape, dtype=value.dtype, device=value.device),
-        (args, kwargs),
-    )
+    args, kwargs = pytree.tree_map_only(Elsewhere, _zeros, (args, kwargs))
     func(*args, **kwargs)
+
+
+def _zeros(value: Tensor) -> Tensor:
+    """Zeros in the same order in memory, in which generators fill it."""
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.zero_()
 
 
 def _change(value: Tensor, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
