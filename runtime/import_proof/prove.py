@@ -22,7 +22,7 @@ from .onnx_file import onnx_difference, onnx_trial
 from .sides import Side, Sides
 from .trials import NoTrial, Trial, failed, kinds_without, trials_of
 
-TRIES = 3
+TRIES = 4
 """The most trials of a model that are made; each is an export and a pass."""
 _REMEDY = (
     "It is not planned, since its program would be wrong in silence: write the operator in another "

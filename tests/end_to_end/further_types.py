@@ -94,8 +94,7 @@ UNREAD: Mapping[str, tuple[Mapping[str, Any], str]] = {
             "moe_topk": 2,
             "zero_expert_num": 2,
         },
-        "Could not guard on data-dependent expression Eq(u0, 0) (unhinted: Eq(u0, 0)).  "
-        "(Size-like symbols: u0) (`for expert_idx_tensor in expert_hit:`",
+        "its code reads a number of its data (`for expert_idx_tensor in expert_hit:`",
     ),
 }
 """Types that are not read, their keys, and a part of what is said."""

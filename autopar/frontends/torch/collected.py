@@ -10,6 +10,8 @@ import torch
 
 from autopar.ir import Operator, Ref, Role, Tensor, Value
 
+from .assertions import place_of
+
 
 def settled_size(size: int | torch.SymInt) -> int | None:
     """A size as a number, also one that the program's own operators leave no choice of."""
@@ -37,6 +39,9 @@ class Collected:
         # A buffer → the tensor with its new value.
         self.updates: dict[str, str] = {}
         self.problems: list[str] = []
+        # Tensors whose sizes depend on data, and the code that made the first of them.
+        self.unsettled: list[str] = []
+        self.place = ""
 
     def attribute_constant(self, node: torch.fx.Node) -> None:
         """Declare a tensor that the program holds as an attribute, once for all its readers."""
@@ -67,8 +72,19 @@ class Collected:
         )
 
     def _dynamic(self, name: str) -> int:
-        self.problems.append(f"tensor {name!r} has a size that depends on data")
+        self.unsettled.append(name)
         return 0
+
+    def unsettled_sizes(self) -> list[str]:
+        """What to say of sizes that depend on data."""
+        if not self.unsettled:
+            return []
+        more = len(set(self.unsettled)) - 1
+        others = f", as {more} more have" if more else ""
+        return [
+            f"tensor {self.unsettled[0]!r} has a size that depends on data ({self.place}){others}: "
+            "keep all rows and mask them by torch.where, or select them before the model is called"
+        ]
 
     def results(self, node: torch.fx.Node, name: str) -> str | list[str]:
         """Declare the results of a node: one tensor, or several."""
@@ -80,6 +96,8 @@ class Collected:
                 self.declare(output, value)
             else:
                 self.problems.append(f"{node.name!r} ({node.target}) gives a number, not a tensor")
+        if self.unsettled and not self.place:
+            self.place = place_of(node)
         return outputs if many else outputs[0]
 
     def statistics(self, name: str, running: Sequence[torch.fx.Node]) -> list[str]:

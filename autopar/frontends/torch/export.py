@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental import proxy_tensor, symbolic_shapes
 from torch.utils import _pytree as pytree
 
 from autopar.errors import ModelError
@@ -31,6 +31,10 @@ from .scans import scans_as_operators
 
 FOLLOWED_NUMBERS = 2**16
 """The most elements of a constant whose values torch itself follows through an export."""
+_OF_DATA = (
+    symbolic_shapes.GuardOnDataDependentSymNode,
+    fake_tensor.DataDependentOutputException,
+)
 _CONTEXTS = str(contextlib.__file__)
 
 keep_forkable()  # before the first fake tensor
@@ -155,11 +159,13 @@ def _exported(
     except ModelError:
         raise
     except Exception as error:
-        text = str(error).strip().split("\n")[0]
-        raise ModelError(
-            f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {text}"
-            f"{_place(error)}"
-        ) from error
+        text = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}{_place(error)}"
+        if isinstance(error, _OF_DATA):
+            text = (
+                f"its code reads a number of its data{_place(error)}, which no plan can know: "
+                "compute with tensors (torch.where for a choice), or pass a Python number"
+            )
+        raise ModelError(f"torch.export cannot capture {type(module).__name__}: {text}") from error
 
 
 @contextmanager
@@ -179,13 +185,15 @@ def _no_draws_on_the_host(module: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def _told_once() -> Iterator[None]:
     """While this lasts, torch does not log an error of an export beside raising it."""
-    log = logging.getLogger(fake_tensor.__name__)
-    disabled = log.disabled
-    log.disabled = True
+    logs = [logging.getLogger(part.__name__) for part in (fake_tensor, symbolic_shapes)]
+    disabled = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         yield
     finally:
-        log.disabled = disabled
+        for log, before in zip(logs, disabled, strict=True):
+            log.disabled = before
 
 
 def _numpys_state() -> tuple[bytes, int]:

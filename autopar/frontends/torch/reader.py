@@ -102,6 +102,7 @@ class Reader(Collected):
         }
         mutated = self.exported.graph_signature.user_inputs_to_mutate.values()
         self.problems += [_IN_PLACE.format(name=name) for name in mutated]
+        self.problems = self.unsettled_sizes() + self.problems
         if self.problems:
             raise ModelError(f"{self.name}: " + "; ".join(dict.fromkeys(self.problems)))
         kinds = [str(spec.kind.name) for spec in self.exported.graph_signature.output_specs]
