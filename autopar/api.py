@@ -199,6 +199,7 @@ def parallelize(
     exact_random: bool = False,
     debug: bool = False,
     weights: str | Path | None = None,
+    check: bool = True,
 ) -> ParallelModule:
     """The model as an `nn.Module` that runs the plan on this rank.
 
@@ -212,6 +213,9 @@ def parallelize(
     for `plan`. Random numbers are counted: dropout draws the same on any plan and any number of
     ranks; with `exact_random` it draws from torch's own generator what one device would draw. The
     ranks' batches are compared in the first steps and some later, with `debug` in all and whole.
+
+    `check`: the planned order of a step (micro-batches, stages, ZeRO, reductions) runs once on a
+    small drawn batch, and its loss and gradients are compared with those of one undivided pass.
 
     `weights`: a `.safetensors` file or a Hugging Face folder of such files. Each rank reads the
     slices that its shards need, in the planned types; the model may then be on the meta device.
@@ -246,6 +250,7 @@ def parallelize(
         weights=weights,
         parts=context.in_parts,
         broadcast=context.parameter_broadcast,
+        check=check,
     )
 
 

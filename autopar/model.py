@@ -69,6 +69,18 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SmallCopies:
+    """How a type of models is made small.
+
+    `kind`: its name. `of`: for a graph of the type, functions that make copies with values which
+    have every kind of its layers, the smallest first.
+    """
+
+    kind: str
+    of: Callable[[Graph], Iterator[Callable[[], LoadedModel]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A graph ready to plan, and the source of its weights.
 
@@ -78,9 +90,11 @@ class LoadedModel:
     user's loss function. `notes`: sentences worth telling the user. `dtype`: the floating-point
     type that was asked for; `precision`: the recipe of its products. `given`: the PyTorch module
     before its cast to that type. `reload` imports another such module, with the same inputs and
-    options; `again` one for another call (args, kwargs), in the types that it has, or an ONNX file
-    at a batch and sizes of named dims of at most these two. `file`: an ONNX model, as it was given.
-    `proof`: whether the import is to be proved (None: where torch is needed anyway).
+    options; `again` one for another call (args, kwargs), with typed=False in the types that it has,
+    or an ONNX file at a batch and sizes of named dims of at most these two. `file`: an ONNX model,
+    as it was given.
+    `proof`: whether the import is to be proved (None: where torch is needed anyway). `small`: small
+    copies of a configuration's type, by which it is proved.
     """
 
     graph: Graph
@@ -94,9 +108,10 @@ class LoadedModel:
     precision: str | None = None
     given: Any = None
     reload: Callable[[Any], LoadedModel] | None = None
-    again: Callable[[Any, Any], LoadedModel] | None = None
+    again: Callable[..., LoadedModel] | None = None
     file: Any = None
     proof: bool | None = None
+    small: SmallCopies | None = None
 
     @property
     def module(self) -> Any:

@@ -119,7 +119,7 @@ def _recalled(
         build=None if source.weights else lambda: whole().module,
         weights=weights if source.weights else None,
         file=source.path if source.weights else None,
-        again=lambda module, sizes: _again(whole(), module, sizes),
+        again=lambda *asked, **typed: _again(whole(), *asked, **typed),
         notes=notes,
         dtype=options.dtype,
         precision=options.precision,
@@ -127,10 +127,10 @@ def _recalled(
     )
 
 
-def _again(loaded: LoadedModel, module: Any, sizes: Any) -> LoadedModel:
+def _again(loaded: LoadedModel, *asked: Any, **typed: Any) -> LoadedModel:
     if loaded.again is None:
         raise ModelError(f"{loaded.graph.name} cannot be read at other sizes")
-    return loaded.again(module, sizes)
+    return loaded.again(*asked, **typed)
 
 
 def _known(key: str) -> tuple[Graph, tuple[str, ...]] | None:

@@ -17,6 +17,7 @@ from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 from autopar.sharding.rules import tensors_of_parameters
 
+from .checking.first_step import check_first_step
 from .launch import (
     default_backend,
     device_of_group,
@@ -50,14 +51,16 @@ def parallelize(
     weights: str | Path | None = None,
     parts: bool = False,
     broadcast: bool = False,
+    check: bool = False,
 ) -> ParallelModule:
     """This rank's module of the model and plan that `prepare` loads.
 
     It runs in the present process group, or in one made from the environment of `torchrun`.
     `weights`: files to read instead of the model's own weights. `parts`: calls get this rank's part
     of the batch, not all of it. `broadcast`: the weights are those of rank 0; else they must be
-    equal on all ranks, except parameters that are each rank's own. If one rank cannot take part, or
-    plans, models or weights differ, every rank raises.
+    equal on all ranks, except parameters that are each rank's own. `check`: the first step is
+    checked against one undivided pass. If one rank cannot take part, or plans, models or weights
+    differ, every rank raises.
     """
     loaded: tuple[LoadedModel, Plan] | None = None
     failure: Exception | None = None
@@ -97,6 +100,8 @@ def parallelize(
     if model.torch is not None:
         module.planned_in(model.module)
     agree({"the weights": module.weights_digest}, device=device)
+    if check and (said := check_first_step(model, plan, world, values, device)) and world.rank == 0:
+        print(f"autopar: {said}", file=sys.stderr)
     if world.stage is None:
         print(
             f"rank {world.rank} is left idle by the plan, which is for {execution.devices} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from .checking.check import (
     observe,
     planned_optimizer,
 )
+from .checking.first_step import check_first_step
 from .checking.reference import exact, reference_observation
 from .files.module_weights import fill_module
 from .launch import forked_on, in_steps, launched, require_backend, run_ranks
@@ -186,6 +188,9 @@ def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     module.engine.plan = job.plan
     inputs = [value.to(device) for value in job.inputs]
     if not job.check:
+        said = check_first_step(job.model, job.plan, module.engine.world, values, device)
+        if said and module.engine.world.rank == 0:
+            print(f"autopar: {said}", file=sys.stderr)
         losses, seconds, measured = _timed(module, inputs, job)
         return _Result(
             seconds=seconds, losses=losses, issued=0, mismatch="", observed=None, profile=measured

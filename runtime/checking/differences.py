@@ -50,6 +50,11 @@ class Observation:
     largest: Mapping[str, Tensor]
     weights: Mapping[str, Tensor]
 
+    def __post_init__(self) -> None:
+        """Let gradients be dense, as those of some look-ups in the original are not."""
+        dense = {n: g.to_dense() if g.is_sparse else g for n, g in self.gradients.items()}
+        object.__setattr__(self, "gradients", dense)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:

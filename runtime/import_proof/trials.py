@@ -5,9 +5,9 @@ What an import may misread is the code of the model, which small sizes run as la
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +15,15 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.errors import ModelError
-from autopar.frontends.torch import equal_layers
 from autopar.model import LoadedModel
 from autopar.runtime.models.example_inputs import with_values
+from autopar.runtime.models.small_copies import (
+    cut_call,
+    leave_out_equal,
+    lengths_of,
+    twin_of,
+    wider,
+)
 
 SAMPLES = 2
 """The samples of a trial; one alone would hide what mixes samples."""
@@ -25,7 +31,6 @@ TOKENS = 8
 """The length of a trial's sequences."""
 STORED_BYTES = 2**31
 """The most bytes of parameters in a trial, which has as many of gradients, twice."""
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,42 +48,66 @@ class NoTrial(Exception):
 
 def trials_of(model: LoadedModel) -> Iterator[Callable[[], Trial]]:
     """Trials of a PyTorch model, the smallest first; each raises where it cannot be made."""
+    if model.small is not None:
+        yield from (partial(_of_copy, make) for make in model.small.of(model.source))
+        return
     if model.again is None or model.call is None:
         yield lambda: _as_planned(model)
         return
     module = model.module if model.given is None else model.given
     _require_values(module)
-    tokens = _lengths(model.call)
-    shapes = [(TOKENS, _cut(model.call, TOKENS, tokens))] if tokens else []
-    shapes.append((0, _cut(model.call, 0, frozenset())))
+    tokens = lengths_of(model.call, TOKENS)
+    smaller = _own(cut_call(model.call, SAMPLES, 0, frozenset()))
+    shapes = [(TOKENS, _own(cut_call(model.call, SAMPLES, TOKENS, tokens)))] if tokens else []
+    shapes.append((0, smaller))
+    assert model.torch is not None
+    if leave_out_equal(twin_of(module, wide=True), model.torch.reads):
+        yield partial(_trial, model, module, shapes[0][1], one_of_each=True, length=shapes[0][0])
     for length, call in shapes:
-        for kinds in (True, False):
-            yield lambda call=call, kinds=kinds, length=length: _trial(  # type: ignore[misc]
-                model, module, call, one_of_each=kinds, length=length
-            )
+        yield partial(_trial, model, module, call, one_of_each=False, length=length)
+    # The rows of a graph's nodes are no samples, of which a few can be left out.
+    yield partial(_at_its_sizes, model, module)
+
+
+def _of_copy(make: Callable[[], LoadedModel]) -> Trial:
+    """A small copy of the model's type."""
+    small = with_values(make(), 0)
+    shapes = [value.shape for value in small.inputs or ()]
+    batch = ", ".join("x".join(map(str, shape)) for shape in dict.fromkeys(shapes))
+    size = sum(value.numel() for value in small.given.parameters())
+    said = f"by a copy of its type with {size} parameters, inputs of {batch}"
+    return Trial(model=small, module=small.given, said=said)
 
 
 def _as_planned(model: LoadedModel) -> Trial:
     """The model as it is, for one whose sizes are fixed."""
-    module = _twin(model.module)
+    module = twin_of(model.module, wide=True)
     _require_values(module)
     _require_small(module)
     return Trial(model=with_values(model, 0), module=module, said="at its own sizes")
 
 
+def _at_its_sizes(model: LoadedModel, module: nn.Module) -> Trial:
+    """The model with its example inputs as they are."""
+    if sum(tensor.bytes for tensor in model.source.tensors.values()) > STORED_BYTES:
+        raise NoTrial("it runs at no smaller sizes, and its own are large for a trial")
+    twin = twin_of(module, wide=True)
+    assert model.again is not None
+    small = with_values(model.again(twin, _own(model.call), typed=False), 0)
+    return Trial(model=small, module=twin, said="at its own sizes")
+
+
 def _trial(
     model: LoadedModel, module: nn.Module, call: Any, *, one_of_each: bool, length: int
 ) -> Trial:
-    twin = _twin(module)
+    twin = twin_of(module, wide=True)
     left_out = 0
     if one_of_each:
         assert model.torch is not None
-        left_out = _keep_one_of_each(twin, model.torch.reads)
-        if not left_out:
-            raise NoTrial("no two layers are equal")
+        left_out = leave_out_equal(twin, model.torch.reads)
     _require_small(twin)
     assert model.again is not None
-    small = with_values(model.again(twin, call), 0)
+    small = with_values(model.again(twin, call, typed=False), 0)
     sizes = f"{SAMPLES} samples" + (f" of {length}" if length else "")
     layers = f", {left_out} equal layers left out" if left_out else ""
     return Trial(model=small, module=twin, said=sizes + layers)
@@ -101,69 +130,13 @@ def _require_small(module: nn.Module) -> None:
         )
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    """A copy of a module that shares its parameters' memory, and has buffers of its own.
+def _own(call: Any) -> Any:
+    """A copy of a call, with floats of 16 bits cast to 32."""
 
-    Floats of 16 bits are cast to 32, in which rounding hides less.
-    """
-    memo: dict[int, Any] = {}
+    def own(value: torch.Tensor) -> torch.Tensor:
+        return wider(value).clone()
 
-    def wide(value: torch.Tensor) -> torch.Tensor:
-        return value.detach().float() if value.dtype in _HALVES else value.detach()
-
-    for parameter in module.parameters():
-        memo[id(parameter)] = nn.Parameter(wide(parameter), parameter.requires_grad)
-    for buffer in module.buffers():
-        memo[id(buffer)] = wide(buffer).clone()
-    try:
-        twin: nn.Module = copy.deepcopy(module, memo)
-    except Exception as error:  # whatever a module holds that cannot be copied
-        words = str(error).strip().split("\n")[0]
-        raise NoTrial(f"it cannot be copied: {type(error).__name__}: {words}") from error
-    return twin
-
-
-def _keep_one_of_each(module: nn.Module, reads: Any) -> int:
-    """Leave out layers of lists that are equal to an earlier one; how many there were."""
-    left_out = 0
-    for path, part in list(module.named_modules()):
-        if not isinstance(part, nn.ModuleList):
-            continue
-        kept = list[nn.Module]()
-        for name, layer in part.named_children():
-            place = f"{path}.{name}" if path else name
-            if any(equal_layers(layer, other, place, reads) for other in kept):
-                left_out += 1
-            else:
-                kept.append(layer)
-        if len(kept) < len(part):
-            part._modules.clear()
-            part.extend(kept)
-    return left_out
-
-
-def _lengths(call: Any) -> frozenset[int]:
-    """The lengths of sequences: second dims of inputs of integers."""
-    tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
-    integers = [leaf for leaf in tensors if not leaf.is_floating_point() and leaf.dim() == 2]
-    return frozenset(leaf.shape[1] for leaf in integers if leaf.shape[1] > TOKENS)
-
-
-def _cut(call: Any, length: int, lengths: frozenset[int]) -> Any:
-    """A call with few samples, and with sequences of these `lengths` cut to `length`."""
-    tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
-    batch = next((leaf.shape[0] for leaf in tensors if leaf.dim()), 0)
-
-    def cut(value: torch.Tensor) -> torch.Tensor:
-        for dim, size in enumerate(value.shape):
-            if size in lengths:
-                value = value.narrow(dim, 0, length)
-            elif dim == 0 and size == batch > SAMPLES:
-                value = value.narrow(dim, 0, SAMPLES)
-        value = value.detach()
-        return (value.float() if value.dtype in _HALVES else value).clone()
-
-    return pytree.tree_map_only(torch.Tensor, cut, call)
+    return pytree.tree_map_only(torch.Tensor, own, call)
 
 
 def kinds_without(trial: Trial, model: LoadedModel) -> list[str]:
