@@ -11,13 +11,13 @@ imports run in this order. Other folders import from here alone:
 - `condition`: a graph with some variables decided; `solution`: a given assignment, priced;
 - `partition`, `balance`, `interval_sums`, `least_bottleneck`, `least_worst`: pipeline stages;
 - `sharing_orders`, `forget_orders`, `distinct_joins`, `shared_map`: work shared by equal tables;
-- `sharing`, `Sharing`, `Unshared`, `resting`, `Rest`: on what that is shared a result rests.
+- `sharing`, `Sharing`, `resting`, `Rest`: on what that is shared a result rests.
 """
 
 from .costgraph import CostGraph, Infeasible, NoAssignment, Solution, solution
 from .elimination.derived_graphs import condition
 from .elimination.order_choice import forget_orders
-from .elimination.shared_orders import Rest, Sharing, Unshared, resting, sharing, sharing_orders
+from .elimination.shared_orders import Rest, Sharing, resting, sharing, sharing_orders
 from .memory.bounding import Bounded, DualFunction, bound_within
 from .memory.frontier import frontier
 from .memory.lagrangian import least_memory
@@ -44,7 +44,6 @@ __all__ = [
     "Search",
     "Sharing",
     "Solution",
-    "Unshared",
     "balance",
     "bound_within",
     "condition",

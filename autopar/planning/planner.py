@@ -27,19 +27,17 @@ def search_plan(
     *,
     progress: Progress | None = None,
     folded: FoldedModel | None = None,
-    jobs: int | None = None,
 ) -> Plan:
     """The cheapest plan of `graph` on the cluster; `NoPlanFits` names the memory that would do.
 
     `folded`: what searches of the same graph have in common (see `folded_of`), where several are
-    made. `jobs`: processes that work on it (None: as many as cores); the plan is the same with any
-    number. A cluster of several kinds of devices is searched pool by pool, and as a pipeline over
-    all of them.
+    made. A cluster of several kinds of devices is searched pool by pool, and as a pipeline over all
+    of them.
     """
     folded = folded or folded_of(graph, request)
     with _no_collections(), sharing_orders():
         try:
-            outcome = search_pools(folded, request, progress, jobs)
+            outcome = search_pools(folded, request, progress)
         finally:
             folded.known_figures.hand_on()
         return as_plan(

@@ -42,21 +42,12 @@ _ROOMS = (
 class Searches:
     """Searches of one graph under several requests, which share its folding and analyses.
 
-    `jobs`: processes that a search may take (None: as many as cores). `folded`: the graph as other
-    searches saw it, which serves these if its layers are folded alike. `recalled`: the number of
-    plans that were remembered; `made`: of those that were searched.
+    `folded`: the graph as other searches saw it, which serves these if its layers are folded alike.
+    `recalled`: the number of plans that were remembered; `made`: of those that were searched.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        first: Request,
-        jobs: int | None = None,
-        *,
-        folded: FoldedModel | None = None,
-    ) -> None:
+    def __init__(self, graph: Graph, first: Request, *, folded: FoldedModel | None = None) -> None:
         self.graph = graph
-        self.jobs = jobs
         self.recalled = 0
         self.made = 0
         self._first = first
@@ -94,9 +85,7 @@ class Searches:
                 return known
         self.made += 1
         try:
-            plan = search_plan(
-                self.graph, request, progress=progress, folded=self.folded, jobs=self.jobs
-            )
+            plan = search_plan(self.graph, request, progress=progress, folded=self.folded)
         except NoPlanFits as error:
             if key is not None:
                 figures = {"minimum": error.minimum, "memory_limit": error.memory_limit}

@@ -6,7 +6,7 @@ where those are the same, another process finds the same result.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -35,18 +35,10 @@ class Rest:
         self.alone &= other.alone
 
 
-class Unshared(Exception):
-    """A copy of a search came to something that depends on what the search itself comes to."""
-
-
 class Sharing:
-    """Values that the graphs of a search share, and a log of them: the last entry of a key holds.
-
-    `is_copy`: the search goes on in another process, whose log alone grows.
-    """
+    """Values that the graphs of a search share, with a log: the last entry of a key holds."""
 
     def __init__(self) -> None:
-        self.is_copy = False
         self.log: list[Entry] = []
         self._places: dict[object, int] = {}
         self._last: dict[object, tuple[CostGraph, Any]] = {}
@@ -65,20 +57,8 @@ class Sharing:
     def put(self, key: object, value: object) -> None:
         """Share another value under a key from now on."""
         self._step_aside()
-        self.extend([(key, value)])
-
-    def extend(self, entries: Iterable[Entry]) -> None:
-        """Go on with the entries of another log that begins as this one."""
-        for entry in entries:
-            self._places[entry[0]] = len(self.log)
-            self.log.append(entry)
-
-    def holds(self, rest: Rest) -> bool:
-        """Whether what a result rests on is what holds here."""
-        return rest.alone and all(
-            place < len(self.log) and self._places[self.log[place][0]] == place
-            for place in rest.entries
-        )
+        self._places[key] = len(self.log)
+        self.log.append((key, value))
 
     def last(self, kind: object, graph: CostGraph, make: Callable[[T | None], T]) -> T:
         """Return the value of the last graph of a kind, made if that was another one."""
@@ -94,8 +74,6 @@ class Sharing:
 
     def _step_aside(self) -> None:
         """Note that the present result rests on more than what is shared already."""
-        if self.is_copy:
-            raise Unshared
         if self._rests:
             self._rests[-1].alone = False
 

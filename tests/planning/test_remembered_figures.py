@@ -46,17 +46,16 @@ def figures_made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     keys: list[object] = []
     note = Figures.note
 
-    def noted(self: Figures, key: object, *args: Any, fresh: bool = True) -> None:
-        if fresh:
-            keys.append(key)
-        note(self, key, *args, fresh=fresh)
+    def noted(self: Figures, key: object, *args: Any) -> None:
+        keys.append(key)
+        note(self, key, *args)
 
     monkeypatch.setattr(Figures, "note", noted)
     return keys
 
 
 def planned(request: Request) -> str:
-    return Searches(GRAPH, request, 1).plan(request).to_json()
+    return Searches(GRAPH, request).plan(request).to_json()
 
 
 def test_another_plan_of_the_model_takes_fewer_figures(

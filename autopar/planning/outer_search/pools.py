@@ -46,10 +46,8 @@ class Outcome:
 class PoolSearch:
     """The search of one pool of like devices; its `programs`, the fastest first."""
 
-    def __init__(
-        self, folded: FoldedModel, request: Request, clock: Clock, jobs: int | None
-    ) -> None:
-        self.search = BestFirst(folded, request, clock, jobs)
+    def __init__(self, folded: FoldedModel, request: Request, clock: Clock) -> None:
+        self.search = BestFirst(folded, request, clock)
         self.programs: list[Program] = []
 
     def run(self, progress: Progress | None = None) -> None:
@@ -70,16 +68,15 @@ class PoolSearch:
 
 
 def search_pools(
-    folded: FoldedModel, request: Request, progress: Progress | None = None, jobs: int | None = None
+    folded: FoldedModel, request: Request, progress: Progress | None = None
 ) -> Outcome:
     """The best program on a cluster; raises `NoPlanFits` and `UsageError`.
 
-    `jobs`: as of `BestFirst`. Interrupted, it returns the best program so far, if there is one.
+    Interrupted, it returns the best program so far, if there is one.
     """
     clock = Clock(request.seconds)
     pools = [
-        PoolSearch(folded, replace(request, cluster=pool), clock, jobs)
-        for pool in request.cluster.pools
+        PoolSearch(folded, replace(request, cluster=pool), clock) for pool in request.cluster.pools
     ]
     unequal = UnequalGroups(folded, request)
     programs: list[Program] = []
