@@ -71,8 +71,9 @@ class Entry:
     """A row of the table.
 
     `linear`: sets of inputs in which the operator is jointly linear, so that partial values pass
-    through it. `products`: the products of factor sizes that count multiply-adds; empty for
-    memory-bound operators. A product is given by the letters of the factors that it leaves out:
+    through it. `affine`: whether it adds up all its inputs and numbers: partial values then pass
+    through it over time. `products`: the products of factor sizes that count multiply-adds; empty
+    for memory-bound operators. A product is given by the letters of the factors that it leaves out:
     `""` takes all factors. `"/e"` means that each element meets one of the e, so a share of the
     elements does a share of the work. `differentiable`: whether the output can carry a gradient.
     `saves`: the tensors that autograd keeps for the backward pass: "inputs", "output" or "" for
@@ -83,6 +84,7 @@ class Entry:
 
     rule: RuleText
     linear: tuple[tuple[int, ...], ...] = ()
+    affine: bool = False
     products: tuple[str, ...] = ()
     differentiable: bool = True
     saves: str = "inputs"
@@ -99,6 +101,7 @@ def register(
     rule: RuleText,
     *,
     linear: tuple[tuple[int, ...], ...] = (),
+    affine: bool = False,
     products: tuple[str, ...] = (),
     differentiable: bool = True,
     saves: str = "inputs",
@@ -110,6 +113,7 @@ def register(
     entry = Entry(
         rule=rule,
         linear=linear,
+        affine=affine,
         products=products,
         differentiable=differentiable,
         saves="" if view else saves,
