@@ -13,7 +13,6 @@ from autopar.plan import Plan
 from autopar.search import sharing_orders
 
 from .model.folded_model import FoldedModel
-from .model.known_figures import KnownFigures
 from .model.progress import Progress
 from .model.request import Request
 from .model.stops import Clock
@@ -36,10 +35,7 @@ def search_plan(
     """
     folded = folded or folded_of(graph, request)
     with _no_collections(), sharing_orders():
-        try:
-            outcome = search_pools(folded, request, progress)
-        finally:
-            folded.known_figures.hand_on()
+        outcome = search_pools(folded, request, progress)
         return as_plan(
             outcome.program,
             request,
@@ -90,16 +86,9 @@ def fastest_plan(requests: Sequence[Request], search: Callable[[Request], Plan])
     return best.model_copy(update={"provenance": origin})
 
 
-def folded_of(
-    graph: Graph, request: Request, known_figures: KnownFigures | None = None
-) -> FoldedModel:
-    """The graph with its equal layers folded, where all of the request's pins treat them alike.
-
-    `known_figures`: those of its searches, where others know some of them.
-    """
-    return FoldedModel(
-        graph, train=request.train, folded=request.folds, known_figures=known_figures
-    )
+def folded_of(graph: Graph, request: Request) -> FoldedModel:
+    """The graph with its equal layers folded, where all of the request's pins treat them alike."""
+    return FoldedModel(graph, train=request.train, folded=request.folds)
 
 
 @contextlib.contextmanager

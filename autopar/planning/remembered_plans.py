@@ -23,12 +23,10 @@ from autopar.sharding.rules import added_rules
 
 from .model.effort import EFFORT
 from .model.folded_model import FoldedModel
-from .model.known_figures import KnownFigures
 from .model.progress import Progress
 from .model.request import Request
 from .outer_search import surely_misfits
 from .planner import folded_of, search_plan
-from .remembered_figures import FigureFiles
 
 _PACKAGES = ("autopar", "numpy")
 _ROOMS = (
@@ -60,13 +58,7 @@ class Searches:
         others = self._others
         if others is not None and others.serves(self.graph, first.train, folded=first.folds):
             return others
-        known = None
-        if folder_of_answers() is not None and self._subject is not None:
-            # Folded graphs have other tables, and so other figures.
-            foldable = value_text(first.folds)
-            subject = (self._subject, foldable, value_text(EFFORT), source_of(*_ROOMS))
-            known = KnownFigures(FigureFiles(subject, _PACKAGES))
-        return folded_of(self.graph, first, known)
+        return folded_of(self.graph, first)
 
     @property
     def notes(self) -> tuple[str, ...]:
