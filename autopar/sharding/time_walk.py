@@ -88,9 +88,20 @@ class TimeWalk:
             # A running statistic has one new value, not a part of one from each micro-batch.
             if self.made.get(updated, R).kind in (Kind.SPLIT, Kind.PARTIAL):
                 raise Conflict(self.producers[updated][0], [])
+        self._prove_sum()
+
+    def _prove_sum(self) -> None:
+        """Raise `Conflict` if the loss is not the sum of the micro-batches' losses."""
         loss = self.graph.loss
         if loss in self.analysis.gradients and self.made.get(loss, B) != P:
             raise Conflict(self.producers[loss][0], [], ": the loss is made of no samples")
+
+    def _must_be_cut(self, operator: Operator) -> bool:
+        """Whether a gradient comes back through an operator on samples, which is not to be computed
+        by every micro-batch.
+        """
+        trained = not self.analysis.gradients.isdisjoint(operator.outputs)
+        return trained and not self.sampled.isdisjoint(operator.inputs)
 
     def placements(self) -> dict[str, Placement]:
         """Return the placement of every tensor, behind `run`."""
@@ -218,9 +229,7 @@ class TimeWalk:
         comes = [self._comes(name) for name in operator.inputs]
         asked = self.split.get(operator.outputs[0])
         cut = asked or S(self.dim)
-        # A gradient comes back through samples, so each micro-batch must have its own.
-        trained = not self.analysis.gradients.isdisjoint(operator.outputs)
-        must = trained and any(come.sampled for come in comes)
+        must = self._must_be_cut(operator)
         best: tuple[tuple[int, int, bool, bool], Option] | None = None
         for option in options:
             if must and all(placement in (R, B) for placement in option.outputs):

@@ -187,7 +187,7 @@ def preamble(graph: Graph) -> frozenset[str]:
         op
         for op in free
         if _is_large(graph, op)
-        and (rule := _known_rule(graph, op)) is not None
+        and (rule := known_rule(graph, op)) is not None
         and rule.splittable()
     ]
     if not spread:
@@ -234,12 +234,12 @@ def _is_large(graph: Graph, operator: Operator) -> bool:
 
 
 def _may_be_ordinary(graph: Graph, operator: Operator) -> bool:
-    return _known_rule(graph, operator) is not None and any(
+    return known_rule(graph, operator) is not None and any(
         graph.tensors[name].size > 1 for name in operator.outputs
     )
 
 
-def _known_rule(graph: Graph, operator: Operator) -> Rule | None:
+def known_rule(graph: Graph, operator: Operator) -> Rule | None:
     """The rule of an operator, None where there is none for this call."""
     if not has_rule(graph, operator):
         return None
