@@ -36,8 +36,9 @@ _SEQUENCES = (list, tuple, collections.deque)
 _MACHINERY = ("torch", "numpy", "sympy", "autopar", "typing_extensions.py")
 _LIBRARY = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
 _SITES = tuple(f"{os.sep}{site}{os.sep}" for site in ("site-packages", "dist-packages"))
-_OWN_FOLDERS = tuple(f"{p}{os.sep}" for p in {Path(__file__).parent, Path(__file__).resolve().parent,
-    *(Path(str(link)).resolve() for link in Path(__file__).parent.iterdir() if link.is_symlink())})
+_HERE = Path(__file__).parent
+_LINKED = (path.resolve() for path in _HERE.iterdir() if path.is_symlink())
+_PRODUCT = tuple(f"{path}{os.sep}" for path in (_HERE, _HERE.resolve(), *_LINKED))
 Step = tuple[Callable[[Any, Any], Any], Any]
 """How a value is got from another: a function of that one and of a key."""
 
@@ -81,7 +82,7 @@ class Facts:
 def is_own(file: str) -> bool:
     """Whether a file is of a model's own code: not of torch, of this package or of Python."""
     parts = Path(file).parts
-    if file.startswith(("<frozen", "<string>", *_OWN_FOLDERS)):
+    if file.startswith(("<frozen", "<string>", *_PRODUCT)):
         return False
     if any(site in file for site in _SITES):
         return not any(name in parts for name in _MACHINERY)
@@ -191,8 +192,10 @@ class FactsOf:
         """The facts of what is found from a root by steps, under a key."""
         made = functools.partial(Fact, root=root, steps=steps, words=words, place=place)
         value = made(holds=bool, was="").present()
-        everything = not isinstance(value, Mapping) or key in self.whole or not any(
-            isinstance(name, str) and name in self.names for name in value
+        everything = (
+            not isinstance(value, Mapping)
+            or key in self.whole
+            or not any(isinstance(name, str) and name in self.names for name in value)
         )
         if everything and (holds := _kept(value)) is not None:
             yield made(holds=holds, was=repr(value)[:100])
@@ -239,9 +242,9 @@ class FactsOf:
         kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
         for kind in filter(is_own_type, kinds):
             for name, held in list(vars(kind).items()):
-                if isinstance(value, type) or name not in own:
-                    if not name.startswith("__") and not inspect.ismemberdescriptor(held):
-                        yield (attribute, name), name, held
+                hidden = name in own and not isinstance(value, type)
+                if not (hidden or name.startswith("__") or inspect.ismemberdescriptor(held)):
+                    yield (attribute, name), name, held
 
 
 def _kept(value: Any) -> Callable[[Any], bool] | None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _WRITING = frozenset(
-    "add append appendleft clear discard extend insert pop popleft remove update".split()
-)
-_SAYING = frozenset("print debug info log warning warning_once error".split())
+    ("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popleft")
+) | {"remove", "update"}
+_SAYING = frozenset(("print", "debug", "info", "log", "warning", "warning_once", "error"))
 _SIMPLE = (ast.Name, ast.Attribute, ast.Subscript)
 
 

@@ -8,13 +8,15 @@ the module before the pass. What differs after the pass was written by it, and i
 from __future__ import annotations
 
 import collections
+import functools
 import gc
+import operator
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from autopar.facts import (
     are_equal,
     attribute,
     inside,
+    is_literal,
     is_own,
     is_own_module,
     is_own_type,
@@ -39,6 +42,8 @@ from .own_code import Uses, codes_within
 
 _OF_TORCH = frozenset({*vars(nn.Module()), "forward"})
 _CONTAINERS = (dict, list, set, collections.deque)
+_SEQUENCES = (list, tuple, collections.deque)
+_ASKED = frozenset({"get_default_dtype", "is_grad_enabled", "get_float32_matmul_precision"})
 _CLOCKS = frozenset({"time", "datetime", "uuid", "secrets"})
 _ENVIRONMENT = type(os.environ).__getitem__.__code__
 _AROUND = (os.__file__, "<frozen _collections_abc>", "<frozen os>")
@@ -69,12 +74,13 @@ class Written:
             self.holder.clear()
             self.holder.update(value) if isinstance(self.holder, set) else self.holder.extend(value)
         elif isinstance(self.holder, type):
-            delattr(self.holder, self.key) if value is GONE else setattr(self.holder, self.key, value)
+            delattr(self.holder, self.key) if value is GONE else setattr(
+                self.holder, self.key, value
+            )
         elif value is GONE:
             self.holder.pop(self.key, None)
         else:
             self.holder[self.key] = value
-
 
     def put_back(self) -> None:
         """Set the value from before; a new attribute stays, as hooks may have come with it."""
@@ -175,16 +181,21 @@ class Recording:
             held = cell.cell_contents
             self._noted.setdefault(id(cell), _Noted(cell, held, words, name))
             self._note(held, words, name)
-        for function in self._functions.get(code, ()):
-            words = f"a default of {code.co_name}"
-            for default in (function.__defaults__ or (), function.__kwdefaults__ or {}):
-                self._note(default, words, None)
+        for held, key in self._defaults(code):
+            self._note(item(held, key), f"a default of {code.co_name}", _parameter(code, held, key))
 
     def _cells(self, code: types.CodeType) -> Iterator[tuple[str, types.CellType, str]]:
         for function in self._functions.get(code, ()):
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
                 if name != "__class__" and attribute(cell, "cell_contents") is not GONE:
                     yield f"{name} of {code.co_name}", cell, name
+
+    def _defaults(self, code: types.CodeType) -> Iterator[tuple[Any, Any]]:
+        """The containers among the defaults of a function's arguments."""
+        for function in self._functions.get(code, ()):
+            for held in (function.__defaults__ or (), function.__kwdefaults__ or {}):
+                keys = held if isinstance(held, dict) else range(len(held))
+                yield from ((held, key) for key in keys if isinstance(held[key], _CONTAINERS))
 
     def _note(self, value: Any, words: str, name: Any) -> None:
         """Note a value and what is behind it."""
@@ -232,12 +243,17 @@ class Recording:
             for words, cell, name in self._cells(code):
                 step = ((attribute, "cell_contents"),)
                 found += find.of(cell, step, words, name, uses.steps.get(name, ""))
+            for held, key in self._defaults(code):
+                name = _parameter(code, held, key)
+                words = f"a default of {code.co_name}"
+                found += find.of(held, ((item, key),), words, name, uses.steps.get(name, ""))
         for kind in {kind for part in self.module.modules() for kind in type(part).__mro__}:
             if is_own_type(kind):
                 found += find.of(kind, (), kind.__name__, kind.__name__, "")
         for name, place in self.environment.items():
             words = f"os.environ[{name!r}]"
             found += find.of(os.environ, ((item, name),), words, name, place)
+        found += _of_torch(uses)
         mine = {w.words for w in written}
         once = {(id(f.root), f.words): f for f in found if not _is_of(f.words, mine)}
         return Facts(found=tuple(once.values()), names=uses.steps, whole=whole)
@@ -251,6 +267,41 @@ class Recording:
                 if known & _CLOCKS:
                     return uses.roots[name]
         return None
+
+
+def _parameter(code: types.CodeType, defaults: Any, key: Any) -> str:
+    """The name of the argument that has a default."""
+    given = code.co_varnames[: code.co_argcount]
+    return str(key) if isinstance(defaults, dict) else given[key - len(defaults)]
+
+
+def _of_torch(uses: Uses) -> Iterator[Fact]:
+    """The flags of torch that code asks for."""
+    for name in _ASKED & uses.steps.keys():
+        value = getattr(torch, name)()
+        holds = functools.partial(operator.eq, value)
+        step = ((_called, name),)
+        place = uses.steps[name]
+        yield Fact(
+            root=torch,
+            steps=step,
+            holds=holds,
+            words=f"torch.{name}()",
+            was=str(value),
+            place=place,
+        )
+    if "backends" not in uses.steps:
+        return
+    find = FactsOf(uses.steps, ())
+    for kind, flags in (*vars(torch.backends).items(), ("cuda.matmul", torch.backends.cuda.matmul)):
+        for name in uses.steps:
+            if is_literal(attribute(flags, name)) and attribute(flags, name) is not GONE:
+                words = f"torch.backends.{kind}.{name}"
+                yield from find.of(flags, ((attribute, name),), words, name, uses.steps[name])
+
+
+def _called(module: Any, name: str) -> Any:
+    return getattr(module, name)()
 
 
 def is_read(written: Written, uses: Uses) -> bool:
@@ -314,8 +365,7 @@ def _changes(noted: _Noted, *, identical: bool = False) -> Iterator[Written]:
         had = dict(present)
         pairs = [(key, before.get(key, GONE), had.get(key, GONE)) for key in names]
     for key, was, now in pairs:
-        alike = type(was) is type(now) and not has_tensors(now) and are_equal(was, now)
-        if was is now or (alike and not (identical and key is not None)):
+        if was is now or (_alike(was, now) and not (identical and key is not None)):
             continue
         yield Written(
             holder=holder,
@@ -326,6 +376,13 @@ def _changes(noted: _Noted, *, identical: bool = False) -> Iterator[Written]:
             before=was,
             after=_copied(now) if now is holder else now,
         )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether values are equal, of which only numbers and texts are asked."""
+    if type(one) is not type(other) or not isinstance(one, _SEQUENCES):
+        return type(one) is type(other) and is_literal(other) and are_equal(one, other)
+    return len(one) == len(other) and all(a is b or _alike(a, b) for a, b in zip(one, other))
 
 
 def _copied(holder: Any) -> Any:

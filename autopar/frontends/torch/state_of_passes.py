@@ -31,7 +31,12 @@ def with_facts(module: nn.Module, imported: Callable[[], TorchModel]) -> TorchMo
     clock = recording.clocks(uses)
     if mine or clock:
         _require_cache(module, recording, mine, imported, (model, clock))
-    return replace(model, facts=recording.facts(uses, recording.written))
+    # A cache that is read has its facts, too, and stays as any call would leave it.
+    kept = [written for written in mine if not has_tensors(written.after)]
+    for written in kept:
+        written.put(written.after)
+    others = [written for written in recording.written if written not in kept]
+    return replace(model, facts=recording.facts(uses, others))
 
 
 def _require_cache(
