@@ -41,7 +41,6 @@ def search_plan(
             request,
             certificate=outcome.certificate,
             analysis=folded.analysis(short=False),
-            mixtures=outcome.mixtures,
         )
 
 

@@ -38,7 +38,7 @@ from .candidate_solver import CandidateSolver
 from .evaluator import Bounded, Evaluator
 from .incumbents import Incumbents
 from .micro_batches import MicroBatches
-from .misfits import Misfit, UnlikeLayers
+from .misfits import Misfit
 from .modes_in_turn import ModesInTurn
 from .neighbours import Neighbours
 from .node_queue import Estimates, Node, NodeQueue, Place, by_promise
@@ -49,9 +49,9 @@ from .whole_programs import WholePrograms
 class BestFirst:
     """The search of one request.
 
-    `clock`: of all searches of the request. `misfits`: cases that do not fit the memory. `unlike`:
-    those whose programs nearly do. `forbidden`: the number of places that pins forbid. `complete`:
-    whether the search ran to its end.
+    `clock`: of all searches of the request. `misfits`: cases that do not fit the memory.
+    `forbidden`: the number of places that pins forbid. `complete`: whether the search ran to its
+    end.
     """
 
     def __init__(self, folded: FoldedModel, request: Request, clock: Clock | None = None) -> None:
@@ -65,7 +65,6 @@ class BestFirst:
         self.hiding = Book(CandidateSolver(folded, request, hiding=True), self.aim, self.clock)
         self.whole = WholePrograms(self.evaluator)
         self.incumbents = Incumbents(self.whole)
-        self.unlike = UnlikeLayers(self.evaluator, self.incumbents)
         self.scarce = ScarceSchedules(self.evaluator, self.incumbents, self.clock)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
@@ -116,7 +115,6 @@ class BestFirst:
             self.complete = False
             if not self.incumbents and (best := self._best_solution()) is not None:
                 self._play(best)
-                self.unlike.try_waiting()
                 self.incumbents.settle()
             if not self.incumbents:
                 raise
@@ -128,16 +126,13 @@ class BestFirst:
         for place in self._all_places():
             self._enter(place)
         self._search()
-        self.unlike.try_waiting()
         if not self.incumbents:
             self._solve_bounded()
             self._search()
-            self.unlike.try_waiting()
         if not self._is_near_enough():
             self.neighbours.try_finer_meshes()
             self.neighbours.try_micro_batches()
             self.scarce.try_waiting()
-        self.incumbents.improve()
 
     def _close_in(self) -> None:
         """Raise the bounds of all plans, those that hide exchanges first, as they are lower."""
@@ -343,7 +338,6 @@ class BestFirst:
             self._misfit(solved.case, error)
             self._take_in_smaller(solved.case)
             self._go_on(solved.case)
-            self.unlike.look_at(solved, error)
 
     def _take_in_smaller(self, case: Case) -> None:
         """Put candidates back into the queue that a case left out whose program lacks memory."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.programs.priced_program import DraftProgram, thriftier
 from autopar.planning.solve.solved_candidate import Case, Solved
-from autopar.planning.solve.within_limits import QUICK_METHOD, quick_method, solve_within
+from autopar.planning.solve.within_limits import quick_method
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.stage import Slower
@@ -226,21 +226,6 @@ class Evaluator:
             except Infeasible as error:
                 raise self._misfit(solved.candidate, error.minimum_memory) from None
         return self._alone(solved, below, best)
-
-    def may_fit(self, solved: Solved, needed: float, below: float) -> bool:
-        """Whether something of a case may fit the memory, and take less than `below` seconds.
-
-        `needed`: bytes of the program of `solved`, which leave that much less to other tables, too.
-        """
-        if solved.promise >= below:
-            return False
-        # What was seen of one program is the best guess for others of the same case.
-        room = self.solver.room(solved.candidate) - (needed - solved.solution.memory)
-        try:
-            within = solve_within(solved.tables, QUICK_METHOD, max(room, 0.0))
-        except Infeasible:
-            return False
-        return self.solver.promise_of(solved.candidate, within.lower_bound) < below
 
     def _misfit(self, candidate: Candidate, memory: float) -> Infeasible:
         """The error of a program of so many bytes a device, as bytes of all stages' tables."""
