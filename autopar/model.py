@@ -40,8 +40,8 @@ class TorchModel:
     `out_spec`: structures of inputs and outputs. `output_names`: the tensors of the outputs; None
     for numbers and texts, which are in `output_values`. `checks`: assertions of its code about its
     data. `reads`: the attributes that its code has read in the export, by the submodule's path.
-    `unfolded`: why equal layers were not exported once for all of them. `facts`: further values that
-    its code has read, of globals, classes, closures and the environment.
+    `facts`: values that it has read elsewhere. `unfolded`: why equal layers were not exported once
+    for all of them.
     """
 
     graph: Graph

@@ -23,7 +23,7 @@ class Uses:
     """The names that code uses: of globals, attributes and items, the last of each expression.
 
     `loads`: names whose values go on into something else than themselves. `writes`: names whose
-    values are set or changed. `steps`: all names that something is looked up under. Each has its
+    values are set or changed. `kept`: by a container, what is only put into it. `steps`: all names that something is looked up under. Each has its
     first place (file:line).
     """
 
@@ -32,6 +32,8 @@ class Uses:
     steps: dict[str, str] = field(default_factory=dict)
     roots: dict[str, str] = field(default_factory=dict)
     place: str = ""
+    into: str | None = None
+    kept: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def of_code(self, code: types.CodeType, lines: set[int]) -> None:
         """Add the uses of the lines of a function that ran."""
@@ -52,6 +54,13 @@ class Uses:
                     self.place = f"{file}:{statement.lineno + first}"
                     self._statement(statement, parts)
 
+    def close(self) -> Uses:
+        """Count what is put into containers that are read themselves."""
+        while read := self.kept.keys() & self.loads.keys():
+            for name in read:
+                self.loads = {**self.kept.pop(name), **self.loads}
+        return self
+
     def _statement(self, statement: ast.stmt, parts: Iterable[ast.expr]) -> None:
         own = None
         if isinstance(statement, (ast.AugAssign, ast.Assign, ast.AnnAssign, ast.Delete)):
@@ -65,10 +74,11 @@ class Uses:
             if _leaf(called) in _SAYING:
                 return
             if isinstance(called, ast.Attribute) and called.attr in _WRITING:
-                own = _leaf(called.value)
+                own = self.into = _leaf(called.value)
                 self.writes.setdefault(own or "", self.place)
         for part in parts:
             self._reads(part, own)
+        self.into = None
 
     def _reads(self, node: ast.AST, own: str | None) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -93,7 +103,8 @@ class Uses:
         if leaf is not None:
             self.steps.setdefault(leaf, self.place)
             if leaf != own:
-                self.loads.setdefault(leaf, self.place)
+                table = self.kept.setdefault(self.into, {}) if self.into else self.loads
+                table.setdefault(leaf, self.place)
 
     def _below(self, node: ast.AST, own: str | None) -> None:
         """The steps of a chain of attributes and items down to its first name."""

@@ -14,7 +14,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -193,8 +193,9 @@ class Recording:
     def _defaults(self, code: types.CodeType) -> Iterator[tuple[Any, Any]]:
         """The containers among the defaults of a function's arguments."""
         for function in self._functions.get(code, ()):
-            for held in (function.__defaults__ or (), function.__kwdefaults__ or {}):
-                keys = held if isinstance(held, dict) else range(len(held))
+            defaults: tuple[Any, ...] = (function.__defaults__ or (), function.__kwdefaults__ or {})
+            for held in defaults:
+                keys: Iterable[Any] = held if isinstance(held, dict) else range(len(held))
                 yield from ((held, key) for key in keys if isinstance(held[key], _CONTAINERS))
 
     def _note(self, value: Any, words: str, name: Any) -> None:
@@ -228,7 +229,7 @@ class Recording:
         for code in self.lines:
             if code not in within:
                 uses.of_code(code, by_file[code.co_filename])
-        return uses
+        return uses.close()
 
     def facts(self, uses: Uses, written: list[Written]) -> Facts:
         """The facts of the code that ran, without what it has written itself."""
@@ -382,7 +383,8 @@ def _alike(one: Any, other: Any) -> bool:
     """Whether values are equal, of which only numbers and texts are asked."""
     if type(one) is not type(other) or not isinstance(one, _SEQUENCES):
         return type(one) is type(other) and is_literal(other) and are_equal(one, other)
-    return len(one) == len(other) and all(a is b or _alike(a, b) for a, b in zip(one, other))
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(a is b or _alike(a, b) for a, b in pairs)
 
 
 def _copied(holder: Any) -> Any:

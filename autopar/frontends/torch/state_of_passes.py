@@ -62,8 +62,8 @@ def _require_cache(
         return
     if not mine:
         raise ModelError(
-            f"{type(module).__name__} asks for the time at {clock}, and its program would have that "
-            "of its export in every step: give it as an argument of the model"
+            f"{type(module).__name__} asks for the time ({clock}), and a program would have "
+            "that of its export in every step: give it as an argument of the model"
         )
     raise _refused((again or mine)[0], first.uses())
 

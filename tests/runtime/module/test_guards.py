@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import PlanError
+from autopar.facts import is_plain
 from autopar.frontends.torch.importer import import_torch
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.changes import skeleton_of
 from autopar.runtime.module.parallel_module import ParallelModule
-from autopar.facts import is_plain
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 PLANS: dict[str, dict[str, Any]] = {
