@@ -49,13 +49,13 @@ class PoolSearch:
         """Find the programs; raises `NoPlanFits`, and `UsageError` where there is no candidate."""
         search = self.search
         search.run(progress)
+        failures = search.incumbents.failures
         # Not even a candidate that is too large: pins or options forbid them all.
-        if not search.incumbents and not search.misfits:
+        if not search.incumbents and not search.misfits and not failures:
             raise no_candidate(search)
         self.programs = search.incumbents.programs
         if self.programs:
             return
-        failures = search.incumbents.failures
         last = thriftiest(search.misfits, search.whole, failures)
         if last is None:
             raise nothing_fits(search, failures)

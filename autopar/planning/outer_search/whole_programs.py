@@ -12,7 +12,7 @@ from autopar.planning.programs.whole_graph import on_whole
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
 from autopar.planning.stages.parts import Terms
-from autopar.planning.stages.staged_program import StagedProgram, pipeline_of
+from autopar.planning.stages.staged_program import StagedProgram, best_pipeline, pipeline_of
 from autopar.planning.tables.requested import requested_tables
 from autopar.planning.tables.tables import Known, Tables
 from autopar.search import Infeasible, Solution
@@ -46,13 +46,14 @@ class WholePrograms:
             raise Infeasible(math.nextafter(limit, math.inf), limit)
         if candidate.stages == 1:
             return self._fitting(tables, solution, self.schedule(candidate, solved.mode), candidate)
-        terms = self._terms(candidate, solved.mode)
-        return pipeline_of(self.solver.group(candidate), tables, solution, terms)
-
-    def _terms(self, candidate: Candidate, mode: Mode) -> Terms:
-        return Terms(
-            request=self.request, schedule=self.schedule(candidate, mode), always=self.solver.always
-        )
+        schedule = self.schedule(candidate, solved.mode)
+        terms = Terms(request=self.request, schedule=schedule, always=self.solver.always)
+        group = self.solver.group(candidate)
+        try:
+            return pipeline_of(group, tables, solution, terms)
+        except Infeasible:
+            # Stages of the whole graph may need a little more than folded ones.
+            return best_pipeline([group], [tables], terms)
 
     def _fitting(
         self, tables: Tables, solution: Solution, schedule: Schedule, candidate: Candidate
