@@ -137,7 +137,7 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     requests, request_notes = wanted.requests(ruled, cluster)
     before = time.process_time()
     request = requests[0]
-    searches = Searches(ruled.graph, request, wanted.jobs)
+    searches = Searches(ruled.graph, request)
     best = fastest_plan(requests, partial(searches.plan, progress=progress))
     if wanted.target is not None:
         require_said(best, wanted.target)

@@ -1,4 +1,4 @@
-"""Forked processes: how many there may be, one that answers questions, and what must come first."""
+"""Forked processes: how many there may be, and what must come first."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ import os
 import platform
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .errors import UsageError
 
-Question = TypeVar("Question")
-Answer = TypeVar("Answer")
-
 FORKS = platform.system() == "Linux" and hasattr(os, "fork")
 """Whether processes are forked: elsewhere a library's threads may not live through it."""
-PATIENCE = 5.0
-"""Seconds in which a process that is told to end does so."""
 _beside = False
 """Whether this process is one of several that were forked for the same work."""
 
@@ -75,84 +68,6 @@ def forking() -> Iterator[None]:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class Gone(Exception):
-    """A forked process is there no more."""
-
-
-class Forked(Generic[Question, Answer]):
-    """A process that answers questions in their order, with all that this one knew at its fork.
-
-    `begin`: called there at first. `others`: the processes that were forked before it. `waiting`:
-    questions without an answer so far. Questions and answers must be picklable.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[], None],
-        answer: Callable[[Question], Answer],
-        others: Sequence[Forked[Any, Any]],
-    ) -> None:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        # A copy of another one's end would keep that one from seeing that its parent is gone.
-        inherited = (ours, *(other.pipe for other in others))
-        self.pipe: Connection[Any, Any] = ours
-        self.process = context.Process(
-            target=_serve, args=(theirs, inherited, begin, answer), daemon=True
-        )
-        self.waiting = 0
-        with forking():
-            self.process.start()
-        theirs.close()
-
-    def post(self, question: Question) -> None:
-        """Ask a question; raises `Gone`."""
-        try:
-            self.pipe.send(question)
-        except OSError as error:
-            raise Gone from error
-        self.waiting += 1
-
-    @property
-    def has_answered(self) -> bool:
-        """Whether an answer is there, or none can come any more."""
-        return self.waiting > 0 and self.pipe.poll()
-
-    def receive(self) -> Answer:
-        """Wait for the next answer; raises `Gone`."""
-        try:
-            answer: Answer = self.pipe.recv()
-        except (EOFError, OSError) as error:
-            raise Gone from error
-        self.waiting -= 1
-        return answer
-
-    def end(self) -> None:
-        """End the process, whatever it is doing."""
-        self.waiting = 0
-        self.process.terminate()
-        self.process.join(PATIENCE)
-        with suppress(OSError):
-            self.pipe.close()
-
-
-def _serve(
-    pipe: Connection[Any, Any],
-    inherited: Sequence[Connection[Any, Any]],
-    begin: Callable[[], None],
-    answer: Callable[[Any], Any],
-) -> None:
-    be_beside()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for connection in inherited:
-        connection.close()
-    begin()
-    # The parent is gone where nothing can be read or written any more.
-    with suppress(EOFError, OSError):
-        while True:
-            pipe.send(answer(pipe.recv()))
 
 
 def keep_forkable() -> None:

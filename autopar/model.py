@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .ir import Graph, Operator
+
+if TYPE_CHECKING:
+    from .facts import Facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,8 @@ class TorchModel:
     `out_spec`: structures of inputs and outputs. `output_names`: the tensors of the outputs; None
     for numbers and texts, which are in `output_values`. `checks`: assertions of its code about its
     data. `reads`: the attributes that its code has read in the export, by the submodule's path.
-    `unfolded`: why equal layers were not exported once for all of them.
+    `facts`: values that it has read elsewhere. `unfolded`: why equal layers were not exported once
+    for all of them.
     """
 
     graph: Graph
@@ -51,6 +55,7 @@ class TorchModel:
     checks: tuple[Check, ...] = ()
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     unfolded: str | None = None
+    facts: Facts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from .plan_matching import differences
 from .plan_parts import (
     AxisSpec,
     CollectivePlan,
-    MixturePlan,
     ModelSpec,
     OperatorPlan,
     ParameterPlan,
@@ -49,7 +48,7 @@ class Plan(Part):
     there are `stages` (a single stage is not listed). `unused`: idle devices of the cluster.
     `redistributions`: for every tensor the chains of layouts that bring it to its readers. `rules`:
     rules found for this model, not taken from the table. `replicated`: operator kinds without a
-    rule, computed whole on every device. `mixtures`: equal layers with unequal strategies.
+    rule, computed whole on every device.
     `routing`: of tokens to experts, where ranks split them.
     """
 
@@ -69,7 +68,6 @@ class Plan(Part):
     schedule: SchedulePlan = SchedulePlan()
     stages: tuple[StagePlan, ...] = ()
     unused: int = Field(default=0, ge=0)
-    mixtures: tuple[MixturePlan, ...] = ()
     routing: RoutingPlan | None = None
     predicted: Predicted
     provenance: Provenance

@@ -34,6 +34,8 @@ def read_plan_file(path: Path) -> dict[str, Any]:
             f"{path}: version {data.get('version')!r} of the plan file; this autopar reads "
             f"version {VERSION}"
         )
+    # Earlier plans said what equal layers with unequal strategies pay.
+    data.pop("mixtures", None)
     return data
 
 

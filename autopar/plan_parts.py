@@ -268,20 +268,6 @@ class StagePlan(Part):
         return mesh_of(self.mesh).devices
 
 
-class MixturePlan(Part):
-    """A run of equal layers that the plan treats in several ways; `first` is its first operator.
-
-    `alike`: seconds of the step with all of them treated in one of these ways (null: none fits the
-    memory). `needed`: bytes of a device with all of them in the one that adds up to least seconds,
-    where that does not fit (0: it does).
-    """
-
-    first: str
-    layers: int = Field(ge=2)
-    alike: float | None
-    needed: float = 0.0
-
-
 class Predicted(Part):
     """Seconds of one step and bytes of one device, by part.
 

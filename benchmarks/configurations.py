@@ -127,7 +127,7 @@ def row(
     """The row of a configuration; `plan`: where its plan is saved."""
     described = json.loads(measured((*AUTOPAR, "models", "--json", f"{path}"))[1])
     saved = ("-o", f"{plan}") if plan else ()
-    command = (*AUTOPAR, "plan", f"hf:{path}", "--no-compare", "--jobs", "1", "--json", *saved)
+    command = (*AUTOPAR, "plan", f"hf:{path}", "--no-compare", "--json", *saved)
     sizes = ("--devices", options.devices, "--batch", options.batch, "--seq", options.seq)
     cost, text = measured((*command, "--cluster", options.cluster, *map(str, sizes)))
     summary = json.loads(text)["summary"]

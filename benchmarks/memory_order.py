@@ -104,14 +104,14 @@ def planned(seed: int, devices: int) -> Row:
     begun = time.process_time()
     name, graph, free = drawn(seed, devices)
     folded = folded_of(graph, free)
-    best = search_plan(graph, free, folded=folded, jobs=1).predicted
+    best = search_plan(graph, free, folded=folded).predicted
     rng = random.Random(f"shares {seed}")
     shares = sorted(rng.uniform(*SHARES) for _ in range(MEMORIES))
     steps = []
     for share in shares:
         request = replace(free, memory=share * best.memory)
         try:
-            steps.append(search_plan(graph, request, folded=folded, jobs=1).predicted.step)
+            steps.append(search_plan(graph, request, folded=folded).predicted.step)
         except NoPlanFits:
             steps.append(math.inf)
     return Row(

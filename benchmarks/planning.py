@@ -8,7 +8,7 @@
 
     gap = (step / sum of the plan's tables) (that sum / least bound) - 1
 
-The CPU seconds of an ONNX file are those of the whole command `autopar plan --jobs 1`. Other models
+The CPU seconds of an ONNX file are those of the whole command `autopar plan`. Other models
 are exported from PyTorch on the meta device, or made from their shapes alone. `--models` takes a
 folder with public models, for the cases that need one. Every run is a process of its own with one
 thread of arithmetic, so its CPU seconds and peak memory (resident, with Python and imports) are its
@@ -206,7 +206,7 @@ def commanded(case: Case, path: Path) -> dict[str, float]:
     asked = f"--cluster {case.cluster} --devices {case.devices} --batch {case.batch}"
     asked += f" --dim sequence={SEQUENCE}" if case.source == "gpt2" else ""
     asked += f" --memory {case.memory:.0f}" if case.memory is not None else ""
-    command = (sys.executable, "-m", "autopar", "plan", str(path), "--jobs", "1")
+    command = (sys.executable, "-m", "autopar", "plan", str(path))
     return measured((*command, *asked.split()))[0]
 
 

@@ -105,7 +105,7 @@ def drawn(rng: random.Random, request: Request, batch: int) -> list[Restriction]
 def step_under(graph: Graph, request: Request, fixed: Fixed) -> float:
     """The step of the plan with some fields fixed; infinite where there is none."""
     try:
-        return search_plan(graph, replace(request, **dict(fixed)), jobs=1).predicted.step
+        return search_plan(graph, replace(request, **dict(fixed))).predicted.step
     except (NoPlanFits, UsageError):
         return math.inf
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.errors import PlanError, UsageError, unknown
+from autopar.facts import is_plain
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
@@ -30,7 +31,6 @@ from .models.model_values import model_values
 from .module.changes import Remaking, skeleton_of
 from .module.held_shards import Values
 from .module.parallel_module import ModuleOptions, ParallelModule
-from .module.plain_values import is_plain
 from .parameters.torch_layouts import require_placements
 from .ranks.agreement import agree, digest
 from .ranks.collectives import in_movable_type

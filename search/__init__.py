@@ -10,14 +10,13 @@ imports run in this order. Other folders import from here alone:
 - `frontier`, `least_memory`: solutions of ever less memory, and the one of least;
 - `condition`: a graph with some variables decided; `solution`: a given assignment, priced;
 - `partition`, `balance`, `interval_sums`, `least_bottleneck`, `least_worst`: pipeline stages;
-- `sharing_orders`, `forget_orders`, `distinct_joins`, `shared_map`: work shared by equal tables;
-- `sharing`, `Sharing`, `Unshared`, `resting`, `Rest`: on what that is shared a result rests.
+- `sharing_orders`, `forget_orders`, `distinct_joins`, `shared_map`: work shared by equal tables.
 """
 
 from .costgraph import CostGraph, Infeasible, NoAssignment, Solution, solution
 from .elimination.derived_graphs import condition
 from .elimination.order_choice import forget_orders
-from .elimination.shared_orders import Rest, Sharing, Unshared, resting, sharing, sharing_orders
+from .elimination.shared_orders import sharing_orders
 from .memory.bounding import Bounded, DualFunction, bound_within
 from .memory.frontier import frontier
 from .memory.lagrangian import least_memory
@@ -40,11 +39,8 @@ __all__ = [
     "Interrupted",
     "NoAssignment",
     "NotSolved",
-    "Rest",
     "Search",
-    "Sharing",
     "Solution",
-    "Unshared",
     "balance",
     "bound_within",
     "condition",
@@ -62,9 +58,7 @@ __all__ = [
     "nearly",
     "partition",
     "recursive_programming",
-    "resting",
     "shared_map",
-    "sharing",
     "sharing_orders",
     "solution",
     "solve",

@@ -74,16 +74,6 @@ def json_option(parser: Parser) -> None:
     )
 
 
-def jobs_option(parser: Parser) -> None:
-    """Add --jobs."""
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="plans that are made at a time, each in a process (default: as many as cores)",
-    )
-
-
 def budget_options(parser: Parser) -> None:
     """Add --tokens and --price, which `budget_of` reads."""
     parser.add_argument(

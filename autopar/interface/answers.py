@@ -53,7 +53,7 @@ def compare(
 
     `schemes`: names such as "FSDP" or "TP8 x DP8"; by default all, and the usual products. `tokens`
     of a training run and `price` of a device and hour: add device hours and costs. `options`: as of
-    `plan`; so many `jobs` are also the schemes that are planned at a time, each in a process.
+    `plan`.
     """
     from autopar.analysis.searches.rivals import rivals
     from autopar.report.comparison import compared_json, compared_parts
@@ -63,13 +63,7 @@ def compare(
     budget = Budget(tokens=tokens, price=price)
     planned = planned_with(model, example_inputs, options)
     wanted = [*SCHEMES, *usual_recipes(planned.cluster)] if schemes is None else list(schemes)
-    priced = rivals(
-        planned,
-        wanted,
-        memory=_bytes(options),
-        progress=options.get("progress"),
-        jobs=options.get("jobs"),
-    )
+    priced = rivals(planned, wanted, memory=_bytes(options), progress=options.get("progress"))
     parts = compared_parts(
         planned, priced, cluster_sentence(planned), named=schemes is not None, budget=budget
     )
@@ -131,14 +125,12 @@ def report(
     schemes: Sequence[str] = (),
     tokens: float | None = None,
     price: float | None = None,
-    jobs: int | None = None,
 ) -> Path:
     """Write a plan as a page for the browser to `path`, which is returned.
 
     `model`: adds what every operator communicates; with it, `schemes` to price beside the plan.
     `cluster`, `framework`: as of `explain`. `beside`: another plan to compare with. `tokens`,
-    `price`: as of `compare`. `jobs`: schemes that are planned at a time, each in a process (None:
-    as many as cores).
+    `price`: as of `compare`.
     """
     from autopar.analysis.searches.rivals import rivals
     from autopar.outputs import write_whole
@@ -158,7 +150,7 @@ def report(
         loaded = model_of_plan(model, of, example_inputs)
         chosen = cluster_of_plan(of, cluster, framework)
         planned = Planned(plan=of, model=loaded, cluster=chosen, notes=())
-        compared = replace(compared, rivals=rivals(planned, list(schemes), memory=None, jobs=jobs))
+        compared = replace(compared, rivals=rivals(planned, list(schemes), memory=None))
         contents = Contents.of(of, graph=loaded.graph, cluster=chosen, compared=compared)
     write_whole(Path(path), page(contents))
     return Path(path)

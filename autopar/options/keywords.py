@@ -40,7 +40,6 @@ class PlanKeywords(TypedDict, total=False):
     search: str
     gap: float | str | None
     seconds: float | None
-    jobs: int | None
     routing: str | Path
     mesh: Mesh | Sequence[int] | None
     scheme: str | None

@@ -53,7 +53,6 @@ class PlanOptions:
     search: str = "dynamic_programming"
     gap: float | None = None
     seconds: float | None = None
-    jobs: int | None = None
     routing: str | Path = "even"
     memory: float | None = None
     pins: Sequence[str] | Pins | Restriction = ()

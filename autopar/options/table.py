@@ -236,15 +236,6 @@ SEARCH = (
         "plan is waited for, and the next search may end with another; by default no limit",
     ),
     Option(
-        name="jobs",
-        kind=WHOLE,
-        metavar="N",
-        help="processes that a long search is spread over; the plan is the same with any number "
-        "(default: as many as cores)",
-        told="processes that a long search is spread over; the plan is the same with any number; "
-        "by default as many as cores",
-    ),
-    Option(
         name="routing",
         default="even",
         metavar="even|worst|FILE",

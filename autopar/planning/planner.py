@@ -13,7 +13,6 @@ from autopar.plan import Plan
 from autopar.search import sharing_orders
 
 from .model.folded_model import FoldedModel
-from .model.known_figures import KnownFigures
 from .model.progress import Progress
 from .model.request import Request
 from .model.stops import Clock
@@ -27,27 +26,21 @@ def search_plan(
     *,
     progress: Progress | None = None,
     folded: FoldedModel | None = None,
-    jobs: int | None = None,
 ) -> Plan:
     """The cheapest plan of `graph` on the cluster; `NoPlanFits` names the memory that would do.
 
     `folded`: what searches of the same graph have in common (see `folded_of`), where several are
-    made. `jobs`: processes that work on it (None: as many as cores); the plan is the same with any
-    number. A cluster of several kinds of devices is searched pool by pool, and as a pipeline over
-    all of them.
+    made. A cluster of several kinds of devices is searched pool by pool, and as a pipeline over all
+    of them.
     """
     folded = folded or folded_of(graph, request)
     with _no_collections(), sharing_orders():
-        try:
-            outcome = search_pools(folded, request, progress, jobs)
-        finally:
-            folded.known_figures.hand_on()
+        outcome = search_pools(folded, request, progress)
         return as_plan(
             outcome.program,
             request,
             certificate=outcome.certificate,
             analysis=folded.analysis(short=False),
-            mixtures=outcome.mixtures,
         )
 
 
@@ -92,16 +85,9 @@ def fastest_plan(requests: Sequence[Request], search: Callable[[Request], Plan])
     return best.model_copy(update={"provenance": origin})
 
 
-def folded_of(
-    graph: Graph, request: Request, known_figures: KnownFigures | None = None
-) -> FoldedModel:
-    """The graph with its equal layers folded, where all of the request's pins treat them alike.
-
-    `known_figures`: those of its searches, where others know some of them.
-    """
-    return FoldedModel(
-        graph, train=request.train, folded=request.folds, known_figures=known_figures
-    )
+def folded_of(graph: Graph, request: Request) -> FoldedModel:
+    """The graph with its equal layers folded, where all of the request's pins treat them alike."""
+    return FoldedModel(graph, train=request.train, folded=request.folds)
 
 
 @contextlib.contextmanager

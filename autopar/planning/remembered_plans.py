@@ -23,12 +23,10 @@ from autopar.sharding.rules import added_rules
 
 from .model.effort import EFFORT
 from .model.folded_model import FoldedModel
-from .model.known_figures import KnownFigures
 from .model.progress import Progress
 from .model.request import Request
 from .outer_search import surely_misfits
 from .planner import folded_of, search_plan
-from .remembered_figures import FigureFiles
 
 _PACKAGES = ("autopar", "numpy")
 _ROOMS = (
@@ -42,21 +40,12 @@ _ROOMS = (
 class Searches:
     """Searches of one graph under several requests, which share its folding and analyses.
 
-    `jobs`: processes that a search may take (None: as many as cores). `folded`: the graph as other
-    searches saw it, which serves these if its layers are folded alike. `recalled`: the number of
-    plans that were remembered; `made`: of those that were searched.
+    `folded`: the graph as other searches saw it, which serves these if its layers are folded alike.
+    `recalled`: the number of plans that were remembered; `made`: of those that were searched.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        first: Request,
-        jobs: int | None = None,
-        *,
-        folded: FoldedModel | None = None,
-    ) -> None:
+    def __init__(self, graph: Graph, first: Request, *, folded: FoldedModel | None = None) -> None:
         self.graph = graph
-        self.jobs = jobs
         self.recalled = 0
         self.made = 0
         self._first = first
@@ -69,13 +58,7 @@ class Searches:
         others = self._others
         if others is not None and others.serves(self.graph, first.train, folded=first.folds):
             return others
-        known = None
-        if folder_of_answers() is not None and self._subject is not None:
-            # Folded graphs have other tables, and so other figures.
-            foldable = value_text(first.folds)
-            subject = (self._subject, foldable, value_text(EFFORT), source_of(*_ROOMS))
-            known = KnownFigures(FigureFiles(subject, _PACKAGES))
-        return folded_of(self.graph, first, known)
+        return folded_of(self.graph, first)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -94,9 +77,7 @@ class Searches:
                 return known
         self.made += 1
         try:
-            plan = search_plan(
-                self.graph, request, progress=progress, folded=self.folded, jobs=self.jobs
-            )
+            plan = search_plan(self.graph, request, progress=progress, folded=self.folded)
         except NoPlanFits as error:
             if key is not None:
                 figures = {"minimum": error.minimum, "memory_limit": error.memory_limit}

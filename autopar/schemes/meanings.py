@@ -1,8 +1,8 @@
 """Meanings of the factors of a model's operators for a reader: batch, sequence, heads, features.
 
-Meanings start at the model's inputs (dim 0 is the batch, then the sequence, or channels, height and
-width) and follow the rules' factors through the graph. The outer part of a split feature dim is
-called heads.
+Meanings start at the model's inputs (the dim that micro-batches cut is the batch, else dim 0; the
+others are the sequence, or channels, height and width) and follow the rules' factors through the
+graph. The outer part of a split feature dim is called heads.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.errors import UsageError
 from autopar.ir import Role, Tensor
-from autopar.sharding.analysis import Analysis, Offer
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.layout import Kind
+from autopar.sharding.notation import Rule
+from autopar.sharding.rules import known_rule
+from autopar.sharding.time_split import micro_batch_options
 
 Dims = tuple[tuple[str, ...], ...]
 
@@ -32,40 +37,58 @@ class Meanings:
 def read_meanings(analysis: Analysis) -> Meanings:
     """Follow the meaning of every dim from the inputs through the rules."""
     graph = analysis.graph
-    dims: dict[str, Dims] = {name: _input_dims(graph.tensors[name]) for name in graph.inputs}
+    batch = _batch_dims(analysis)
+    dims: dict[str, Dims] = {
+        name: _input_dims(graph.tensors[name], batch.get(name, 0)) for name in graph.inputs
+    }
     weights = {tensor.name for tensor in graph.parameters}
     constants = {tensor.name for tensor in graph.tensors.values() if tensor.role is Role.CONSTANT}
     factors: dict[str, tuple[tuple[str, ...], ...]] = {}
     for op in graph.operators:
-        if op.name in analysis.cold:
+        warm = op.name not in analysis.cold
+        rule = analysis.offers[op.name].rule if warm else known_rule(graph, op)
+        if rule is None:
             _of_inputs(op.inputs, op.outputs, graph.tensors, dims)
             continue
-        if all(name in weights or name in constants for name in op.inputs):
+        if warm and all(name in weights or name in constants for name in op.inputs):
             weights.update(op.outputs)
-        offer = analysis.offers[op.name]
-        of_factors = _factor_meanings(offer, op.inputs, dims)
-        for name, spelled in zip(op.outputs, offer.rule.outputs, strict=True):
+        of_factors = _factor_meanings(op.kind, rule, op.inputs, dims)
+        if warm:
+            of_factors = _all_named(op.kind, rule, of_factors)
+            factors[op.name] = tuple(of_factors)
+        for name, spelled in zip(op.outputs, rule.outputs, strict=True):
             if name not in weights:
-                dims[name] = tuple(_joined(dim, offer, of_factors) for dim in spelled)
-        factors[op.name] = tuple(of_factors)
+                dims[name] = tuple(_joined(dim, rule, of_factors) for dim in spelled)
     return Meanings(factors=factors, weights=frozenset(weights))
 
 
-def _joined(dim: tuple[int, ...], offer: Offer, meanings: list[tuple[str, ...]]) -> tuple[str, ...]:
+def _batch_dims(analysis: Analysis) -> dict[str, int]:
+    """The dim of each input that micro-batches cut, where they can."""
+    try:
+        placements = micro_batch_options(analysis).placements
+    except UsageError:
+        return {}
+    cut = ((name, placements[name]) for name in analysis.graph.inputs)
+    return {name: place.dim for name, place in cut if place.kind is Kind.SPLIT}
+
+
+def _joined(dim: tuple[int, ...], rule: Rule, meanings: list[tuple[str, ...]]) -> tuple[str, ...]:
     """The words of a compound dim.
 
     Factors of size 1, such as the batch of one sample, are left out.
     """
-    told = [factor for factor in dim if offer.rule.factors[factor].size > 1] or dim
+    told = [factor for factor in dim if rule.factors[factor].size > 1] or dim
     return tuple(word for factor in told for word in meanings[factor])
 
 
-def _input_dims(tensor: Tensor) -> Dims:
-    names: tuple[str, ...] = ("batch", "channels", "height", "width")
+def _input_dims(tensor: Tensor, batch: int) -> Dims:
+    names = ["batch", "channels", "height", "width"]
     if not tensor.is_float or len(tensor.shape) < 3:
-        names = ("batch", "features" if tensor.is_float else "sequence")
+        names = ["batch", "features" if tensor.is_float else "sequence"]
     elif len(tensor.shape) == 3:
-        names = ("batch", "sequence", "features")
+        names = ["batch", "sequence", "features"]
+    # Steps that come before the samples are a sequence all the same.
+    names.insert(batch, names.pop(0))
     return tuple((names[min(i, len(names) - 1)],) for i in range(len(tensor.shape)))
 
 
@@ -99,22 +122,30 @@ def _equal(pair: tuple[int, int]) -> bool:
 
 
 def _factor_meanings(
-    offer: Offer, inputs: tuple[str, ...], dims: Mapping[str, Dims]
+    kind: str, rule: Rule, inputs: tuple[str, ...], dims: Mapping[str, Dims]
 ) -> list[tuple[str, ...]]:
-    """The words of each factor: from inputs with a meaning, else from the operator's kind."""
-    rest = "channels" if "conv" in offer.call.operator.kind.lower() else "features"
-    meanings: list[tuple[str, ...]] = [() for _ in offer.rule.factors]
-    for name, spelled in zip(inputs, offer.rule.inputs, strict=True):
+    """The words of each factor, from inputs with a meaning."""
+    rest = _rest(kind)
+    meanings: list[tuple[str, ...]] = [() for _ in rule.factors]
+    for name, spelled in zip(inputs, rule.inputs, strict=True):
         for dim, words in zip(spelled, dims.get(name, ()), strict=False):
             for factor, part in zip(dim, _spread(words, len(dim), rest), strict=True):
                 meanings[factor] = meanings[factor] or part
-    for index, split in enumerate(offer.rule.factors):
+    for index, split in enumerate(rule.factors):
         for partner in split.partners:
             meanings[index] = meanings[index] or meanings[partner]
-    named = [
-        ("vocabulary",) if factor.special == "masked" else (rest,) for factor in offer.rule.factors
-    ]
+    return meanings
+
+
+def _all_named(kind: str, rule: Rule, meanings: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The words of each factor: where no input has any, those of the operator's kind."""
+    rest = _rest(kind)
+    named = [("vocabulary",) if factor.special == "masked" else (rest,) for factor in rule.factors]
     return [words or other for words, other in zip(meanings, named, strict=True)]
+
+
+def _rest(kind: str) -> str:
+    return "channels" if "conv" in kind.lower() else "features"
 
 
 def _spread(words: tuple[str, ...], count: int, rest: str) -> list[tuple[str, ...]]:

@@ -101,7 +101,7 @@ def _split(call: Call, rule: Rule, index: int, parts: int, sizes: Sequence[int])
         elif placement is None:
             # Shares are added up. A rank's share of a mean is its own mean divided by the number of
             # ranks; a maximum or minimum has none.
-            if factor.reduction not in ("sum", "mean") or not _can_be_partial(tensor):
+            if factor.reduction not in ("sum", "mean") or not can_be_partial(tensor):
                 return None
             placement = P
         outputs.append(placement)
@@ -172,7 +172,7 @@ def _of_word(
         )
 
 
-def _can_be_partial(tensor: Tensor) -> bool:
+def can_be_partial(tensor: Tensor) -> bool:
     """Whether shares of the tensor can be added up; eight bits are too few to round each share."""
     return tensor.is_float and not tensor.dtype.startswith("float8")
 
@@ -188,7 +188,7 @@ def _partial(call: Call, rule: Rule) -> list[Option]:
         # A call may lack optional inputs at the end.
         if not all(i < len(call.inputs) for i in carriers):
             continue
-        if all(map(_can_be_partial, (*(call.inputs[i] for i in carriers), *call.outputs))):
+        if all(map(can_be_partial, (*(call.inputs[i] for i in carriers), *call.outputs))):
             inputs = tuple(P if i in carriers else B for i in range(len(call.inputs)))
             name = (
                 "P"

@@ -16,7 +16,7 @@ from enum import StrEnum
 from autopar.ir import Graph, Operator
 
 from .notation import Rule
-from .rules import RULES
+from .rules import RULES, known_rule
 
 # A factor is (operator, -1, factor), a term of a dim (tensor, dim, its place in the dim).
 Node = tuple[str, int, int]
@@ -57,6 +57,7 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
     sets = _Sets()
     weights = set[Node]()
     numbering = set[Node]()
+    rows = _rows(graph, rules)
     parameters = {tensor.name for tensor in graph.parameters}
     stored = {tensor.name for tensor in graph.parameters if len(tensor.shape) > 1}
     for op in operators:
@@ -75,8 +76,15 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
         held, counted = _of_weights(op, rule, stored, parameters)
         weights |= {(op.name, -1, factor) for factor in held}
         numbering |= {(op.name, -1, factor) for factor in counted}
-    owned = _with_parts_of_dims(set(map(sets.find, weights)), operators, rules, sets)
-    experts = set(map(sets.find, numbering))
+    of_samples = set(map(sets.find, rows))
+    owned = _with_parts_of_dims(set(map(sets.find, weights)), of_samples, operators, rules, sets)
+    # A parameter that is repeated for every sample is no matrix of it.
+    of_parameters = {
+        sets.find((tensor.name, dim, 0))
+        for tensor in graph.parameters
+        for dim in range(len(tensor.shape))
+    }
+    experts = set(map(sets.find, numbering)) & of_parameters
     normalised = {
         sets.find((op.name, -1, factor))
         for op in operators
@@ -94,6 +102,40 @@ def factor_classes(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, tuple[F
         name: tuple(class_of((name, -1, i)) for i in range(len(rule.factors)))
         for name, rule in rules.items()
     }
+
+
+def _rows(graph: Graph, rules: Mapping[str, Rule]) -> set[Node]:
+    """The leading dims of the inputs, followed through the operators before all parameters.
+
+    These hold the samples, or the steps of sequences that come with these first.
+    """
+    rows = {
+        (name, dim, 0)
+        for name in graph.inputs
+        # The second one of two dims of numbers holds features.
+        for dim in range(
+            1 if graph.tensors[name].is_float and len(graph.tensors[name].shape) < 3 else 2
+        )
+    }
+    for op in graph.operators:
+        rule = None if op.name in rules else known_rule(graph, op)
+        if rule is None:
+            continue
+        held = {
+            factor
+            for name, dims in zip(op.inputs, rule.inputs, strict=True)
+            for index, dim in enumerate(dims)
+            for place, factor in enumerate(dim)
+            if (name, index, place) in rows
+        }
+        rows |= {
+            (name, index, place)
+            for name, dims in zip(op.outputs, rule.outputs, strict=True)
+            for index, dim in enumerate(dims)
+            for place, factor in enumerate(dim)
+            if factor in held
+        }
+    return rows
 
 
 def _of_weights(
@@ -125,10 +167,14 @@ def _of_weights(
 
 
 def _with_parts_of_dims(
-    owned: set[Node], operators: Sequence[Operator], rules: Mapping[str, Rule], sets: _Sets
+    owned: set[Node],
+    rows: set[Node],
+    operators: Sequence[Operator],
+    rules: Mapping[str, Rule],
+    sets: _Sets,
 ) -> set[Node]:
     """Add the other parts of dims with a part of the weights: with the heads also the width of a
-    head.
+    head, but no `rows` (the batch, where it shares a dim with the heads).
     """
     compounds = {
         frozenset(sets.find((op.name, -1, factor)) for factor in dim)
@@ -137,7 +183,7 @@ def _with_parts_of_dims(
         for dim in dims
         if len(dim) > 1
     }
-    while more := {root for roots in compounds if roots & owned for root in roots - owned}:
+    while more := {root for roots in compounds if roots & owned for root in roots - owned - rows}:
         owned = owned | more
     return owned
 

@@ -1,10 +1,25 @@
 """The batch factor of every operator: micro-batches split the batch over time as over an axis.
 
-Every operator takes one option on the axis of time, on which nothing may be communicated. Options
-are found from the inputs onwards:
+Where x_i is a tensor x on micro-batch i of m, and g_i the loss's gradient by it, a placement says
+
+    S    x is all x_i side by side, and so is g      R    x_i = x, g_i = g
+    B    x_i = x, the sum of all g_i is g            P    the sum of all x_i is x, g_i = g
+
+Theorem: if the loss is P and parameters are B, the loss is the sum of all L_i, and a parameter's
+gradient that of all g_i. Every operator takes one option on the axis of time, on which nothing may
+be communicated; an option keeps the four lines, as its rule is proven to, and so does what leads
+from one to another: a whole source is cut where it is read, and x / m is a share (B or R to P). A
+backward pass begins with g_i = 1, which is g for a loss that is P. One that is B or R would count m
+times, so it is declined.
+
+What holds for a sum holds for a mean (a share is the micro-batch's own mean / m) and for what is
+affine in sums and means, with constants divided by m. All else that joins samples has no option.
+
+Besides, nothing is computed m times: an operator with a gradient that reads samples is S or P. One
+that reads none (a cast of a parameter, a penalty on weights) may be B.
 
     tensor                     on the axis of time
-    inputs of the model        S(0), cut before the micro-batch
+    inputs of the model        S on the batch's dim, cut before the micro-batch
     parameters                 R, and B when read: their gradients are added up
     constants                  whole, and sliced where an operator reads them split
     preamble                   S where it is made of samples; the rest is made once, and sliced as
@@ -71,38 +86,46 @@ def micro_batch_options(analysis: Analysis) -> TimeSplit:
 
 def _find(analysis: Analysis) -> TimeSplit:
     inputs = [analysis.graph.tensors[name].shape for name in analysis.graph.inputs]
-    sizes = [
-        next((shape[dim] for shape in inputs if len(shape) > dim), 1) for dim in range(BATCH_DIMS)
-    ]
-    if sizes[0] <= 1:
+    # The batch is a leading dim of some input, of the first one that has more than one row rather.
+    batches = dict.fromkeys(
+        (dim, shape[dim])
+        for dim in range(BATCH_DIMS)
+        for shape in inputs
+        if len(shape) > dim and shape[dim] > 1
+    )
+    if all(dim for dim, _ in batches):
         raise UsageError("the model's inputs hold one sample: there are no micro-batches of it")
-    # A tensor with as many rows as the batch is tried split at once, or as the walk asks for it.
-    free = without_parameters(analysis.graph)
+    furthest: Conflict | None = None
+    for dim, size in batches:
+        for preferred in _preferred(analysis, dim, size):
+            found = _find_on(analysis, dim, size, preferred)
+            if isinstance(found, TimeSplit):
+                return found
+            # The walk that got furthest is the likeliest one, so its conflict is the one told.
+            if furthest is None or found.place > furthest.place:
+                furthest = found
+    assert furthest is not None
+    raise _refusal(analysis, furthest)
+
+
+def _preferred(analysis: Analysis, dim: int, size: int) -> list[Split]:
+    """Ways to split what no input leads to: a tensor with as many rows as the batch is tried split
+    at once, or as the walk asks for it.
+    """
     made = [
         analysis.graph.tensors[name]
-        for op in free
+        for op in without_parameters(analysis.graph)
         if op.name not in analysis.cold
         for name in op.outputs
     ]
-    first: UsageError | None = None
-    for dim, size in enumerate(sizes):
-        rows = {t.name: S(dim) for t in made if t.shape[dim : dim + 1] == (size,)}
-        # Tables of positions that differ by axis (time, height, width) have the batch behind these.
-        behind = {
-            t.name: S(t.shape.index(size, dim + 1)) for t in made if size in t.shape[dim + 1 :]
-        }
-        ways: tuple[Split, ...] = (rows, rows | behind, {})
-        for preferred in (way for n, way in enumerate(ways) if way not in ways[:n]):
-            try:
-                return _find_on(analysis, dim, size, preferred)
-            except UsageError as error:
-                # The first way is the likeliest one, so its error is the one shown.
-                first = first or error
-    assert first is not None
-    raise first
+    rows = {t.name: S(dim) for t in made if t.shape[dim : dim + 1] == (size,)}
+    # Tables of positions that differ by axis (time, height, width) have the batch behind these.
+    behind = {t.name: S(t.shape.index(size, dim + 1)) for t in made if size in t.shape[dim + 1 :]}
+    ways: tuple[Split, ...] = (rows, rows | behind, {})
+    return [way for n, way in enumerate(ways) if way not in ways[:n]]
 
 
-def _find_on(analysis: Analysis, dim: int, size: int, preferred: Split) -> TimeSplit:
+def _find_on(analysis: Analysis, dim: int, size: int, preferred: Split) -> TimeSplit | Conflict:
     """Walk the model; at a conflict, split the tensor that lets the walk get further, of those that
     came whole.
     """
@@ -117,13 +140,17 @@ def _find_on(analysis: Analysis, dim: int, size: int, preferred: Split) -> TimeS
             None,
         )
         if step is None:
-            operator = analysis.graph.operators[outcome.place]
-            raise UsageError(
-                f"the model cannot run on micro-batches: {operator.name!r} ({operator.kind}) needs "
-                "the whole batch"
-            )
+            return outcome
         split, outcome = step
     return outcome
+
+
+def _refusal(analysis: Analysis, conflict: Conflict) -> UsageError:
+    operator = analysis.graph.operators[conflict.place]
+    return UsageError(
+        "the model cannot run on micro-batches, only with micro_batches=1: "
+        f"{operator.name!r} ({operator.kind}) depends on the whole batch{conflict.why}"
+    )
 
 
 def _walked(analysis: Analysis, dim: int, size: int, split: Split) -> TimeSplit | Conflict:

@@ -6,19 +6,18 @@ decides how its results come to later operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+import itertools
+from collections.abc import Iterable, Mapping
 
 from autopar.errors import RuleError
 from autopar.ir import Graph, Operator, Role, Tensor
 
 from .analysis import Analysis, Offer
 from .candidates import options_of
-from .communication import COMMUNICATIONS
-from .layout import B, Kind, Placement, R, S
-from .notation import Dims, Rule
+from .layout import B, Kind, P, Placement, R, S
 from .rules import RULES, Call, rule_of
 from .strategies import Option
+from .time_options import Coming, affine, factor_of, fits, silent
 
 Split = Mapping[str, Placement]
 """Tensors that hold the batch though no input leads to them, with their split."""
@@ -28,11 +27,13 @@ class Conflict(Exception):
     """No option of an operator takes its inputs as they come.
 
     `whole`: tensors behind it that came whole and might have come split, the nearest first.
+    `why`: the reason, where more is known than that.
     """
 
-    def __init__(self, place: int, whole: list[str]) -> None:
+    def __init__(self, place: int, whole: list[str], why: str = "") -> None:
         self.place = place
         self.whole = whole
+        self.why = why
 
 
 class TimeWalk:
@@ -54,12 +55,14 @@ class TimeWalk:
         self.options: dict[str, Option] = {}
         self.known: dict[object, Option | None] = {}
         self.producers = self.graph.producers()
+        self.sampled: set[str] = set()  # made of the samples of the batch
         for name in (
             *self.graph.inputs,
             *(n for n in split if self.graph.tensors[n].role is Role.CONSTANT),
         ):
             if name in split or self._holds_batch(self.graph.tensors[name]):
                 self.natural[name] = split.get(name, S(dim))
+        self.sampled.update(n for n in self.graph.inputs if n in self.natural)
 
     def _holds_batch(self, tensor: Tensor) -> bool:
         return len(tensor.shape) > self.dim and tensor.shape[self.dim] == self.size
@@ -77,11 +80,28 @@ class TimeWalk:
             if operator.name in self.analysis.cold:
                 self._cold(operator)
             elif not self._warm(operator):
-                raise Conflict(place, self._whole_behind(operator))
+                raise Conflict(place, self._whole_behind(operator), self._needs(operator))
+            if not self.sampled.isdisjoint(operator.inputs):
+                # A single number of all samples (how many there are) holds none of them.
+                self.sampled.update(n for n in operator.outputs if self.graph.tensors[n].size > 1)
         for updated in self.graph.updates.values():
             # A running statistic has one new value, not a part of one from each micro-batch.
             if self.made.get(updated, R).kind in (Kind.SPLIT, Kind.PARTIAL):
                 raise Conflict(self.producers[updated][0], [])
+        self._prove_sum()
+
+    def _prove_sum(self) -> None:
+        """Raise `Conflict` if the loss is not the sum of the micro-batches' losses."""
+        loss = self.graph.loss
+        if loss in self.analysis.gradients and self.made.get(loss, B) != P:
+            raise Conflict(self.producers[loss][0], [], ": the loss is made of no samples")
+
+    def _must_be_cut(self, operator: Operator) -> bool:
+        """Whether a gradient comes back through an operator on samples, which is not to be computed
+        by every micro-batch.
+        """
+        trained = not self.analysis.gradients.isdisjoint(operator.outputs)
+        return trained and not self.sampled.isdisjoint(operator.inputs)
 
     def placements(self) -> dict[str, Placement]:
         """Return the placement of every tensor, behind `run`."""
@@ -163,7 +183,8 @@ class TimeWalk:
             ):
                 factor, parts = carried
                 variants[factor] = (parts,)
-        return list(_silent(call, options_of(call, rule, self.analysis.gradients, variants)))
+        options = silent(call, options_of(call, rule, self.analysis.gradients, variants))
+        return [*options, *affine(call)]
 
     def _warm(self, operator: Operator) -> bool:
         """Give an operator its option; whether there is one."""
@@ -188,40 +209,51 @@ class TimeWalk:
         # A source is sliced in one way for all its readers.
         return all(self.read.setdefault(name, placement) == placement for name, placement in sliced)
 
-    def _comes(self, name: str) -> tuple[Placement | None, bool]:
-        """An input's placement, and whether it is a source, which is sliced when it is read."""
+    def _comes(self, name: str) -> Coming:
+        sampled = name in self.sampled
         if name in self.made:
-            return self.made[name], False
+            return Coming(self.made[name], source=False, sampled=sampled)
         if self.graph.tensors[name].role is Role.PARAMETER:
-            return (B if name in self.analysis.gradients else R), False
-        return self.natural.get(name), True
+            placement = B if name in self.analysis.gradients else R
+            return Coming(placement, source=False, sampled=False)
+        return Coming(self.natural.get(name), source=True, sampled=sampled)
 
     def _option(self, operator: Operator, offer: Offer) -> Option | None:
         """The option that takes the inputs as they come; an input that nothing splits is whole."""
         # Options that the search does without (other parts, dims that it keeps whole) may still be
         # right over time.
-        option = self._best(operator, _silent(offer.call, offer.options))
+        option = self._best(operator, silent(offer.call, offer.options))
         return option or self._best(operator, self._all_options(operator))
 
     def _best(self, operator: Operator, options: Iterable[Option]) -> Option | None:
         comes = [self._comes(name) for name in operator.inputs]
         asked = self.split.get(operator.outputs[0])
         cut = asked or S(self.dim)
-        best: tuple[tuple[int, bool, bool], Option] | None = None
+        must = self._must_be_cut(operator)
+        best: tuple[tuple[int, int, bool, bool], Option] | None = None
         for option in options:
-            if all(_fits(wanted, *come) for wanted, come in zip(option.inputs, comes, strict=True)):
-                matched = sum(
-                    wanted == have
-                    for wanted, (have, source) in zip(option.inputs, comes, strict=True)
-                    if source
-                )
-                # First as many sources as possible as they are, then the output split where that is
-                # asked for and only there, then no factor at all.
+            if must and all(placement in (R, B) for placement in option.outputs):
+                continue
+            pairs = list(zip(option.inputs, comes, strict=True))
+            if all(fits(wanted, come) for wanted, come in pairs):
+                matched = sum(wanted == come.placement for wanted, come in pairs if come.source)
+                shares = sum(wanted == P != come.placement for wanted, come in pairs)
+                # First as many sources as possible as they are, then the fewest made shares, then
+                # the output split where that is asked for and only there, then no factor at all.
                 unasked = (option.outputs[0] == cut) != (asked is not None)
-                rank = (-matched, unasked, option.factor >= 0)
+                rank = (-matched, shares, unasked, option.factor >= 0)
                 if best is None or rank < best[0]:
                     best = rank, option
         return best[1] if best is not None else None
+
+    def _needs(self, operator: Operator) -> str:
+        """The first input of an operator that is a share of a sum over the samples, in words."""
+        sums = (name for name in operator.inputs if self.made.get(name) == P)
+        return "".join(
+            f": it needs {name!r}, a sum or mean over all samples, of which a micro-batch has its "
+            "share alone"
+            for name in itertools.islice(sums, 1)
+        )
 
     def _whole_behind(self, operator: Operator) -> list[str]:
         """Tensors behind an operator's inputs that came whole and have as many rows as the batch,
@@ -251,36 +283,3 @@ class TimeWalk:
             elif name not in self.natural:
                 seen[name] = tensor.role in (Role.CONSTANT, Role.ACTIVATION)
         return [name for name, splits in seen.items() if splits]
-
-
-def _silent(call: Call, options: Iterable[Option]) -> Iterator[Option]:
-    """The options with which parts of the batch need nothing of each other."""
-    for option in options:
-        if option.communication is None:
-            yield option
-        elif COMMUNICATIONS[option.communication].own(call):
-            yield replace(option, communication=None)
-
-
-def factor_of(split: tuple[int, int], dims: Dims, rule: Rule) -> tuple[int, int] | None:
-    """The factor along which a split (dim, parts) of a tensor cuts, and its parts (None: none).
-
-    The parts cut all terms outside of it into single elements, and this term into what is left of
-    them.
-    """
-    dim, parts = split
-    outside = 1
-    for factor in dims[dim]:
-        size = rule.factors[factor].size
-        if parts % outside == 0 and parts // outside < size and size % (parts // outside) == 0:
-            return factor, parts // outside
-        outside *= size
-    return None
-
-
-def _fits(wanted: Placement, have: Placement | None, source: bool) -> bool:
-    """Whether an input may be read as `wanted` without communication between micro-batches."""
-    # Such a source is whole on every device, so reading a part of it is a slice.
-    if source and have is None:
-        return wanted == R or wanted.kind is Kind.SPLIT
-    return wanted == have

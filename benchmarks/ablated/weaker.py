@@ -49,8 +49,6 @@ WEAKER: Mapping[str, Any] = {
     "brief": 0.0,
     # The programs of the whole graph.
     "likely": 1.0,
-    "rounding": 0.0,
-    "ways": 1,
     "tried": 1,
 }
 

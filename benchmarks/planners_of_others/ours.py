@@ -127,7 +127,7 @@ def of_shape(case: Case, shape: Shape) -> float:
             request, mesh=stage_mesh(cluster, list(case.mesh), 1), stages=1, micro_batches=1
         )
     graph = transformer(shape, batch=case.batch, dtype="bfloat16").graph
-    return search_plan(graph, request, jobs=1).predicted.step
+    return search_plan(graph, request).predicted.step
 
 
 def of_module(case: Case, checkout: Path) -> float:
@@ -154,7 +154,6 @@ def of_module(case: Case, checkout: Path) -> float:
         mesh=case.mesh,
         stages=1,
         micro_batches=1,
-        jobs=1,
     ).predicted.step
 
 

@@ -126,7 +126,7 @@ class Case:
         request = Request(cluster=load_cluster(self.cluster).sized(self.devices))
         if self.share is None:
             return request
-        free = search_plan(graph, replace(request, memory=WITHOUT_LIMIT), jobs=1)
+        free = search_plan(graph, replace(request, memory=WITHOUT_LIMIT))
         return replace(request, memory=self.share * free.predicted.memory)
 
 

@@ -1,13 +1,17 @@
-"""Attributes that differ on a shard: sizes and counts that shrink with the split of a dim."""
+"""Attributes that differ on a shard: sizes and counts that shrink with the split of a dim, and
+numbers that are added to a share of a sum.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from autopar.errors import PlanError
 from autopar.ir import Value
 from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.operators.registry import Changes, register
+from autopar.sharding.layout import Kind
 
 
 def shape_as(name: str) -> Changes:
@@ -147,7 +151,22 @@ def _blocks(call: LocalCall) -> Mapping[str, Value]:
     return {"output_size": call.local_output()[-space:]}
 
 
+def _added(call: LocalCall) -> Mapping[str, Value]:
+    """A number that is added: the shares of it add up to it."""
+    number = call.operator.attributes.get("other")
+    pairs = zip(call.mesh, call.decision.outputs[0], strict=True)
+    shares = math.prod(size for size, placement in pairs if placement.kind is Kind.PARTIAL)
+    if shares == 1 or not isinstance(number, int | float):
+        return {}
+    return {"other": number / shares}
+
+
 for _kinds, _sizes_of in (
+    (
+        "aten.add.Tensor aten.sub.Tensor aten.rsub.Tensor aten.subtract.Tensor aten.add.Scalar "
+        "aten.sub.Scalar aten.rsub.Scalar aten.subtract.Scalar",
+        _added,
+    ),
     ("aten.expand.default aten.broadcast_to.default", shape_as("size")),
     ("aten.reshape.default onnx.Reshape onnx.Expand", shape_as("shape")),
     ("aten.zeros.default aten.ones.default aten.full.default", shape_as("size")),

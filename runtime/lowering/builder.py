@@ -310,6 +310,12 @@ class Builder:
         graph = self.draft.graph
         local: LocalOperator = self.frame.local(item)
         inputs = [self._value(place) for place in self.frame.inputs(item)]
+        if self.time is not None:
+            # The shares of all micro-batches add up to the value, and so do their gradients.
+            inputs = [
+                graph.call_function(torch.div, (value, self.time.count)) if shared else value
+                for value, shared in zip(inputs, self.frame.shared(item), strict=True)
+            ]
         arguments = arguments_of(local.function, local.attributes, inputs, self.device)
         if is_onnx(operator.kind) and not inputs:
             # ONNX's operators have no argument for a device: without inputs they make CPU tensors.

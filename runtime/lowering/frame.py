@@ -13,7 +13,7 @@ from autopar.ir import Ref, Role
 from autopar.order.scheduled import Scheduled
 from autopar.runtime.operators.local_call import LocalCall, LocalOperator
 from autopar.runtime.ranks.device_groups import AxisGroup, DeviceGroups
-from autopar.sharding.layout import B, Kind, Layout, Placement, R, S
+from autopar.sharding.layout import B, Kind, Layout, P, Placement, R, S
 from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Compute, Decision
 from autopar.sharding.rules import RULES, Call, rule_of
@@ -134,9 +134,21 @@ class Frame:
             item.operator.inputs, item.decision.inputs, self.decision(item).inputs, strict=True
         )
         return [
-            (name, layout if tensors[name].role is Role.PARAMETER else whole)
+            self.place(name, layout)
+            if self.gives_share(name, whole)
+            else (name, layout if tensors[name].role is Role.PARAMETER else whole)
             for name, layout, whole in plain
         ]
+
+    def shared(self, item: Compute) -> list[bool]:
+        """Which inputs of an operator every micro-batch has whole, and gives a share of."""
+        pairs = zip(item.operator.inputs, self.decision(item).inputs, strict=True)
+        return [self.gives_share(name, layout) for name, layout in pairs]
+
+    def gives_share(self, name: str, layout: Layout) -> bool:
+        """Whether a tensor that is whole over time is read as a share of a sum there."""
+        wanted = self.time is not None and layout[0] == P
+        return wanted and self.placement(name) != P
 
     def outputs(self, item: Compute) -> list[Place]:
         """The places of an operator's outputs."""

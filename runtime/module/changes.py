@@ -11,13 +11,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from autopar.errors import AutoparError, PlanError
+from autopar.facts import Fact, is_literal
 from autopar.ir import Graph
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
@@ -27,7 +29,6 @@ from autopar.sharding.rules.modes import evaluated
 
 MOST = 8
 """Programs for changed modules; a value that changes in every step would export every step."""
-_LITERALS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 _TRAINS = "requires_grad"
 _MODE = "training"
 
@@ -37,12 +38,14 @@ class Change:
     """A change of one attribute: of a module's own, its mode, or whether a parameter trains.
 
     `path`: of the module, or of the parameter. `words`: the change and what it was before.
+    `shared`: whether the model has the value at a place that a skeleton shares, or of the script.
     """
 
     path: str
     name: str
     value: Any
     words: str
+    shared: bool = False
 
     @classmethod
     def of_mode(cls, path: str, training: bool, words: str) -> Change:
@@ -54,6 +57,20 @@ class Change:
         """A parameter that requires a gradient now."""
         words = f"{path!r} requires a gradient, and was frozen when the model was planned"
         return cls(path=path, name=_TRAINS, value=True, words=words)
+
+    @classmethod
+    def of_fact(cls, fact: Fact) -> Change:
+        """Another value of what the model's code has read outside of its modules."""
+        value = fact.present()
+        place = f" ({fact.place})" if fact.place else ""
+        was = f" as {fact.was}" if fact.was else ""
+        words = f"{fact.words!r} was read{was} when the model was planned{place}"
+        change = cls(path="", name=fact.words, value=value, words=words, shared=True)
+        if isinstance(value, np.ndarray):
+            return replace(change, value=value.tolist())
+        if not is_literal(value):
+            raise refused(change, "it is no plain value now")
+        return change
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -67,15 +84,6 @@ def refused(change: Change, why: object) -> PlanError:
         f"{change.words}, and the program would not follow: {why}. Make the change before "
         "autopar.plan, and parallelize again"
     )
-
-
-def is_literal(value: object) -> bool:
-    """Whether a value is made of numbers and texts, so that its `repr` tells all of it."""
-    if isinstance(value, Mapping):
-        return all(is_literal(item) for pair in value.items() for item in pair)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(map(is_literal, value))
-    return isinstance(value, _LITERALS)
 
 
 def skeleton_of(module: nn.Module, shared: Callable[[Any], bool]) -> nn.Module | None:
@@ -133,8 +141,8 @@ class Remaking:
 
     def changed(
         self, changes: Sequence[Change], modes: Mapping[str, bool], ends: Sequence[str] = ()
-    ) -> tuple[Execution, Mapping[str, Tensor]]:
-        """The execution of the model with changes, in these modes, and values of its constants.
+    ) -> tuple[Execution, Mapping[str, Tensor], tuple[Fact, ...]]:
+        """The execution of the model with changes, in these modes, its constants and its facts.
 
         Raises a `PlanError` that names a change if the plan has no strategies for what comes out.
         """
@@ -143,8 +151,9 @@ class Remaking:
             with _changed(self.skeleton, changes, modes):
                 model = self.reload(self.skeleton)
             self._require_alike(model.graph)
-            constants = model.torch.constants if model.torch is not None else {}
-            return self._on_plan(model.graph, ends), constants
+            assert model.torch is not None and model.torch.facts is not None
+            execution = self._on_plan(model.graph, ends)
+            return execution, model.torch.constants, model.torch.facts.found
         except AutoparError as error:
             raise refused(changes[0], error) from error
 
@@ -186,8 +195,7 @@ def _changed(
                 parameter = skeleton.get_parameter(change.path)
                 frozen.append(parameter)
                 parameter.requires_grad_(True)
-            # Fields of an object are changed already: the skeleton shares it.
-            elif change.name != _MODE and "." not in change.name:
+            elif change.name != _MODE and not change.shared:
                 parts[change.path].__dict__[change.name] = change.value
         yield
     finally:

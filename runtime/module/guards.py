@@ -1,9 +1,10 @@
 """Guards: what a planned module's programs rest on, checked at each call.
 
-A program is of the model as it was. Attributes that its code has read are guarded where they are
-set (`original_modules.py`). The rest is looked at here: modes of submodules, containers that change
-in place, which parameters are trained, their types and their devices. A change gets a program of
-its own (`changes.py`), or is refused by name, on every rank, since all ranks run the same script.
+A program is of the model as it was. What its code has read is looked at here: attributes of its
+modules, objects behind them, and facts outside (`autopar/facts.py`); then the modes of submodules,
+which parameters are trained, their types and their devices. A change gets a program of its own
+(`changes.py`), or is refused by name. Each rank looks for itself: all run the same script, so that
+they see the same changes, and compare these before they make a program.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from .clipping import Parameters
 from .held_shards import HeldShards
 from .modes import Modes
 from .original_modules import CONTAINERS, Recalling
-from .plain_attributes import Original
 
 
 class Guards:
@@ -33,12 +33,8 @@ class Guards:
         self.modes = modes
         parts = {path: part for path, part in module.named_modules() if isinstance(part, Recalling)}
         self.parts = {path: part for path, part in parts.items() if path in modes.parts}
-        self.changeable = [p for p in parts.values() if p._original and p._original.copies]
-        # Many parts share one configuration, which is looked at once.
-        self.objects: dict[int, tuple[Original, str]] = {}
-        for original in (p._original for p in parts.values() if p._original):
-            for name in original.fields:
-                self.objects.setdefault(id(original.read[name]), (original, name))
+        originals = [(part, part._original) for part in parts.values() if part._original]
+        self.entries = [entry for part, own in originals for entry in own.entries(part)]
         self.members = {
             path: (part, list(part._modules.values()))
             for path, part in parts.items()
@@ -80,12 +76,9 @@ class Guards:
 
         All others are refused.
         """
-        changes = list((self.module._changes or {}).values())
-        changes += self.modes.changed_parts(self.parts, training=self.module.training)
-        for part in self.changeable:
-            changes += part.changed_containers()
-        for original, name in self.objects.values():
-            changes += original.changed_fields(name)
+        changes = self.modes.changed_parts(self.parts, training=self.module.training)
+        changes += [change for entry in self.entries if (change := entry.changed()) is not None]
+        changes += [Change.of_fact(f) for f in self.modes.facts if not f.holds(f.present())]
         self._require_members()
         self.module.require_places()
         parameters = self.module.graph_parameters()

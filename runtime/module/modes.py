@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from autopar.errors import PlanError
+from autopar.facts import Fact
 from autopar.order.execution import Execution
 from autopar.runtime.execution.compiling import compile_engine
 from autopar.runtime.execution.engine import Engine
@@ -15,19 +16,21 @@ from autopar.runtime.ranks.agreement import agree, digest
 
 from .changes import MOST, Change, Remaking, refused
 
-_Made = tuple[Execution, Mapping[str, Tensor]]
+_Made = tuple[Execution, Mapping[str, Tensor], tuple[Fact, ...]]
 
 
 class Modes:
     """The engine of each mode, and of each change; all but the planned one are made when needed.
 
     `planned`: whether the model was planned in training. `only`: why it has no other mode without
-    an export, if so. `parts`: the modes in which submodules were planned that have two.
+    an export, if so. `parts`: the modes in which submodules were planned that have two. `facts`:
+    what programs rest on outside of the module's own attributes.
     """
 
     def __init__(self, engine: Engine, remaking: Remaking | None) -> None:
         self.main = engine
         self.remaking = remaking
+        self.facts: list[Fact] = []
         self.planned = True
         self.only = ""
         self.parts: Mapping[str, bool] = {}
@@ -88,7 +91,7 @@ class Modes:
             assert self.remaking is not None
             if changes:
                 return self.remaking.changed(changes, modes(), ends)
-            return self.remaking.execution(evaluating=evaluating, ends=ends), {}
+            return self.remaking.execution(evaluating=evaluating, ends=ends), {}, ()
 
         engine = self.main
         if changes:
@@ -134,7 +137,10 @@ class Modes:
     def _engine(self, key: object, made: Callable[[], _Made]) -> Engine:
         """An engine on the groups and the storage of the planned one."""
         if key not in self._engines:
-            execution, constants = made()
+            execution, constants, facts = made()
+            # A changed program may read what the planned one did not.
+            known = {fact.words for fact in self.facts}
+            self.facts += [fact for fact in facts if fact.words not in known]
             main = self.main
             engine = Engine(execution, main.world, main.device, main.stored, exact=main.exact)
             engine.lifted = {name: value.to(main.device) for name, value in constants.items()}
@@ -152,6 +158,7 @@ class Modes:
     def on(self, engine: Engine) -> Modes:
         """The modes of another module's engine."""
         other = Modes(engine, self.remaking)
+        other.facts = self.facts
         other.planned = self.planned
         other.only = self.only
         other.parts = self.parts

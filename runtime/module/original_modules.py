@@ -7,24 +7,23 @@ model's, and says so when called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from autopar.errors import PlanError
+from autopar.facts import Fact, Facts, FactsOf
+from autopar.model import TorchModel
 
-from .changes import Change, refused
 from .own_state import OwnState
-from .plain_attributes import Original, Unkept
+from .plain_attributes import Original
 
 
 class Recalling(OwnState):
     """A module that answers for plain attributes of an original, where there is one."""
 
     _original: Original | None = None
-    # Of the whole module, by path and name; None where no program can follow.
-    _changes: dict[tuple[str, str], Change] | None = None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -33,40 +32,6 @@ class Recalling(OwnState):
             if self._original is None or name.startswith("_"):
                 raise
         return self._original.value(name, self)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self._original is not None and value is not self._modules.get(name, self):
-            self._note(self._original, name, value)
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        if self._original is not None:
-            self._note(self._original, name, Unkept())
-        super().__delattr__(name)
-
-    def _note(self, original: Original, name: str, value: object) -> None:
-        """Note the change of an attribute that the program rests on, or refuse it."""
-        if name not in original.read:
-            return
-        change = original.change(name, value)
-        changes = self._changes
-        if change is None:
-            if changes is not None:
-                changes.pop((original.path, name), None)
-        elif changes is None:
-            raise refused(change, "the model cannot be exported once more")
-        # Containers are looked at in each call, since they may change in place, too.
-        elif name not in original.copies:
-            changes[original.path, name] = change
-
-    def changed_containers(self) -> Iterator[Change]:
-        """The changes of lists, dicts and sets that were read."""
-        original = self._original
-        for name in original.copies if original is not None else ():
-            assert original is not None
-            change = original.change(name, vars(self).get(name, original.read[name]))
-            if change is not None:
-                yield change
 
     def __dir__(self) -> list[str]:
         names = set(super().__dir__())  # type: ignore[no-untyped-call]
@@ -153,12 +118,12 @@ def recall(
             recall(part, child, reads, f"{path}.{name}" if path else name)
 
 
-def follow(root: Recalling) -> None:
-    """Let a module and its parts note changes that other programs may follow."""
-    changes: dict[tuple[str, str], Change] = {}
-    for part in root.modules():
-        if isinstance(part, Recalling):
-            part._changes = changes
+def facts_of(root: Recalling, model: TorchModel) -> list[Fact]:
+    """The facts of a model, those of objects among the attributes of its modules included."""
+    known = model.facts or Facts()
+    find = FactsOf(known.names, known.whole)
+    parts = (part._original for part in root.modules() if isinstance(part, Recalling))
+    return [*known.found, *(fact for own in parts if own for fact in own.facts(find))]
 
 
 def _part(module: nn.Module) -> OriginalModule:

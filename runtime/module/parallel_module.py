@@ -35,7 +35,7 @@ from .gradients_elsewhere import OtherStages
 from .guards import Guards
 from .held_shards import HeldShards, Values
 from .modes import Modes
-from .original_modules import follow, recall
+from .original_modules import facts_of, recall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,7 @@ class ParallelModule(HeldShards):
         self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
         if model is not None and model.torch is not None:
             recall(self, model.module, model.torch.reads)
-            if self._modes.follows:
-                follow(self)
+            self._modes.facts = facts_of(self, model.torch)
         self.gradient_state = GradientState()
         self.other_stages = self._others(engine)
         self._hold(values, model, aliases, debug=options.debug)

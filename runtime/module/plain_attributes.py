@@ -5,35 +5,31 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from .changes import Change, is_literal, refused
-from .plain_values import are_equal, is_plain
+from autopar.facts import GONE, Fact, FactsOf, are_equal, is_literal, is_plain
+
+from .changes import Change, refused
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has of its own."""
-
-
-class Unkept:
-    """Stands for a value that leads to a tensor or a module, and equals no other."""
 
 
 class Original:
     """The plain attributes of a module, and its class; copies share it.
 
     `path`: of the module in the whole. `read`: the values of the attributes that the program rests
-    on, by name. `copies`: of those that can change in place. `fields`: numbers and texts of the
-    objects among them, a configuration say.
+    on, by name, copies of those that can change in place; `GONE` where one leads to a tensor or a
+    module. `kept`: what those are that hold more than numbers and texts.
     """
 
     def __init__(self, module: nn.Module, path: str, reads: Mapping[str, frozenset[str]]) -> None:
         self.kind = type(module)
         self.path = path
         self.read: dict[str, Any] = {}
-        self.copies: dict[str, Any] = {}
-        self.fields: dict[str, dict[str, Any]] = {}
         self.attributes: dict[str, Any] = {}
         # A bias that is None is read as an attribute, too.
         for registered in (module._parameters, module._buffers):
@@ -57,50 +53,30 @@ class Original:
             return
         value = inspect.getattr_static(module, name, None) if child is None else child
         plain = is_plain(value) and not isinstance(value, property)
-        self.read[name] = value if plain else Unkept()
-        if plain and isinstance(value, (list, dict, set)):
-            copied = copy.deepcopy(value)
-            # Of what has no equality of its own, no copy is equal.
-            if are_equal(value, copied):
-                self.copies[name] = copied
-        elif plain and not callable(value):
-            own = getattr(value, "__dict__", {})
-            literals = {field: held for field, held in own.items() if is_literal(held)}
-            if literals:
-                self.fields[name] = copy.deepcopy(literals)
+        self.read[name] = value if plain else GONE
 
     def __deepcopy__(self, memo: object) -> Original:
         return self
 
     def named(self, name: str) -> str:
         """An attribute, for messages."""
-        return repr(f"{self.path}.{name}" if self.path else name)
+        return f"{self.path}.{name}" if self.path else name
 
-    def change(self, name: str, value: object) -> Change | None:
-        """The change of an attribute that the program rests on; None if the value is as planned."""
-        planned = self.copies.get(name, self.read[name])
-        if value is planned or (type(value) is type(planned) and are_equal(value, planned)):
-            return None
-        was = "" if isinstance(planned, Unkept) else f" as {planned!r}"
-        words = f"{self.named(name)} was read{was} when the model was planned"
-        change = Change(path=self.path, name=name, value=value, words=words)
-        if isinstance(planned, Unkept) or not is_literal(value):
-            raise refused(change, "it is no plain value")
-        return change
+    def entries(self, part: nn.Module) -> Iterator[Entry]:
+        """How the attributes that the program rests on are looked at in a module of the plan."""
+        for name, planned in self.read.items():
+            if name in part._modules:
+                yield Entry(self, name, part._modules, part._modules[name], None)
+            elif is_literal(planned) and planned is not GONE:
+                yield Entry(self, name, vars(part), planned, copy.deepcopy(planned))
+            else:
+                yield Entry(self, name, vars(part), planned, None)
 
-    def changed_fields(self, name: str) -> Iterator[Change]:
-        """The changes of an object's fields, which a skeleton sees, as it shares the object."""
-        present = vars(self.read[name])
-        for field, planned in self.fields[name].items():
-            value = present.get(field)
-            if value is planned or are_equal(value, planned):
-                continue
-            place = f"{name}.{field}"
-            words = f"{self.named(place)} was {planned!r} when the model was planned"
-            change = Change(path=self.path, name=place, value=value, words=words)
-            if not is_literal(value):
-                raise refused(change, "it is no plain value")
-            yield change
+    def facts(self, find: FactsOf) -> Iterator[Fact]:
+        """The facts of objects among the attributes."""
+        for name, value in self.read.items():
+            if not callable(value) and not is_literal(value):
+                yield from find.of(value, (), self.named(name), name, find.names.get(name, ""))
 
     def value(self, name: str, owner: nn.Module) -> Any:
         """An attribute of the original: its own, its class's, or a property of the `owner`."""
@@ -128,3 +104,32 @@ class Original:
             if isinstance(value, property) or (not callable(value) and is_plain(value)):
                 names.append(name)
         return names
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An attribute that a program rests on: in `held` under its name, or else as `planned`.
+
+    `copied`: a copy of a value that may change in place; None where it is told by its identity.
+    """
+
+    original: Original
+    name: str
+    held: dict[str, Any]
+    planned: Any
+    copied: Any
+
+    def changed(self) -> Change | None:
+        """The change of the attribute, if it is not as planned."""
+        as_it_was = GONE if isinstance(self.planned, nn.Module) else self.planned
+        value = self.held.get(self.name, as_it_was)
+        wanted = self.planned if self.copied is None else self.copied
+        if value is wanted or (type(value) is type(wanted) and are_equal(value, wanted)):
+            return None
+        original = self.original
+        was = "" if self.copied is None else f" as {wanted!r}"
+        words = f"{original.named(self.name)!r} was read{was} when the model was planned"
+        change = Change(path=original.path, name=self.name, value=value, words=words)
+        if self.planned is GONE or not is_literal(value):
+            raise refused(change, "it is no plain value")
+        return change

@@ -1,84 +1,35 @@
 """The memory of a search: elimination orders that graphs share, and values of the last graphs.
 
 Both are remembered inside `sharing_orders` only. An order is that of the first graph that asks for
-it, so a result may depend on what was computed before. `resting` tells on which orders one rests:
-where those are the same, another process finds the same result.
+it, so a result may depend on what was computed before.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from ..costgraph import CostGraph
 
 T = TypeVar("T")
-Entry = tuple[object, Any]
-"""A key, and the value that is shared under it from then on."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Rest:
-    """The basis of a result beside its arguments.
-
-    `entries`: numbers of the shared entries that were used. `alone`: nothing else was; it made no
-    entry of its own, and followed no graph before it.
-    """
-
-    entries: set[int] = field(default_factory=set)
-    alone: bool = True
-
-    def add(self, other: "Rest") -> None:
-        """Rest on all that another result rests on, too."""
-        self.entries |= other.entries
-        self.alone &= other.alone
-
-
-class Unshared(Exception):
-    """A copy of a search came to something that depends on what the search itself comes to."""
 
 
 class Sharing:
-    """Values that the graphs of a search share, and a log of them: the last entry of a key holds.
-
-    `is_copy`: the search goes on in another process, whose log alone grows.
-    """
+    """Values that the graphs of a search share."""
 
     def __init__(self) -> None:
-        self.is_copy = False
-        self.log: list[Entry] = []
-        self._places: dict[object, int] = {}
+        self._values: dict[object, Any] = {}
         self._last: dict[object, tuple[CostGraph, Any]] = {}
-        self._rests: list[Rest] = []
 
     def by(self, key: object, make: Callable[[], T]) -> T:
         """Return the value under a key, made if there is none."""
-        if key not in self._places:
-            self._step_aside()
-            self.put(key, make())
-        place = self._places[key]
-        if self._rests:
-            self._rests[-1].entries.add(place)
-        return cast(T, self.log[place][1])
+        if key not in self._values:
+            self._values[key] = make()
+        return cast(T, self._values[key])
 
     def put(self, key: object, value: object) -> None:
         """Share another value under a key from now on."""
-        self._step_aside()
-        self.extend([(key, value)])
-
-    def extend(self, entries: Iterable[Entry]) -> None:
-        """Go on with the entries of another log that begins as this one."""
-        for entry in entries:
-            self._places[entry[0]] = len(self.log)
-            self.log.append(entry)
-
-    def holds(self, rest: Rest) -> bool:
-        """Whether what a result rests on is what holds here."""
-        return rest.alone and all(
-            place < len(self.log) and self._places[self.log[place][0]] == place
-            for place in rest.entries
-        )
+        self._values[key] = value
 
     def last(self, kind: object, graph: CostGraph, make: Callable[[T | None], T]) -> T:
         """Return the value of the last graph of a kind, made if that was another one."""
@@ -87,33 +38,6 @@ class Sharing:
         if last is None or last[0] is not graph:
             last = self._last[kind] = graph, make(None if last is None else last[1])
         return cast(T, last[1])
-
-    def follow(self) -> None:
-        """Note that the present result depends on a graph before it."""
-        self._step_aside()
-
-    def _step_aside(self) -> None:
-        """Note that the present result rests on more than what is shared already."""
-        if self.is_copy:
-            raise Unshared
-        if self._rests:
-            self._rests[-1].alone = False
-
-    def use(self, rest: Rest) -> None:
-        """Note that the present result rests on another one."""
-        if self._rests:
-            self._rests[-1].add(rest)
-
-    @contextlib.contextmanager
-    def resting(self) -> Iterator[Rest]:
-        """Note on what the result that is computed inside rests."""
-        rest = Rest()
-        self._rests.append(rest)
-        try:
-            yield rest
-        finally:
-            self._rests.pop()
-            self.use(rest)
 
 
 _SHARING: ContextVar[Sharing | None] = ContextVar("what the graphs of a search share", default=None)
@@ -130,22 +54,6 @@ def sharing_orders() -> Iterator[None]:
         yield
     finally:
         _SHARING.reset(token)
-
-
-def sharing() -> Sharing | None:
-    """The values that graphs share here, if they do."""
-    return _SHARING.get()
-
-
-@contextlib.contextmanager
-def resting() -> Iterator[Rest]:
-    """Note on what the result that is computed inside rests beside its arguments."""
-    shared = _SHARING.get()
-    if shared is None:
-        yield Rest()
-        return
-    with shared.resting() as rest:
-        yield rest
 
 
 def shared_by(key: object, make: Callable[[], T]) -> T:
@@ -176,7 +84,4 @@ def following(kind: object, graph: CostGraph, make: Callable[[T | None], T]) -> 
     It is remembered as by `last_of`.
     """
     shared = _SHARING.get()
-    if shared is None:
-        return make(None)
-    shared.follow()
-    return shared.last(kind, graph, make)
+    return make(None) if shared is None else shared.last(kind, graph, make)

@@ -47,7 +47,7 @@ def test_an_error_is_raised_here(jobs: int) -> None:
 
 
 def test_a_process_that_is_ended_is_told() -> None:
-    with pytest.raises(RunError, match="--jobs 1"):
+    with pytest.raises(RunError, match="taskset"):
         list(side_by_side(lambda _: os._exit(1), ITEMS, 2))
 
 

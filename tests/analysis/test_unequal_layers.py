@@ -12,7 +12,6 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.plan import Plan
-from autopar.plan_parts import MixturePlan
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.sharding.analysis import Analysis, analyse
@@ -80,31 +79,3 @@ def test_what_differs_is_said(parts: dict[str, list[str]], words: list[str]) -> 
     plan, analysis = planned()
     (line,) = unequal_lines(changed(plan, **parts), analysis)
     assert line.startswith("6 equal layers") and all(word in line for word in words), line
-
-
-@pytest.mark.parametrize(
-    ("alike", "needed", "words"),
-    [
-        (1.5, 0.0, "would make the step"),
-        (1.5, 2.0, "(the quickest way for all of them needs"),
-        (None, 2.0, "a device, "),
-        (None, 0.5, "would need"),
-    ],
-)
-def test_what_a_mixture_pays_is_said(alike: float | None, needed: float, words: str) -> None:
-    """`alike`, `needed`: as shares of the plan's step and memory."""
-    plan, analysis = planned()
-    split = changed(plan, split=["layers.2.mlp.up"])
-    mixture = MixturePlan(
-        first="layers.0.norm1",
-        layers=6,
-        alike=alike and alike * plan.predicted.step,
-        needed=needed * plan.predicted.memory,
-    )
-    (line,) = unequal_lines(split.model_copy(update={"mixtures": (mixture,)}), analysis)
-    assert (
-        words in line
-        and ("(50.0%) longer" in line) == (alike is not None)
-        and ("more than these" in line) == (words == "a device, ")
-    )
-    assert ";" not in unequal_lines(split, analysis)[0], "nothing is known of what it pays"

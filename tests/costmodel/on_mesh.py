@@ -4,15 +4,23 @@ micro-batches.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from autopar.costmodel.memory.states import certain_bytes
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.planning.model.request import Request
-from autopar.planning.programs.priced_program import PricedProgram, best_within
+from autopar.planning.programs.priced_program import (
+    DraftProgram,
+    PricedProgram,
+    smallest,
+    thriftier,
+)
+from autopar.planning.solve.within_limits import solve_within
 from autopar.planning.space.multiplicities import Multiplicities
 from autopar.planning.tables.build import build_tables
 from autopar.planning.tables.requested import with_host_choices
+from autopar.search import Infeasible
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.schedule import Schedule
@@ -44,10 +52,17 @@ def best_on_mesh(analysis: Analysis, mesh: Mesh, request: Request) -> PricedProg
         types=request.types,
         reductions=request.reductions,
     )
-    return best_within(
-        tables,
-        method=request.search,
-        memory_limit=request.memory_limit,
-        room=room,
-        schedule=schedule,
-    )
+    limit = request.memory_limit
+    try:
+        for _ in range(6):
+            solution = solve_within(tables, request.search, room)
+            draft = thriftier(DraftProgram.of(tables, solution, schedule), limit)
+            over = draft.memory.total - limit
+            if over <= 0:
+                return draft.priced()
+            # A thriftier solution is likely to need as much beyond its tables.
+            room = min(room, tables.graph.memory_of(solution.choices)) - over
+    except Infeasible:
+        if math.isinf(limit):
+            raise
+    return smallest(tables, method=request.search, memory_limit=limit, schedule=schedule)

@@ -1,4 +1,4 @@
-"""Equal layers that a plan does not treat alike, and what such a mixture pays."""
+"""Equal layers that a plan does not treat alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from autopar.ir import Graph, Role
 from autopar.plan import Plan
 from autopar.planning.model.folding import Run, find_runs
 from autopar.sharding.analysis import Analysis
-from autopar.units import bytes_text, seconds_text
 
 from .equal_layers import number_text
 
@@ -97,11 +96,7 @@ def _sentence(plan: Plan, graph: Graph, run: Run, treated: Sequence[Treated]) ->
     )
     if "mesh" in differ:
         what = f"they lie {WHY['mesh']}"
-    pays = _pays(plan, graph.operators[run.start].name)
-    return (
-        f"{run.layers} equal layers are treated in {len(ways)} ways (layers {layers}): {what}"
-        + (f"; {pays}" if pays else "")
-    )
+    return f"{run.layers} equal layers are treated in {len(ways)} ways (layers {layers}): {what}"
 
 
 def _operators(graph: Graph, run: Run, places: Sequence[int]) -> str:
@@ -134,29 +129,3 @@ def _name(names: Sequence[str]) -> str:
     common = "".join(letters[0] for letters in same)[::-1]
     at = min((common.find(mark) for mark in "./" if mark in common), default=-1)
     return common[at + 1 :] if at >= 0 else ""
-
-
-def _pays(plan: Plan, first: str) -> str:
-    """A clause on what a mixture among layers pays, if the plan says it; `first`: its operator."""
-    mixture = next((mixture for mixture in plan.mixtures if mixture.first == first), None)
-    if mixture is None:
-        return ""
-    step = plan.predicted.step
-    memory = plan.predicted.memory
-    if mixture.alike is None:
-        needed = (
-            f", {bytes_text(mixture.needed - memory)} more than these"
-            if mixture.needed > memory
-            else ""
-        )
-        return f"all of them alike would need {bytes_text(mixture.needed)} a device{needed}"
-    short = (
-        f" (the quickest way for all of them needs {bytes_text(mixture.needed)} a device and does "
-        "not fit)"
-        if mixture.needed
-        else ""
-    )
-    return (
-        f"all of them alike would make the step {seconds_text(mixture.alike - step)} "
-        f"({mixture.alike / step - 1:.1%}) longer{short}"
-    )

@@ -56,13 +56,8 @@ class _Task:
     batch: int
 
 
-def curves(
-    held: Sensitivity, progress: Progress | None = None, jobs: int | None = None
-) -> list[Curve]:
-    """A curve for every quantity of the cluster and of the model.
-
-    `jobs`: processes at a time (None: as many as cores).
-    """
+def curves(held: Sensitivity, progress: Progress | None = None) -> list[Curve]:
+    """A curve for every quantity of the cluster and of the model."""
     tasks = list(_tasks(held))
     # Read here, as that may need more than processes beside one another may do.
     searches = {task.batch: _searches(held, task.batch) for task in tasks}
@@ -71,7 +66,7 @@ def curves(
         return _planned(searches[task.batch], task.request)
 
     points_of: dict[str, list[Point]] = {}
-    results = side_by_side(planned, tasks, jobs)
+    results = side_by_side(planned, tasks)
     for number, (task, (named, step)) in enumerate(zip(tasks, results, strict=True), start=1):
         point = Point(
             factor=task.factor,

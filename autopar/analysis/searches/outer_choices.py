@@ -45,12 +45,8 @@ def outer_alternatives(
     *,
     memory: float | None = None,
     progress: Progress | None = None,
-    jobs: int | None = None,
 ) -> list[Pinned]:
-    """The best plans with each variable of the outer search fixed to other values.
-
-    `jobs`: processes at a time (None: as many as cores).
-    """
+    """The best plans with each variable of the outer search fixed to other values."""
     free = Request(
         cluster=cluster,
         train=analysis.train,
@@ -60,7 +56,7 @@ def outer_alternatives(
         types=plan.schedule.types,
     )
     requests = list(_requests(plan, analysis, free))
-    searches = Searches(analysis.graph, free, jobs)
+    searches = Searches(analysis.graph, free)
     # Made once, for all processes.
     _ = searches.folded
 
@@ -68,7 +64,7 @@ def outer_alternatives(
         return _pinned(*asked, searches, analysis)
 
     rows = []
-    for row in side_by_side(pinned, requests, jobs):
+    for row in side_by_side(pinned, requests):
         rows.append(row)
         if progress:
             progress(len(rows), len(requests), f"{row.variable} {row.value}")

@@ -42,12 +42,10 @@ def rivals(
     memory: float | None,
     seconds: float | None = None,
     progress: Progress | None = None,
-    jobs: int | None = None,
 ) -> list[Rival]:
     """The best plan of each scheme on the devices of the plan, or the reason why there is none.
 
-    `seconds`: CPU seconds for each scheme (None: no limit). `jobs`: processes at a time (None: as
-    many as cores).
+    `seconds`: CPU seconds for each scheme (None: no limit).
     """
     analysis = planned.analysis
     free = Request(
@@ -62,7 +60,7 @@ def rivals(
         # The rows say what schemes take, and not how near to their best that is.
         certified=False,
     )
-    searches = Searches(analysis.graph, free, jobs, folded=planned.folded)
+    searches = Searches(analysis.graph, free, folded=planned.folded)
     # Made once, for all processes.
     _ = searches.folded
 
@@ -75,7 +73,7 @@ def rivals(
     compared = []
     if progress:
         progress(0, len(schemes), "schemes")
-    for row in side_by_side(rival, schemes, jobs):
+    for row in side_by_side(rival, schemes):
         compared.append(row)
         if progress:
             progress(len(compared), len(schemes), row.scheme)

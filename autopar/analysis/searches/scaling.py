@@ -67,13 +67,9 @@ def scaling(
     prices: Mapping[str, float],
     *,
     progress: Progress | None = None,
-    jobs: int | None = None,
     **asked: Any,
 ) -> list[Row]:
-    """A row for every cluster and number of devices.
-
-    `jobs`: processes at a time (None: as many as cores).
-    """
+    """A row for every cluster and number of devices."""
     train = asked.get("mode", "train") == "train"
     shapes = [model.graph.tensors[name].shape for name in model.graph.inputs]
     batch = next((shape[0] for shape in shapes if shape), 1)
@@ -83,7 +79,7 @@ def scaling(
         row = Row(cluster=cluster, devices=devices, batch=batch, price=prices.get(cluster))
         try:
             chosen, _ = choose_cluster(cluster, devices)
-            plan = plan_loaded(model, cluster=chosen, jobs=jobs, **asked).plan
+            plan = plan_loaded(model, cluster=chosen, **asked).plan
         except NoPlanFits:
             return replace(row, why="does not fit")
         except UsageError as error:
@@ -99,7 +95,7 @@ def scaling(
     rows: list[Row] = []
     if progress:
         progress(0, len(places), "clusters")
-    for row in side_by_side(planned, places, jobs):
+    for row in side_by_side(planned, places):
         rows.append(row)
         if progress:
             progress(len(rows), len(places), f"{row.cluster}, {row.devices} devices")

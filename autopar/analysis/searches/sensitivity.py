@@ -90,8 +90,7 @@ class _Quantity:
 class Sensitivity:
     """Plans a model under scaled figures.
 
-    `batches`: the model's graph for another global batch. `jobs`: processes of a single search
-    (None: as many as cores).
+    `batches`: the model's graph for another global batch.
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class Sensitivity:
         *,
         batch: int = 0,
         batches: Callable[[int], Graph] | None = None,
-        jobs: int | None = None,
     ) -> None:
         self.plan = plan
         self.graph = graph
@@ -110,24 +108,19 @@ class Sensitivity:
         self.batch = batch
         self.batches = batches
         self.known: dict[tuple[str, float], Probed] = {}
-        self.searches = Searches(graph, request, jobs)
+        self.searches = Searches(graph, request)
         self.best = self._named(graph, request)
         self.base = self.best.name
 
-    def flips(self, progress: Progress | None = None, jobs: int | None = None) -> list[Flip]:
-        """The changes of the plan for every quantity, downwards and upwards.
-
-        `jobs`: processes at a time (None: as many as cores).
-        """
+    def flips(self, progress: Progress | None = None) -> list[Flip]:
+        """The changes of the plan for every quantity, downwards and upwards."""
         pairs = [(held, way) for held in self._quantities() for way in ("down", "up")]
         # Other batches read the model again, which may need more than processes beside one another
         # may do.
         beside = [pair for pair in pairs if not pair[0].whole]
         alone = [pair for pair in pairs if pair[0].whole]
         flips = []
-        for flip in itertools.chain(
-            side_by_side(self._flip_of, beside, jobs), map(self._flip_of, alone)
-        ):
+        for flip in itertools.chain(side_by_side(self._flip_of, beside), map(self._flip_of, alone)):
             flips.append(flip)
             if progress:
                 progress(len(flips), len(pairs), f"{flip.quantity} {flip.direction}")
@@ -315,9 +308,8 @@ def sensitivity_of(
     *,
     memory: float | None,
     batches: Callable[[int], Graph],
-    jobs: int | None = None,
 ) -> Sensitivity:
-    """The sensitivity of the model's best plan without pins; `jobs`: as of `Sensitivity`."""
+    """The sensitivity of the model's best plan without pins."""
     request = Request(
         cluster=cluster,
         train=analysis.train,
@@ -328,4 +320,4 @@ def sensitivity_of(
     )
     sizes = [spec.shape[0] for spec in plan.model.inputs.values() if spec.shape]
     batch = sizes[0] if sizes else 0
-    return Sensitivity(plan, analysis.graph, request, batch=batch, batches=batches, jobs=jobs)
+    return Sensitivity(plan, analysis.graph, request, batch=batch, batches=batches)

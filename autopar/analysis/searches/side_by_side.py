@@ -44,7 +44,7 @@ def side_by_side(
     except BrokenProcessPool as error:
         raise RunError(
             "a process beside this one was ended by the system, perhaps for its memory; "
-            "fewer at a time need less (jobs=1, --jobs 1)"
+            "fewer at a time need less (`taskset -c 0` leaves one core)"
         ) from error
     except BaseException:
         # Nobody waits for what was begun.

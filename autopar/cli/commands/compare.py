@@ -14,7 +14,6 @@ from autopar.cli.scaling_arguments import Scaling, counts_of, scaling_of
 from autopar.cli.shared_options import (
     Parser,
     budget_of,
-    jobs_option,
     json_option,
     model_argument,
     planning_option,
@@ -74,7 +73,6 @@ def add_options(parser: Parser) -> None:
         help="a scheme to price, as of `plan --scheme`; repeatable (default: all)",
     )
     planning_option(parser, "rules")
-    jobs_option(parser)
     json_option(parser)
 
 
@@ -106,9 +104,9 @@ def _compare_schemes(args: argparse.Namespace) -> None:
     budget = budget_of(args)
     asked = planning_values(args, ("devices", "cluster", *ASKED))
     with stdout_to_stderr(), ProgressBar() as bar:
-        planned = plan_loaded(load_asked(args), progress=bar, jobs=args.jobs, **asked)
+        planned = plan_loaded(load_asked(args), progress=bar, **asked)
         schemes = args.scheme or [*SCHEMES, *usual_recipes(planned.cluster)]
-        compared = rivals(planned, schemes, memory=asked["memory"], progress=bar, jobs=args.jobs)
+        compared = rivals(planned, schemes, memory=asked["memory"], progress=bar)
     sentence = cluster_sentence(planned)
     print_answer(
         args,
@@ -127,15 +125,7 @@ def _compare_scaling(args: argparse.Namespace, wanted: Scaling) -> None:
     asked: dict[str, Any] = planning_values(args, ASKED)
     with stdout_to_stderr(), ProgressBar() as bar:
         model = load_asked(args)
-        rows = scaling(
-            model,
-            wanted.clusters,
-            wanted.counts,
-            wanted.prices,
-            progress=bar,
-            jobs=args.jobs,
-            **asked,
-        )
+        rows = scaling(model, wanted.clusters, wanted.counts, wanted.prices, progress=bar, **asked)
     sentences = answers(rows, wanted.target_step, wanted.target_per_money)
     if args.plot:
         write_whole(Path(args.plot), scaling_plot(rows))

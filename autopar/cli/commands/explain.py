@@ -12,7 +12,6 @@ from autopar.cli.files import check_outputs
 from autopar.cli.output import print_answer, stdout_to_stderr
 from autopar.cli.shared_options import (
     Parser,
-    jobs_option,
     json_option,
     plan_argument,
     planning_option,
@@ -85,7 +84,6 @@ def add_options(parser: Parser) -> None:
     planning_option(
         parser, "memory", help="memory limit per device for these (default: the cluster's)"
     )
-    jobs_option(parser)
     trace_option(parser, "with --model: ")
     planning_option(parser, "rules")
     json_option(parser)
@@ -135,7 +133,6 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: ProgressBar) -> Explai
     further = Further(
         alternatives=args.alternatives,
         batches=rebatching(args, plan) if args.sensitivity else None,
-        jobs=args.jobs,
         **planning_values(args, ["memory"]),
     )
     return answered(explained, cluster, further, bar)

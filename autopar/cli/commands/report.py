@@ -16,7 +16,6 @@ from autopar.cli.shared_options import (
     Parser,
     budget_of,
     budget_options,
-    jobs_option,
     plan_argument,
     planning_option,
     planning_values,
@@ -83,7 +82,6 @@ def add_options(parser: Parser) -> None:
         parser, "framework", help="price as this framework would run it (default: the plan's)"
     )
     budget_options(parser)
-    jobs_option(parser)
     planning_option(parser, "trust")
     planning_option(parser, "rules")
 
@@ -135,7 +133,7 @@ def _contents(args: argparse.Namespace) -> Contents:
         planned = Planned(plan=plan, model=model, cluster=cluster, notes=())
         priced = []
         if args.compare:
-            priced = rivals(planned, list(SCHEMES), memory=memory, progress=bar, jobs=args.jobs)
+            priced = rivals(planned, list(SCHEMES), memory=memory, progress=bar)
         return Contents.of(
             plan,
             graph=model.graph,
@@ -166,10 +164,8 @@ def _searched_sections(
         sections.append(why_section(plan, reasons(tree, why, bar)))
     if args.sensitivity:
         batches = rebatching(args, plan)
-        quantities = sensitivity_of(
-            plan, analysis, cluster, memory=memory, batches=batches, jobs=args.jobs
-        )
-        sections.append(sensitivity(curves(quantities, bar, args.jobs), plan.predicted.step))
+        quantities = sensitivity_of(plan, analysis, cluster, memory=memory, batches=batches)
+        sections.append(sensitivity(curves(quantities, bar), plan.predicted.step))
     return sections
 
 

@@ -21,6 +21,7 @@ from .known_arguments import KnownArguments
 from .no_grad import detach_regions, give_back_inputs
 from .reader import Reader, simplified
 from .reads import all_that_can_be_read, of_its_code, recorded_reads
+from .state_of_passes import with_facts
 from .unfolding import Layer, unfolded
 
 
@@ -45,13 +46,17 @@ def import_torch(
         module.forward = lambda *a, **k: _with_loss(forward, loss, a, k)
     name = name or type(module).__name__
     given = (tuple(args), dict(kwargs or {}))
-    try:
+
+    def imported() -> TorchModel:
         try:
-            model = _folded(module, *given, dtype, name)
+            return _folded(module, *given, dtype, name)
         except ModelError as reason:
             exported, reads = _exported(module, *given, dtype)
             model = _as_exported(exported, module, name)
-            model = replace(model, reads=reads, unfolded=str(reason))
+            return replace(model, reads=reads, unfolded=str(reason))
+
+    try:
+        model = with_facts(module, imported)
     finally:
         if loss is not None:
             del module.forward

@@ -63,7 +63,7 @@ class Bounds:
         self.hiding = hiding
         self.exchanges = HiddenExchanges(folded, request)
         self.recompute = ForcedRecompute(folded, request)
-        self.figures = folded.known_figures.of(request, hiding=hiding)
+        self._sums: dict[tuple[object, ...], float] = {}
         self.fewest: dict[tuple[int, int, Mesh], int] = {}
         # None of these depends on memory: a search of the subject within another limit finds them
         # again.
@@ -186,23 +186,23 @@ class Bounds:
 
         `alone`: see `HiddenExchanges.left_out`.
         """
-        key = ("least sum", devices, stages, mesh, micro_batches, passes, alone)
-
-        def least() -> float:
-            early = self.early(stages, mesh)
-            # Of stages all of what parameters send may be hidden under what the others compute.
-            work = Multiplicities(
-                counts=self.folded.counts, passes=passes, hidden=1.0, early=early.readers
+        key = (devices, stages, mesh, micro_batches, passes, alone)
+        if key in self._sums:
+            return self._sums[key]
+        early = self.early(stages, mesh)
+        # Of stages all of what parameters send may be hidden under what the others compute.
+        work = Multiplicities(
+            counts=self.folded.counts, passes=passes, hidden=1.0, early=early.readers
+        )
+        if stages == 1:
+            work = most_hidden(
+                work, self.folded.prices(self.request.cluster.sized(devices), mesh, 1)
             )
-            if stages == 1:
-                work = most_hidden(
-                    work, self.folded.prices(self.request.cluster.sized(devices), mesh, 1)
-                )
-            analysis = self.folded.analysis(short=True, micro_batches=micro_batches)
-            tables = self.tables(analysis, devices, stages, mesh, work, alone=alone)
-            return nearly(tables.graph, close=EFFORT.bounded).lower_bound - early.before
-
-        return self.figures.once(key, least, float)
+        analysis = self.folded.analysis(short=True, micro_batches=micro_batches)
+        tables = self.tables(analysis, devices, stages, mesh, work, alone=alone)
+        bound = nearly(tables.graph, close=EFFORT.bounded).lower_bound
+        self._sums[key] = bound - early.before
+        return self._sums[key]
 
     def proven(self, candidate: Candidate, other: Candidate | None = None) -> float:
         """Return seconds that no step of a candidate without stages undercuts.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.stops import Aim, Clock
@@ -22,22 +22,13 @@ from .stages_within_memory import Leaf, StagesWithinMemory
 from .with_stages import PipelineBounds, Proven
 
 Room = Callable[[Candidate], float]
-Before = Callable[[Candidate, Callable[[], Iterator[Candidate]], float], None]
-"""Called before a bound is raised, with its candidate, those that may come next, and `enough`."""
-
-
-def _nothing(
-    candidate: Candidate, upcoming: Callable[[], Iterator[Candidate]], enough: float
-) -> None:
-    """The `Before` that ignores all."""
 
 
 class Proof:
     """Raises the bounds `sure` of candidates by solutions of their own.
 
     `room`: gives the bytes of all stages of a candidate. `modes`: all that a candidate may have.
-    `aim`, `clock`: when the search ends. `before`: called before each solution. `proven`: the
-    candidates solved without a limit of memory.
+    `aim`, `clock`: when the search ends. `proven`: the candidates solved without a limit of memory.
     """
 
     def __init__(
@@ -55,7 +46,6 @@ class Proof:
         self.modes = tuple(modes)
         self.aim = aim or Aim()
         self.clock = clock or Clock()
-        self.before: Before = _nothing
         self.pipelines = PipelineBounds(bounds)
         self.limited = StagesWithinMemory(self.pipelines)
         self.proven: set[Candidate] = set()
@@ -76,9 +66,7 @@ class Proof:
             if least is None or self.sure[least] >= enough:
                 break
             if least not in self.proven:
-                following = self._next(least, enough)
-                self.before(following, lambda: self._upcoming(candidates, enough), enough)
-                self.raise_by(following, enough)
+                self.raise_by(self._next(least, enough), enough)
                 continue
             # Bounds within the memory are dearer, so their work has a limit of its own.
             spent = self.limited.looked > EFFORT.looked and not self.aim.is_patient
@@ -124,15 +112,6 @@ class Proof:
         self.sure.update(
             (c, max(self.sure[c], self.pipelines.carried(proven, c))) for c in candidates
         )
-
-    def _upcoming(self, candidates: Iterable[Candidate], enough: float) -> Iterator[Candidate]:
-        """Yield the candidates that will mostly be raised next, of each mesh one."""
-        low = [(self.sure[c], c) for c in candidates if c not in self.proven]
-        meshes = set()
-        for bound, candidate in sorted(low, key=lambda pair: pair[0]):
-            if bound < enough and candidate.place not in meshes:
-                meshes.add(candidate.place)
-                yield self._next(candidate, enough)
 
     def _next(self, least: Candidate, enough: float) -> Candidate:
         """Return the candidate on the mesh of the least bound that is best solved next.

@@ -83,13 +83,7 @@ class PipelineBounds:
         key = (candidate, recompute)
         if key not in self._proven:
             passed = self.passed(candidate, recompute, enough)
-            self._proven[key] = self.bounds.figures.once_below(
-                ("with work once", candidate.key, recompute, passed),
-                enough * candidate.stages,
-                lambda: self._with_work_once(candidate, recompute, passed, enough),
-                lambda proven: max((seen.seconds for seen in proven.seen), default=0.0),
-                Proven,
-            )
+            self._proven[key] = self._with_work_once(candidate, recompute, passed, enough)
         return self._proven[key]
 
     def passed(
@@ -99,13 +93,7 @@ class PipelineBounds:
         key = (candidate, recompute)
         if key not in self._passed:
             _, fewest = self._fewest(candidate)
-            seconds = self.bounds.figures.once_below(
-                ("passes alone", candidate.key, recompute),
-                enough * candidate.stages,
-                lambda: self._passes_alone(candidate, recompute, fewest, enough),
-                lambda seconds: seconds,
-                float,
-            )
+            seconds = self._passes_alone(candidate, recompute, fewest, enough)
             count = candidate.micro_batches
             self._passed[key] = Proven(
                 micro_batches=count, passes=count / fewest * seconds, seen=()

@@ -82,10 +82,6 @@ class Effort:
     likely: float = 1.1
     """The excess of a folded program over the memory up to which that of the whole graph is made.
     """
-    rounding: float = 5e-4
-    """The share of a step by which a plan may be slower if that makes equal layers alike."""
-    ways: int = 3
-    """How many of the ways in which equal layers are treated are given to all of them."""
     tried: int = 8
     """Programs of little memory that are tried where no plan is known that fits."""
 

@@ -21,7 +21,6 @@ from autopar.sharding.micro_batches import micro_batch_options, split_batch
 
 from .counts import Counts, Segments
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
-from .known_figures import KnownFigures
 from .recompute import stretches
 
 Ints = NDArray[np.int64]
@@ -33,17 +32,10 @@ SMALL_GRAPH = 500
 class FoldedModel:
     """A graph to plan, both whole and with its equal layers folded (`short`).
 
-    Analyses are made when they are first needed. `known_figures`: those of its searches.
+    Analyses are made when they are first needed.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        *,
-        train: bool,
-        folded: bool = True,
-        known_figures: KnownFigures | None = None,
-    ) -> None:
+    def __init__(self, graph: Graph, *, train: bool, folded: bool = True) -> None:
         self.graph = graph
         self.train = train
         self._folds = folded
@@ -56,7 +48,6 @@ class FoldedModel:
         self._prices: dict[tuple[Cluster, Mesh, int], MeshPrices] = {}
         self._remembered: tuple[object, object] = (None, None)
         self._shared: dict[object, object] = {}
-        self.known_figures = known_figures or KnownFigures()
 
     @cached_property
     def parameters(self) -> float:

@@ -36,10 +36,9 @@ from autopar.search import Infeasible, NoAssignment
 from .book import Book
 from .candidate_solver import CandidateSolver
 from .evaluator import Bounded, Evaluator
-from .foresight import Foresight
 from .incumbents import Incumbents
 from .micro_batches import MicroBatches
-from .misfits import Misfit, UnlikeLayers
+from .misfits import Misfit
 from .modes_in_turn import ModesInTurn
 from .neighbours import Neighbours
 from .node_queue import Estimates, Node, NodeQueue, Place, by_promise
@@ -50,19 +49,12 @@ from .whole_programs import WholePrograms
 class BestFirst:
     """The search of one request.
 
-    `clock`: of all searches of the request. `jobs`: processes that it may take (None: as many as
-    cores), none of which changes what it finds. `misfits`: cases that do not fit the memory.
-    `unlike`: those whose programs nearly do. `forbidden`: the number of places that pins forbid.
-    `complete`: whether the search ran to its end.
+    `clock`: of all searches of the request. `misfits`: cases that do not fit the memory.
+    `forbidden`: the number of places that pins forbid. `complete`: whether the search ran to its
+    end.
     """
 
-    def __init__(
-        self,
-        folded: FoldedModel,
-        request: Request,
-        clock: Clock | None = None,
-        jobs: int | None = 1,
-    ) -> None:
+    def __init__(self, folded: FoldedModel, request: Request, clock: Clock | None = None) -> None:
         self.folded = folded
         self.request = request
         self.aim = Aim(gap=request.gap)
@@ -73,18 +65,15 @@ class BestFirst:
         self.hiding = Book(CandidateSolver(folded, request, hiding=True), self.aim, self.clock)
         self.whole = WholePrograms(self.evaluator)
         self.incumbents = Incumbents(self.whole)
-        self.unlike = UnlikeLayers(self.evaluator, self.incumbents)
         self.scarce = ScarceSchedules(self.evaluator, self.incumbents, self.clock)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
         self.modes = ModesInTurn()
-        self.ahead = Foresight(self.evaluator, (self.book, self.hiding), jobs)
         self.neighbours = Neighbours(
             evaluator=self.evaluator,
             incumbents=self.incumbents,
             micro_batches=self.micro_batches,
             modes=self.modes,
-            ahead=self.ahead,
             clock=self.clock,
             play=self._play,
         )
@@ -124,15 +113,11 @@ class BestFirst:
         # Whoever interrupts the search is owed the best so far; without any, the interrupt goes on.
         except KeyboardInterrupt:
             self.complete = False
-            self.ahead.end()
             if not self.incumbents and (best := self._best_solution()) is not None:
                 self._play(best)
-                self.unlike.try_waiting()
                 self.incumbents.settle()
             if not self.incumbents:
                 raise
-        finally:
-            self.ahead.end()
         if progress:
             progress(1, 1, "done")
 
@@ -141,16 +126,13 @@ class BestFirst:
         for place in self._all_places():
             self._enter(place)
         self._search()
-        self.unlike.try_waiting()
         if not self.incumbents:
             self._solve_bounded()
             self._search()
-            self.unlike.try_waiting()
         if not self._is_near_enough():
             self.neighbours.try_finer_meshes()
             self.neighbours.try_micro_batches()
             self.scarce.try_waiting()
-        self.incumbents.improve()
 
     def _close_in(self) -> None:
         """Raise the bounds of all plans, those that hide exchanges first, as they are lower."""
@@ -189,7 +171,6 @@ class BestFirst:
         return self._least >= self.aim.enough(best)
 
     def _replace(self, promise: float, node: Node) -> None:
-        self.ahead.look(self.queue, self._upcoming, self.incumbents.best, self.incumbents.enough)
         if isinstance(node, Candidate):
             self._expand_candidate(promise, node)
         elif isinstance(node, Case):
@@ -225,8 +206,6 @@ class BestFirst:
     def _expand_place(self, place: Place) -> None:
         # All candidates of a mesh are looked at only where pins forbid the usual ones.
         for group in place:
-            if group:
-                self.ahead.of_mesh(group[0])
             if group and (allowed := self.book.bound_mesh(group)):
                 if group is not place[0]:
                     self.hiding.enter(allowed)
@@ -276,7 +255,6 @@ class BestFirst:
         candidate = case.candidate
         solved: Solved | None = None
         below = self.incumbents.enough
-        self.ahead.of_promise(case, below)
         try:
             solved = self.evaluator.promise(case, below)
         except Infeasible as error:
@@ -346,7 +324,6 @@ class BestFirst:
     def _play(self, solved: Solved) -> None:
         """Play a solution; a program faster than the incumbent's takes its place."""
         best = self.incumbents.best
-        self.ahead.of_programs(solved, best)
         try:
             programs = self.evaluator.play(solved, best)
             self.scarce.look_at(programs)
@@ -361,7 +338,6 @@ class BestFirst:
             self._misfit(solved.case, error)
             self._take_in_smaller(solved.case)
             self._go_on(solved.case)
-            self.unlike.look_at(solved, error)
 
     def _take_in_smaller(self, case: Case) -> None:
         """Put candidates back into the queue that a case left out whose program lacks memory."""
@@ -378,14 +354,6 @@ class BestFirst:
         on_mesh = self.micro_batches.on_mesh_of(candidate)
         open_ones = [one for one in on_mesh if self._promise_of(one) < self.incumbents.enough]
         return self.micro_batches.following(candidate, open_ones)
-
-    def _upcoming(self, candidate: Candidate) -> Case | None:
-        """The case that is solved next for a candidate, as far as it is known."""
-        if candidate in self.micro_batches.solved:
-            return None
-        if self._promise_of(candidate) >= self.incumbents.enough:
-            return None
-        return self.solver.case(self._following(candidate), next(iter(self.solver.modes())))
 
     def _best_solution(self) -> Solved | None:
         """The solution of the interrupted solve, or else the first one that waits to be played."""

@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.programs.priced_program import DraftProgram, thriftier
 from autopar.planning.solve.solved_candidate import Case, Solved
-from autopar.planning.solve.within_limits import QUICK_METHOD, quick_method, solve_within
+from autopar.planning.solve.within_limits import quick_method
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.stage import Slower
 from autopar.planning.stages.staged_program import StagedProgram, best_pipeline, thriftier_pipeline
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
-from autopar.search import Infeasible, Interrupted, NoAssignment, resting
+from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from .candidate_solver import CandidateSolver
-from .free_solutions import Free, FreeSolutions, tables_of
+from .free_solutions import Free, FreeSolutions
 from .memory_bound import MemoryBound
 from .written_out import WrittenOut
 
@@ -61,7 +61,6 @@ class Evaluator:
         self.solver = solver
         self.folded = solver.folded
         self.request = solver.request
-        self.figures = solver.bounds.figures
         self.memory_bound = MemoryBound(solver)
         self.interrupted: Solved | None = None
         self.free = FreeSolutions(solver)
@@ -126,7 +125,7 @@ class Evaluator:
         if free.step is not None:
             return Solved(
                 case=case,
-                made=functools.partial(tables_of, tables, free.solution),
+                made=tables,
                 solution=free.solution,
                 seconds=free.step.seconds,
                 promise=promise,
@@ -228,21 +227,6 @@ class Evaluator:
                 raise self._misfit(solved.candidate, error.minimum_memory) from None
         return self._alone(solved, below, best)
 
-    def may_fit(self, solved: Solved, needed: float, below: float) -> bool:
-        """Whether something of a case may fit the memory, and take less than `below` seconds.
-
-        `needed`: bytes of the program of `solved`, which leave that much less to other tables, too.
-        """
-        if solved.promise >= below:
-            return False
-        # What was seen of one program is the best guess for others of the same case.
-        room = self.solver.room(solved.candidate) - (needed - solved.solution.memory)
-        try:
-            within = solve_within(solved.tables, QUICK_METHOD, max(room, 0.0))
-        except Infeasible:
-            return False
-        return self.solver.promise_of(solved.candidate, within.lower_bound) < below
-
     def _misfit(self, candidate: Candidate, memory: float) -> Infeasible:
         """The error of a program of so many bytes a device, as bytes of all stages' tables."""
         needed = candidate.stages * (memory - self.solver.always)
@@ -296,7 +280,7 @@ class Evaluator:
         best: Played | None = None
         failure: Infeasible | None = None
         try:
-            best = self._as_solved(solved, below)
+            best = self._cut(solved, solved.tables, below)
         except Infeasible as error:
             failure = error
         # What fits all stages together may not fit each of them: host memory may help there, too.
@@ -310,24 +294,6 @@ class Evaluator:
         if best is None and failure is not None:
             raise self._misfit(solved.candidate, failure.minimum_memory)
         return best
-
-    def _as_solved(self, solved: Solved, below: float) -> Played | None:
-        """The fastest cuts on the tables of a solved pipeline."""
-        if self.memory_bound.on_fronts:
-            return self._cut(solved, solved.tables, below)
-        case = solved.case
-        room = self.solver.room(case.candidate)
-        choices = solved.solution.choices
-        key = ("cut", case.candidate.key, case.mode, case.hidden, choices, below, room)
-        if (told := self.figures.known(key, float | None)) is not None:
-            (seconds,) = told
-            return Played(solved=solved, seconds=seconds, limited=False) if seconds else None
-        with resting() as rest:
-            played = self._cut(solved, solved.tables, below)
-        # A program with other choices cannot be told without their tables.
-        if rest.alone and (played is None or played.solved.solution is solved.solution):
-            self.figures.note(key, played.seconds if played else None, rest, float | None)
-        return played
 
     def _cut(self, solved: Solved, tables: Tables, below: float) -> Played | None:
         """The fastest cuts on some tables of a pipeline."""

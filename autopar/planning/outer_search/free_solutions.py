@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autopar.errors import UsageError
 from autopar.planning.solve.solved_candidate import Case
 from autopar.planning.stages.estimate import StepEstimate, Sums
 from autopar.planning.tables.tables import Tables
@@ -43,6 +42,10 @@ class Unlimited:
     sums: Sums | None
 
 
+_About = tuple[Case, bool]
+"""A case, and whether memory is known to bind it, as its tables offer more then."""
+
+
 class FreeSolutions:
     """The solutions of cases without a limit of memory.
 
@@ -52,6 +55,9 @@ class FreeSolutions:
     def __init__(self, solver: CandidateSolver) -> None:
         self.solver = solver
         self.bounds: dict[Case, float] = {}
+        self._least: dict[_About, float] = {}
+        self._unlimited: dict[tuple[_About, float], Unlimited] = {}
+        self._beyond: dict[tuple[_About, Solution], float] = {}
 
     def of(
         self, case: Case, below: float, tables: Callable[[], Tables], *, sure: bool = False
@@ -71,27 +77,20 @@ class FreeSolutions:
         solver = self.solver
         candidate = case.candidate
         room = solver.room(candidate)
-        # None of these figures depends on the memory, so tables are made for none of them again
-        # where only that is another one.
-        figures = solver.bounds.figures
-        about = (candidate.key, case.mode, case.hidden, solver.is_bound(case))
+        about = case, solver.is_bound(case)
         least = 0.0
         # What does not fit needs no tables: most modes of many candidates are such.
         if not sure:
-            least = figures.once(("least saved", *about), lambda: solver.least_saved(case), float)
+            if about not in self._least:
+                self._least[about] = solver.least_saved(case)
+            least = self._least[about]
         wanted = solver.is_exact or solver.request.may_offload
         if least > room:
             # Until there is an incumbent, the bound of the first mode orders the others.
             wanted = below == math.inf and case.mode == next(iter(solver.modes()))
         if not wanted:
             return Free(least=least)
-        unlimited = figures.once_below(
-            ("free", *about),
-            solver.enough(candidate, below),
-            lambda: self._unlimited(case, tables(), below),
-            lambda one: one.solution.lower_bound,
-            Unlimited,
-        )
+        unlimited = self._unlimited_of(about, tables, below)
         solution = unlimited.solution
         # Nothing else is asked of what does not fit, or is too slow.
         slow = solver.is_exact and solver.promise_of(candidate, solution.lower_bound) >= below
@@ -99,18 +98,32 @@ class FreeSolutions:
             return Free(least=least, solution=solution)
         beyond = 0.0
         if solver.may_exceed(candidate, solution):
-            beyond = figures.once(
-                ("beyond", *about, solution.choices, room),
-                lambda: solver.beyond(case, tables(), solution),
-                float,
-            )
+            if (about, solution) not in self._beyond:
+                self._beyond[about, solution] = solver.beyond(case, tables(), solution)
+            beyond = self._beyond[about, solution]
         fits = solution.memory + beyond <= room and unlimited.is_hosted
         step = None
         if fits and unlimited.sums is not None:
             step = solver.step_within(case, solution, unlimited.sums)
         return Free(least=least, solution=solution, beyond=beyond, fits=fits, step=step)
 
-    def _unlimited(self, case: Case, tables: Tables, below: float) -> Unlimited:
+    def _unlimited_of(self, about: _About, made: Callable[[], Tables], below: float) -> Unlimited:
+        """The solution of a case, of which no more than a bound that is enough is proven.
+
+        One whose bound stays below that is the same for whatever else is enough.
+        """
+        case, _ = about
+        enough = self.solver.enough(case.candidate, below)
+        known = self._unlimited.get((about, math.inf))
+        if known is None or known.solution.lower_bound >= enough:
+            known = self._unlimited.get((about, enough))
+        if known is None:
+            known = self._solved_freely(case, made(), below)
+            lasting = known.solution.lower_bound < enough
+            self._unlimited[about, math.inf if lasting else enough] = known
+        return known
+
+    def _solved_freely(self, case: Case, tables: Tables, below: float) -> Unlimited:
         solver = self.solver
         solution = solver.free_solution(case.candidate, tables, below)
         return Unlimited(
@@ -118,18 +131,3 @@ class FreeSolutions:
             is_hosted=tables.host_of(solution.choices) <= tables.host_room,
             sums=solver.sums_of(case, tables, solution) if solver.is_exact else None,
         )
-
-
-def tables_of(made: Callable[[], Tables], solution: Solution) -> Tables:
-    """The tables of a solution; `UsageError` if these have no such choices.
-
-    So they are where the solution was read from a file that others have written.
-    """
-    tables = made()
-    sizes = tables.graph.sizes
-    choices = solution.choices
-    if len(choices) != len(sizes) or not all(map(range.__contains__, map(range, sizes), choices)):
-        raise UsageError(
-            "what is remembered of searches is not of this model; autopar cache clear forgets it"
-        )
-    return tables

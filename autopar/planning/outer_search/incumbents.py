@@ -6,7 +6,6 @@ that would be the plan.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import replace
 
@@ -33,7 +32,6 @@ class Incumbents:
         self.fastest: dict[Candidate, Played] = {}
         self.failures: list[Infeasible] = []
         self._challengers: list[Played] = []
-        self._improvable: list[tuple[float, Played]] = []
 
     def __bool__(self) -> bool:
         return bool(self.played)
@@ -78,26 +76,10 @@ class Incumbents:
     def challenge(self, played: Played) -> None:
         """Compare the whole program of a solution with the incumbent, if one fits."""
         try:
-            program, may_gain = self.whole.program(played)
+            program = self.whole.program(played)
         except Infeasible as error:
             self.failures.append(error)
             return
-        if may_gain:
-            self._improvable.append((program.seconds, played))
-        self._take(program, played)
-
-    def improve(self) -> None:
-        """Solve the whole graph anew for the last incumbents, if it may have faster programs."""
-        for seconds, played in sorted(self._improvable, key=lambda pair: pair[0]):
-            # The bound of equal layers holds for unlike ones, too.
-            if seconds < EFFORT.near * self.best and played.solved.promise < self.enough:
-                with contextlib.suppress(Infeasible):
-                    self._take(self.whole.solved_anew(played.solved), played)
-        self._improvable.clear()
-
-    def _take(self, program: Program, played: Played) -> None:
-        """Let a whole program take the incumbent's place, if it is faster."""
-        if program.seconds >= self.best:
-            return
-        self.programs.insert(0, program)
-        self.played.insert(0, replace(played, seconds=program.seconds))
+        if program.seconds < self.best:
+            self.programs.insert(0, program)
+            self.played.insert(0, replace(played, seconds=program.seconds))

@@ -64,21 +64,19 @@ class MemoryBound:
 
     def _pricing(self, candidate: Candidate, mode: Mode) -> Pricing:
         solver = self.solver
-        figures = solver.bounds.figures
-        about = (candidate.key, mode)
         # Without stages solutions are priced on the whole graph, pipelines on the folded one.
         schedule = solver.schedule_of(candidate, mode, short=candidate.stages > 1)
         if candidate.stages == 1:
             limit = solver.memory_limit(candidate)
             count = candidate.micro_batches
-            return price_alone(solver.folded, count, schedule, limit, figures, about)
+            return price_alone(solver.folded, count, schedule, limit)
         terms = Terms(
             request=solver.request,
             schedule=schedule,
             always=solver.always,
             expand=functools.partial(expand, solver.folded),
         )
-        return StagePricing(solver.group(candidate), terms, figures, about)
+        return StagePricing(solver.group(candidate), terms)
 
     def solve(self, case: Case, tables: Tables, beyond: float) -> Solved:
         """The solution that promises least within the memory; raises `Infeasible`.

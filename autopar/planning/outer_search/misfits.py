@@ -1,26 +1,19 @@
-"""Cases that do not fit the memory, unlike layers for those that nearly do, and requests of which
-nothing does.
-"""
+"""Cases that do not fit the memory, and requests of which nothing does."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autopar.errors import UsageError
-from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
-from autopar.planning.solve.solved_candidate import Solved
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.groups import CandidateGroups
 from autopar.planning.space.modes import Mode
-from autopar.search import Infeasible, NoAssignment
+from autopar.search import NoAssignment
 
 from .candidate_solver import CandidateSolver
-from .evaluator import Evaluator, Played
-from .incumbents import Incumbents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,34 +27,6 @@ class Misfit:
     mode: Mode
     needed: float
     bounded: bool = False
-
-
-class UnlikeLayers:
-    """Tries unlike layers for solutions that came before anything fitted.
-
-    Whole graphs take long to solve, so that they wait for what fits without them, and for a proof
-    that they may be faster.
-    """
-
-    def __init__(self, evaluator: Evaluator, incumbents: Incumbents) -> None:
-        self.evaluator = evaluator
-        self.incumbents = incumbents
-        self._waiting: list[tuple[Solved, float]] = []
-
-    def look_at(self, solved: Solved, error: Infeasible) -> None:
-        """Let a solution wait whose program of equal layers does not fit."""
-        likely = EFFORT.likely * self.evaluator.solver.room(solved.candidate)
-        if not self.incumbents and error.minimum_memory <= likely:
-            self._waiting.append((solved, error.minimum_memory))
-
-    def try_waiting(self) -> None:
-        """Try the solutions that wait, the best promise first."""
-        # The best promise makes the others hardest to be worth their work.
-        for solved, needed in sorted(self._waiting, key=lambda near: near[0].promise):
-            enough = self.incumbents.enough
-            if not self.incumbents or self.evaluator.may_fit(solved, needed, enough):
-                self.incumbents.challenge(Played(solved=solved, seconds=math.inf, limited=True))
-        self._waiting.clear()
 
 
 def surely_misfits(folded: FoldedModel, request: Request) -> bool:

@@ -19,7 +19,6 @@ from autopar.search import Infeasible, NoAssignment
 
 from .candidate_solver import CandidateSolver
 from .evaluator import Evaluator, Played
-from .foresight import Foresight
 from .incumbents import Incumbents
 from .micro_batches import MicroBatches
 from .modes_in_turn import ModesInTurn
@@ -36,7 +35,6 @@ class Neighbours:
     incumbents: Incumbents
     micro_batches: MicroBatches
     modes: ModesInTurn
-    ahead: Foresight
     clock: Clock
     play: Callable[[Solved], None]
 
@@ -45,16 +43,10 @@ class Neighbours:
         solver = self.evaluator.solver
         if solver.request.mesh is not None or not self.incumbents:
             return
-        finer = [
-            (cases, fast)
-            for fast in _worth_splitting(self.incumbents.fastest.values())
-            for cases in _finer_cases(solver, fast)
-        ]
-        for number, (cases, fast) in enumerate(finer):
-            self.clock.look()
-            following = [others[0] for others, _ in finer[number + 1 :]]
-            self.ahead.look_at_finer(following, self.incumbents.best, self.incumbents.enough)
-            self._try(cases, fast)
+        for fast in _worth_splitting(self.incumbents.fastest.values()):
+            for cases in _finer_cases(solver, fast):
+                self.clock.look()
+                self._try(cases, fast)
         self.incumbents.settle()
 
     def try_micro_batches(self) -> None:
@@ -77,7 +69,6 @@ class Neighbours:
             # Two meshes may be split into the same one.
             if not self.modes.reach(case.candidate, case.mode):
                 continue
-            self.ahead.of_finer(case, self.incumbents.best, self.incumbents.enough)
             is_same = case.mode == coarser.solved.mode and not coarser.limited
             if not is_same or self._adds_up_to_less(case, coarser.solved):
                 self._promising(case)

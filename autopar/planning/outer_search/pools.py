@@ -13,7 +13,6 @@ from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
 from autopar.planning.model.stops import Clock
-from autopar.planning.programs.equal_layers import Alike, Mixture
 from autopar.planning.programs.joined_axes import joined_mesh
 from autopar.planning.programs.merged_passes import exchanges_rows, merged_forms
 from autopar.planning.programs.priced_program import PricedProgram
@@ -33,36 +32,30 @@ from .whole_programs import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The best program, with a bound that no plan undercuts.
-
-    `mixtures`: equal layers that it treats unalike.
-    """
+    """The best program, with a bound that no plan undercuts."""
 
     program: Program
     certificate: Certificate
-    mixtures: tuple[Mixture, ...]
 
 
 class PoolSearch:
     """The search of one pool of like devices; its `programs`, the fastest first."""
 
-    def __init__(
-        self, folded: FoldedModel, request: Request, clock: Clock, jobs: int | None
-    ) -> None:
-        self.search = BestFirst(folded, request, clock, jobs)
+    def __init__(self, folded: FoldedModel, request: Request, clock: Clock) -> None:
+        self.search = BestFirst(folded, request, clock)
         self.programs: list[Program] = []
 
     def run(self, progress: Progress | None = None) -> None:
         """Find the programs; raises `NoPlanFits`, and `UsageError` where there is no candidate."""
         search = self.search
         search.run(progress)
+        failures = search.incumbents.failures
         # Not even a candidate that is too large: pins or options forbid them all.
-        if not search.incumbents and not search.misfits:
+        if not search.incumbents and not search.misfits and not failures:
             raise no_candidate(search)
         self.programs = search.incumbents.programs
         if self.programs:
             return
-        failures = search.incumbents.failures
         last = thriftiest(search.misfits, search.whole, failures)
         if last is None:
             raise nothing_fits(search, failures)
@@ -70,47 +63,36 @@ class PoolSearch:
 
 
 def search_pools(
-    folded: FoldedModel, request: Request, progress: Progress | None = None, jobs: int | None = None
+    folded: FoldedModel, request: Request, progress: Progress | None = None
 ) -> Outcome:
     """The best program on a cluster; raises `NoPlanFits` and `UsageError`.
 
-    `jobs`: as of `BestFirst`. Interrupted, it returns the best program so far, if there is one.
+    Interrupted, it returns the best program so far, if there is one.
     """
     clock = Clock(request.seconds)
     pools = [
-        PoolSearch(folded, replace(request, cluster=pool), clock, jobs)
-        for pool in request.cluster.pools
+        PoolSearch(folded, replace(request, cluster=pool), clock) for pool in request.cluster.pools
     ]
     unequal = UnequalGroups(folded, request)
     programs: list[Program] = []
     failures: list[NoPlanFits | UsageError] = []
-    best: Program | None = None
-    mixtures: tuple[Mixture, ...] = ()
     complete = False
     try:
         complete = _search_each(pools, programs, failures, progress)
         if complete:
             programs += _over_all([pool.search for pool in pools], unequal, programs)
-        # Inside, too: who interrupts this is left with the plan that was to be made simpler.
-        if complete and programs:
-            first = pools[0].search
-            solved = [played.solved for pool in pools for played in pool.search.incumbents.played]
-            alike = Alike(folded, request, first.solver.always)
-            best, mixtures = alike.best(first_of(programs), solved)
     except KeyboardInterrupt:
         complete = False
         if not programs:
             raise
-        complete = False
     if not programs:
         # Of several pools, the one that is nearest to a plan tells the user most.
         raise min(failures, key=_least_memory)
     return Outcome(
-        program=best or first_of(programs),
+        program=first_of(programs),
         certificate=Certificate(
             lower_bound=_bound(pools, unequal), held_by=_held_by(pools, unequal), complete=complete
         ),
-        mixtures=mixtures,
     )
 
 
@@ -175,7 +157,7 @@ def _beside_incumbents(search: BestFirst, best: Program) -> Iterator[Program]:
             continue
         if least < (1 - EFFORT.close) * best.seconds:
             with contextlib.suppress(Infeasible):
-                yield search.whole.program(played).program
+                yield search.whole.program(played)
 
 
 def _in_more_micro_batches(searches: Sequence[BestFirst], best: PricedProgram) -> list[Program]:

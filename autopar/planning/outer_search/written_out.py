@@ -31,11 +31,7 @@ class WrittenOut:
         """Seconds of a step of the program, as if memory were no question."""
         key = self._key(solved)
         if key not in self._seconds:
-            self._seconds[key] = self.solver.bounds.figures.once(
-                ("written out", solved.candidate.key, solved.mode, solved.solution.choices),
-                lambda: self.program(solved).timeline.step,
-                float,
-            )
+            self._seconds[key] = self.program(solved).timeline.step
         return self._seconds[key]
 
     def program(self, solved: Solved) -> DraftProgram:

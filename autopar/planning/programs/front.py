@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autopar.planning.model.figures import Figures
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.stages.parts import Group, Terms
 from autopar.planning.stages.staged_program import CutSolution
@@ -159,38 +158,32 @@ class AlonePricing:
     """Prices solutions without stages, as programs.
 
     `whole`: turns a solution into one of the whole graph. None: the tables are of the whole graph
-    already. `known`: the programs' steps without a limit, by a key that begins with `about`.
+    already.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        memory_limit: float,
-        whole: Whole | None = None,
-        known: Figures | None = None,
-        about: tuple[object, ...] = (),
-    ) -> None:
+    def __init__(self, schedule: Schedule, memory_limit: float, whole: Whole | None = None) -> None:
         self.schedule = schedule
         self.memory_limit = memory_limit
         self.whole = whole
-        self.known = known or Figures()
-        self.about = about
+        self._steps: dict[tuple[int, ...], Step] = {}
+        self._memories: dict[tuple[int, ...], float] = {}
         self._last: tuple[Solution, DraftProgram] | None = None
 
     def free(self, tables: Tables, solution: Solution, below: float) -> Step:
         """The program as it is without a limit of memory."""
-
-        def step() -> Step:
+        key = solution.choices
+        if key not in self._steps:
             draft = self._draft(tables, solution)
-            return Step(seconds=draft.timeline.step, memory=draft.memory.total)
-
-        return self.known.once(("program", *self.about, solution.choices), step, Step)
+            self._steps[key] = Step(seconds=draft.timeline.step, memory=draft.memory.total)
+        return self._steps[key]
 
     def within(self, tables: Tables, solution: Solution, below: float) -> Priced:
         """The program within the memory, with smaller units of parameters where it needs them."""
         # What does not fit needs no timeline, which takes as long as its memory.
-        key = ("program's memory", *self.about, solution.choices)
-        memory = self.known.once(key, lambda: self._draft(tables, solution).memory.total, float)
+        key = solution.choices
+        if key not in self._memories:
+            self._memories[key] = self._draft(tables, solution).memory.total
+        memory = self._memories[key]
         if memory <= self.memory_limit:
             seconds = self.free(tables, solution, below).seconds
             return Priced(solution=solution, seconds=seconds, memory=memory)
@@ -207,12 +200,7 @@ class AlonePricing:
 
 
 def price_alone(
-    folded: FoldedModel,
-    micro_batches: int,
-    schedule: Schedule,
-    memory_limit: float,
-    known: Figures,
-    about: tuple[object, ...],
+    folded: FoldedModel, micro_batches: int, schedule: Schedule, memory_limit: float
 ) -> Pricing:
     """Return the pricing of folded solutions without stages, as programs of the whole graph."""
     analysis = folded.analysis(short=False, micro_batches=micro_batches)
@@ -221,44 +209,38 @@ def price_alone(
         unfolded, choices = unfold(tables, solution.choices, folded.folding, analysis)
         return unfolded, replace(solution, choices=choices)
 
-    return AlonePricing(schedule, memory_limit, whole, known, about)
+    return AlonePricing(schedule, memory_limit, whole)
 
 
 class StagePricing:
-    """Prices solutions as pipelines, at their best cuts under the best schedule.
+    """Prices solutions as pipelines, at their best cuts under the best schedule."""
 
-    `known`: the steps of cuts without a limit, and the least bytes of cuts, by keys that begin with
-    `about`.
-    """
-
-    def __init__(
-        self, group: Group, terms: Terms, known: Figures, about: tuple[object, ...]
-    ) -> None:
+    def __init__(self, group: Group, terms: Terms) -> None:
         self.group = group
         self.terms = terms
-        self.known = known
-        self.about = about
+        self._steps: dict[tuple[int, ...], Step] = {}
+        self._needed: dict[tuple[int, ...], float] = {}
         self.memory_limit = terms.request.memory_limit_on(group.cluster)
         self._last: tuple[Solution, CutSolution] | None = None
 
     def free(self, tables: Tables, solution: Solution, below: float) -> Step:
         """The best cuts without a limit of memory."""
-        key = ("cut freely", *self.about, solution.choices)
-        known = self.known.known(key, Step)
-        # That depends on what is wanted, so it is no figure that others may take.
-        if known is None and (ideal := self._cut(tables, solution).ideal()) >= below:
-            return Step(seconds=ideal, memory=0.0)
-        return self.known.once(key, lambda: Step(*self._cut(tables, solution).free()), Step)
+        key = solution.choices
+        if key not in self._steps:
+            # That depends on what is wanted, so it is not remembered.
+            if (ideal := self._cut(tables, solution).ideal()) >= below:
+                return Step(seconds=ideal, memory=0.0)
+            self._steps[key] = Step(*self._cut(tables, solution).free())
+        return self._steps[key]
 
     def within(self, tables: Tables, solution: Solution, below: float) -> Priced:
         """The best cuts within the memory, which are those without a limit where these fit."""
         # That nothing fits is known before any cut is made.
-        needs = ("cut within", *self.about, solution.choices)
-        least = self.known.known(needs, float)
-        if least is None and not self._cut(tables, solution).fits:
-            least = (self.known.once(needs, self._cut(tables, solution).needed, float),)
-        if least is not None and least[0] > self.memory_limit:
-            return Priced(solution=solution, seconds=math.inf, memory=least[0])
+        key = solution.choices
+        if key not in self._needed and not self._cut(tables, solution).fits:
+            self._needed[key] = self._cut(tables, solution).needed()
+        if (least := self._needed.get(key, 0.0)) > self.memory_limit:
+            return Priced(solution=solution, seconds=math.inf, memory=least)
         free = self.free(tables, solution, below)
         # Cuts without a limit ask no host for room either.
         hosted = tables.host_of(solution.choices) > 0

@@ -42,4 +42,4 @@ def merged_forms(
         memory_limit = request.memory_limit_on(program.tables.prices.cluster)
         draft = thriftier(draft, memory_limit)
         if draft.memory.total <= memory_limit:
-            yield draft.priced(tightened=program.tightened)
+            yield draft.priced()

@@ -1,11 +1,7 @@
-"""Solutions as programs with their exact price, made to fit the memory.
-
-The tables' sums may be below the peak of a program, which is then solved again within less.
-"""
+"""Solutions as programs with their exact price, made to fit the memory."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,10 +17,6 @@ from autopar.sharding.program import Assignment, Program
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule
 
-MEMORY_TRIES = 6
-"""The most programs to try, each with a lower limit for the tables, as programs need more memory
-than their tables.
-"""
 SMALLER = 4
 """The divisor of the units of parameters while the program needs too much memory."""
 THRIFTY = (1 + 1e-9, 1.1, 1.25, 1.5, 2.0)
@@ -35,17 +27,13 @@ taken.
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PricedProgram:
-    """The best program on one mesh, without pipeline stages.
-
-    `tightened`: the program of the tables' first solution did not fit the memory.
-    """
+    """The best program on one mesh, without pipeline stages."""
 
     tables: Tables
     solution: Solution
     assignment: Assignment
     plan: Scheduled
     estimate: Estimate
-    tightened: bool = False
 
     @property
     def program(self) -> Program:
@@ -124,7 +112,7 @@ class DraftProgram:
         """The same program under another schedule."""
         return replace(self, plan=scheduled(self.plan.program, schedule))
 
-    def priced(self, *, tightened: bool = False) -> PricedProgram:
+    def priced(self) -> PricedProgram:
         """The program with its price."""
         tables = self.tables
         figures = estimate_of(
@@ -136,7 +124,6 @@ class DraftProgram:
             assignment=self.plan.program.assignment,
             plan=self.plan,
             estimate=figures,
-            tightened=tightened,
         )
 
 
@@ -163,31 +150,6 @@ def thriftier(draft: DraftProgram, memory_limit: float) -> DraftProgram:
             break
         draft = other
     return draft
-
-
-def fit(
-    tables: Tables,
-    solution: Solution,
-    *,
-    method: str,
-    memory_limit: float,
-    schedule: Schedule = PLAIN,
-) -> PricedProgram:
-    """Return the program of a solution, or of a thriftier one that fits `memory_limit`.
-
-    Raises `Infeasible` if none of those tried does.
-    """
-    allowed = memory_limit
-    for number in range(MEMORY_TRIES):
-        draft = thriftier(DraftProgram.of(tables, solution, schedule), memory_limit)
-        over = draft.memory.total - memory_limit
-        if over <= 0:
-            return draft.priced(tightened=number > 0)
-        # The program's excess is taken off the tables' limit, as a thriftier solution is likely to
-        # have the same.
-        allowed = min(allowed, tables.graph.memory_of(solution.choices)) - over
-        solution = solve_within(tables, method, allowed)
-    raise Infeasible(draft.memory.total, memory_limit)
 
 
 def smallest(
@@ -223,27 +185,5 @@ def smallest(
                 key=lambda draft: draft.memory.total,
             )
     if best.memory.total <= memory_limit:
-        return best.priced(tightened=True)
+        return best.priced()
     raise Infeasible(best.memory.total, memory_limit)
-
-
-def best_within(
-    tables: Tables, *, method: str, memory_limit: float, room: float, schedule: Schedule = PLAIN
-) -> PricedProgram:
-    """Return the best program within `memory_limit` bytes.
-
-    `room`: the bytes of it that the tables may fill.
-    """
-    try:
-        return fit(
-            tables,
-            solve_within(tables, method, room),
-            method=method,
-            memory_limit=memory_limit,
-            schedule=schedule,
-        )
-    except Infeasible:
-        # Without a limit the failure is not one of bytes, so a smaller program cannot help.
-        if math.isinf(memory_limit):
-            raise
-        return smallest(tables, method=method, memory_limit=memory_limit, schedule=schedule)

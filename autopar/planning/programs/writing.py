@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from autopar import __version__
@@ -16,7 +16,6 @@ from autopar.plan_parts import (
     AxisSpec,
     CollectivePlan,
     InputSpec,
-    MixturePlan,
     ModelSpec,
     OperatorPlan,
     ParameterPlan,
@@ -38,7 +37,6 @@ from autopar.sharding.program import Assignment, Program
 from autopar.sharding.rules.discovered import found_in
 from autopar.sharding.schedule import Schedule
 
-from .equal_layers import Mixture
 from .predicted_figures import predicted_of
 from .priced_program import PricedProgram
 
@@ -61,12 +59,10 @@ def as_plan(
     *,
     certificate: Certificate,
     analysis: Analysis | None = None,
-    mixtures: Sequence[Mixture] = (),
 ) -> Plan:
     """Write down the best program as a plan.
 
-    `analysis`: of the global batch, of which the program may run micro-batches. `mixtures`: of
-    strategies among equal layers.
+    `analysis`: of the global batch, of which the program may run micro-batches.
     """
     whole = analysis or _first(best).tables.analysis
     graph = whole.graph
@@ -89,7 +85,6 @@ def as_plan(
         stages=tuple(_stages(best, whole)) if isinstance(best, StagedProgram) else (),
         unused=request.cluster.devices - used,
         predicted=predicted_of(best),
-        mixtures=tuple(MixturePlan(**asdict(mixture)) for mixture in mixtures),
         provenance=_provenance(best, request, certificate),
     )
 

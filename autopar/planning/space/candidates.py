@@ -58,11 +58,6 @@ class Candidate:
         """The key that candidates with other numbers of micro-batches share."""
         return self.cluster.devices, self.stages, self.mesh
 
-    @property
-    def key(self) -> tuple[int, int, Mesh, int]:
-        """The candidate among those of its request, in a few numbers and names."""
-        return *self.place, self.micro_batches
-
     def __str__(self) -> str:
         stages = f"{self.stages} stages of " if self.stages > 1 else ""
         batches = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""

@@ -32,7 +32,7 @@ TRIES = 5
 class StagedProgram:
     """A pipeline: its parts in the order of their stages, and the cuts of the model.
 
-    `tightened`: as of `PricedProgram`.
+    `tightened`: the first solution did not fit the memory of each device.
     """
 
     parts: tuple[Part, ...]
@@ -216,15 +216,15 @@ def _without_waste(best: StagedProgram, terms: Terms) -> StagedProgram:
     return replace(best, parts=parts, pipeline=pipeline, schedule=schedule)
 
 
-def pipeline_of(
-    group: Group, tables: Tables, solution: Solution, terms: Terms
-) -> StagedProgram | None:
-    """Return the pipeline of a known solution on one group, or None if no cut fits."""
+def pipeline_of(group: Group, tables: Tables, solution: Solution, terms: Terms) -> StagedProgram:
+    """Return the pipeline of a known solution on one group; raises `Infeasible` if no cut fits."""
     parts = (terms.part(group, tables, solution),)
     cutter, schedules = terms.cutter(parts)
     pipeline = cutter.best(schedules)
     if pipeline is None:
-        return None
+        limit = terms.request.memory_limit_on(group.cluster)
+        needed = cutter.least_memory(schedules) + terms.always
+        raise Infeasible(max(needed, math.nextafter(limit, math.inf)), limit)
     return StagedProgram(parts=parts, pipeline=pipeline, schedule=terms.schedule)
 
 
@@ -260,26 +260,6 @@ class CutSolution:
         if pipeline is None:
             return math.inf, self.needed()
         return pipeline.step, pipeline.memory + self.always
-
-
-def recut(
-    staged: StagedProgram, solutions: Sequence[Solution], request: Request, *, always: float
-) -> tuple[StagedProgram | None, float]:
-    """Return the pipeline with other solutions of its parts, and bytes of the fullest device.
-
-    The pipeline is None if no cut fits.
-    """
-    terms = Terms(request=request, schedule=staged.schedule, always=always)
-    # Other solutions have other costs, so the cuts move, too.
-    parts = tuple(
-        terms.part(part.group, part.tables, solution)
-        for part, solution in zip(staged.parts, solutions, strict=True)
-    )
-    cutter, schedules = terms.cutter(parts)
-    pipeline = cutter.best(schedules)
-    if pipeline is None:
-        return None, cutter.least_memory(schedules) + always
-    return replace(staged, parts=parts, pipeline=pipeline), pipeline.memory
 
 
 def _solutions(

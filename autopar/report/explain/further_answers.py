@@ -24,14 +24,12 @@ class Further:
     """The answers that need further searches.
 
     `alternatives`: whether they are wanted. `batches`: gives the model for other batches; None
-    leaves out the sensitivity. `memory`: the limit. `jobs`: processes at a time (None: as many as
-    cores).
+    leaves out the sensitivity. `memory`: the limit.
     """
 
     alternatives: bool
     batches: Callable[[int], Graph] | None = None
     memory: float | None = None
-    jobs: int | None = None
 
 
 def answered(
@@ -43,9 +41,7 @@ def answered(
     analysis = explained.analysis
     memory = further.memory
     if further.alternatives and explained.names is None:
-        pinned = outer_alternatives(
-            plan, analysis, cluster, memory=memory, progress=progress, jobs=further.jobs
-        )
+        pinned = outer_alternatives(plan, analysis, cluster, memory=memory, progress=progress)
         explained = dataclasses.replace(explained, pinned=tuple(pinned))
     elif further.alternatives and not explained.parameter:
         if explained.names is None or len(explained.names) != 1:
@@ -60,9 +56,9 @@ def answered(
         )
     if further.batches is not None:
         sensitivity = sensitivity_of(
-            plan, analysis, cluster, memory=memory, batches=further.batches, jobs=further.jobs
+            plan, analysis, cluster, memory=memory, batches=further.batches
         )
         explained = dataclasses.replace(
-            explained, flips=tuple(sensitivity.flips(progress, further.jobs)), base=sensitivity.base
+            explained, flips=tuple(sensitivity.flips(progress)), base=sensitivity.base
         )
     return explained

@@ -66,12 +66,11 @@ register(
     "aten.add.Tensor aten.sub.Tensor aten.rsub.Tensor onnx.Add onnx.Sub autopar.add",
     pointwise,
     linear=((0, 1),),
+    affine=True,
     saves="",
 )
-# It has any number of inputs, and a row of the table cannot say that it is linear in all of them.
-register("onnx.Sum", pointwise)
-# The number would be added once on every rank, so no partial sum passes.
-register("aten.add.Scalar aten.sub.Scalar aten.rsub.Scalar", pointwise, saves="")
+register("onnx.Sum onnx.Mean", pointwise, affine=True)
+register("aten.add.Scalar aten.sub.Scalar aten.rsub.Scalar", pointwise, affine=True, saves="")
 register("aten.mul.Tensor onnx.Mul", pointwise, linear=((0,), (1,)))
 register("ai.onnx.ml.Binarizer", pointwise, differentiable=False)
 # The first input is gated by its own sigmoid; only the second one is a plain factor.
@@ -85,14 +84,11 @@ register(
 )
 register("aten.pow.Tensor_Scalar aten.pow.Tensor_Tensor aten.pow.Scalar onnx.Pow", pointwise)
 register(
-    "aten.maximum.default aten.minimum.default aten.atan2.default onnx.Max onnx.Min onnx.Mean "
-    "onnx.PRelu",
+    "aten.maximum.default aten.minimum.default aten.atan2.default onnx.Max onnx.Min onnx.PRelu",
     pointwise,
 )
-register(
-    "aten.clamp.Tensor aten.addcmul.default aten.addcdiv.default aten.lerp.Scalar aten.lerp.Tensor",
-    pointwise,
-)
+register("aten.clamp.Tensor aten.addcmul.default aten.addcdiv.default aten.lerp.Tensor", pointwise)
+register("aten.lerp.Scalar", pointwise, affine=True)
 # Both branches must be shares: with one of them whole, each rank would choose it in full.
 register("aten.where.self onnx.Where", pointwise, linear=((1, 2),))
 register(
@@ -115,8 +111,8 @@ _OF_TWO_STEPS = """remainder.Scalar_Tensor gcd.default lcm.default heaviside.def
 register([f"aten.{name}" for name in _QUOTIENTS.split()], pointwise, linear=((0,),))
 register([f"aten.{name}" for name in _OF_TWO.split()], pointwise)
 register([f"aten.{name}" for name in _OF_TWO_STEPS.split()], pointwise, differentiable=False)
-register("aten.subtract.Tensor", pointwise, linear=((0, 1),), saves="")
-register("aten.subtract.Scalar", pointwise, saves="")
+register("aten.subtract.Tensor", pointwise, linear=((0, 1),), affine=True, saves="")
+register("aten.subtract.Scalar", pointwise, affine=True, saves="")
 register("aten.multiply.Tensor", pointwise, linear=((0,), (1,)))
 # Only the source matters: `copy` overwrites the values of the first tensor.
 register("aten.copy.default", pointwise, linear=((1,),), saves="")

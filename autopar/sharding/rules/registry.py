@@ -71,8 +71,9 @@ class Entry:
     """A row of the table.
 
     `linear`: sets of inputs in which the operator is jointly linear, so that partial values pass
-    through it. `products`: the products of factor sizes that count multiply-adds; empty for
-    memory-bound operators. A product is given by the letters of the factors that it leaves out:
+    through it. `affine`: whether it adds up all its inputs and numbers: partial values then pass
+    through it over time. `products`: the products of factor sizes that count multiply-adds; empty
+    for memory-bound operators. A product is given by the letters of the factors that it leaves out:
     `""` takes all factors. `"/e"` means that each element meets one of the e, so a share of the
     elements does a share of the work. `differentiable`: whether the output can carry a gradient.
     `saves`: the tensors that autograd keeps for the backward pass: "inputs", "output" or "" for
@@ -83,6 +84,7 @@ class Entry:
 
     rule: RuleText
     linear: tuple[tuple[int, ...], ...] = ()
+    affine: bool = False
     products: tuple[str, ...] = ()
     differentiable: bool = True
     saves: str = "inputs"
@@ -99,6 +101,7 @@ def register(
     rule: RuleText,
     *,
     linear: tuple[tuple[int, ...], ...] = (),
+    affine: bool = False,
     products: tuple[str, ...] = (),
     differentiable: bool = True,
     saves: str = "inputs",
@@ -110,6 +113,7 @@ def register(
     entry = Entry(
         rule=rule,
         linear=linear,
+        affine=affine,
         products=products,
         differentiable=differentiable,
         saves="" if view else saves,
@@ -183,7 +187,7 @@ def preamble(graph: Graph) -> frozenset[str]:
         op
         for op in free
         if _is_large(graph, op)
-        and (rule := _known_rule(graph, op)) is not None
+        and (rule := known_rule(graph, op)) is not None
         and rule.splittable()
     ]
     if not spread:
@@ -230,12 +234,12 @@ def _is_large(graph: Graph, operator: Operator) -> bool:
 
 
 def _may_be_ordinary(graph: Graph, operator: Operator) -> bool:
-    return _known_rule(graph, operator) is not None and any(
+    return known_rule(graph, operator) is not None and any(
         graph.tensors[name].size > 1 for name in operator.outputs
     )
 
 
-def _known_rule(graph: Graph, operator: Operator) -> Rule | None:
+def known_rule(graph: Graph, operator: Operator) -> Rule | None:
     """The rule of an operator, None where there is none for this call."""
     if not has_rule(graph, operator):
         return None

@@ -358,9 +358,12 @@ register(
     view=True,
 )
 register(
-    "aten.cat.default aten.concat.default aten.concatenate.default onnx.Concat", _concat, saves=""
+    "aten.cat.default aten.concat.default aten.concatenate.default onnx.Concat",
+    _concat,
+    affine=True,
+    saves="",
 )
-register("aten.stack.default", _stack, saves="")
+register("aten.stack.default", _stack, affine=True, saves="")
 register("aten.broadcast_tensors.default", _broadcast_together, saves="")
 register("aten.unbind.int", _unbind, linear=((0,),), view=True)
 register("aten.repeat.default aten.tile.default onnx.Tile", _repeat)

@@ -313,38 +313,6 @@ def test_a_case_that_surely_does_not_fit_is_solved_where_nothing_else_fits() -> 
     assert search_plan(graph, replace(request, memory=error.value.minimum)).predicted.memory
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_unlike_layers_wait_for_what_fits_without_them(
-    fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first program does not fit: unlike layers are tried last, if they may be faster."""
-    graph = graph_of(layers=2)
-    request = Request(cluster=cluster_of(2), offload="none", stages=1, recompute="none")
-    search = BestFirst(FoldedModel(graph, train=True), request)
-    play = Evaluator.play
-    tried: list[str] = []
-
-    def first_fails(self: Evaluator, solved: Solved, below: float = math.inf) -> list[Played]:
-        tried.append("like")
-        if len(tried) == 1:
-            raise Infeasible(1.01 * self.solver.room(solved.candidate), 1.0)
-        return play(self, solved, below)
-
-    def challenge(self: Incumbents, played: Played) -> None:
-        if played.seconds == math.inf:
-            tried.append("unlike")
-        else:
-            own(self, played)
-
-    own = Incumbents.challenge
-    monkeypatch.setattr(Evaluator, "play", first_fails)
-    monkeypatch.setattr(Evaluator, "may_fit", lambda *_: fits)
-    monkeypatch.setattr(Incumbents, "challenge", challenge)
-    search.find()
-    assert search.incumbents and tried.count("like") > 1
-    assert tried.count("unlike") == int(fits) and "unlike" not in tried[:2]
-
-
 @pytest.mark.parametrize("how", ["fits", "limited", "lacks memory"])
 def test_smaller_micro_batches_are_left_out_where_programs_of_larger_ones_fit(
     how: str, monkeypatch: pytest.MonkeyPatch
@@ -388,26 +356,6 @@ def test_slower_programs_do_not_end_a_search(monkeypatch: pytest.MonkeyPatch) ->
     search.find()
     assert search.incumbents and len(set(tried)) > 16
     assert not search.queue or search.queue.least >= search.incumbents.enough
-
-
-def test_nothing_fits_within_what_a_program_leaves() -> None:
-    solver = BestFirst(
-        FoldedModel(graph_of(layers=2), train=True), Request(cluster=cluster_of(2), stages=1)
-    ).solver
-    candidate = Candidate(
-        cluster=solver.request.cluster,
-        stages=1,
-        mesh=next(iter(meshes(solver.request.cluster))),
-        micro_batches=1,
-    )
-    case = solver.case(candidate, next(iter(solver.modes())))
-    solved = Evaluator(solver).promise(case)
-    assert solved is not None
-    room = solver.room(candidate)
-    evaluator = Evaluator(solver)
-    assert not evaluator.may_fit(solved, room + solved.solution.memory, math.inf)
-    assert not evaluator.may_fit(solved, solved.solution.memory, solved.promise)
-    assert evaluator.may_fit(solved, solved.solution.memory, math.inf)
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_what_one_restriction_more_finds(
     if shape is not None:
         every = meshes(free.cluster, fewer["stages"])
         pinned = replace(pinned, mesh=next(one for one in every if one.shape == shape))
-    step, restricted = (search_plan(graph, one, jobs=1).predicted.step for one in (free, pinned))
+    step, restricted = (search_plan(graph, one).predicted.step for one in (free, pinned))
     assert step <= (1 + FASTER) * restricted
 
 
@@ -277,9 +277,7 @@ def test_a_number_of_micro_batches_between_those_tried_is_found() -> None:
     case = RESTRICTED["llama-8b-4-tight"]
     graph = case.graph
     request = case.request(graph)
-    free, three = (
-        search_plan(graph, one, jobs=1) for one in (request, replace(request, micro_batches=3))
-    )
+    free, three = (search_plan(graph, one) for one in (request, replace(request, micro_batches=3)))
     assert free.schedule.micro_batches == 3
     assert free.predicted.step <= (1 + FASTER) * three.predicted.step
 
