@@ -92,8 +92,8 @@ class Sides:
 
     def _side(self, outputs: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Side:
         present = {
-            **{name: value.detach().clone() for name, value in outputs.items()},
-            **{name: buffers[name].detach().clone() for name in self.graph.updates},
+            **{name: _kept(value) for name, value in outputs.items()},
+            **{name: _kept(buffers[name]) for name in self.graph.updates},
         }
         total = weighed(
             [outputs[n] if outputs[n].requires_grad else None for n in self.graph.outputs]
@@ -107,6 +107,12 @@ class Sides:
 def _own(leaf: Any) -> Any:
     """An input of the trial's own."""
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _kept(value: Tensor) -> Tensor:
+    """A copy of a result, of a complex one both parts."""
+    value = value.detach()
+    return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).clone()
 
 
 @contextmanager

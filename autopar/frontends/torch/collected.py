@@ -52,6 +52,13 @@ class Collected:
             self.constants[name] = value
             self.declare(name, value, Role.CONSTANT)
 
+    def complex_constant(self, node: torch.fx.Node, argument: str, value: complex) -> str:
+        """A complex number as a constant, of the type that it gives the result of its operator."""
+        name = f"{node.name}.{argument}"
+        self.constants[name] = torch.tensor(value, dtype=node.meta["val"].dtype)
+        self.declare(name, self.constants[name], Role.CONSTANT)
+        return name
+
     def declare(
         self,
         name: str,

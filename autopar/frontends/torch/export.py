@@ -31,10 +31,7 @@ from .scans import scans_as_operators
 
 FOLLOWED_NUMBERS = 2**16
 """The most elements of a constant whose values torch itself follows through an export."""
-_OF_DATA = (
-    symbolic_shapes.GuardOnDataDependentSymNode,
-    fake_tensor.DataDependentOutputException,
-)
+_OF_DATA = (symbolic_shapes.GuardOnDataDependentSymNode, fake_tensor.DataDependentOutputException)
 _CONTEXTS = str(contextlib.__file__)
 
 keep_forkable()  # before the first fake tensor

@@ -1,18 +1,24 @@
-"""Backward passes of a model's own: refused by name, unless they are what torch derives as well.
+"""Backward passes of a model's own: those that scale gradients are written out, others refused.
 
 An export sees the forward pass f of an `autograd.Function`, and differentiates that. Its own
 backward pass b is lost, so with a drawn gradient g of its results
 
-    b(g) = g df/dx
+    b(g) = g df/dx,  or  b(g) = c g with c = b(1)
 
 has to hold on drawn inputs x, of usual sizes and of far smaller and larger ones, at which a bound
-on gradients shows. A gradient reversal would train with the other sign, without a word.
+on gradients shows. In the first case nothing is lost. In the second (straight-through estimators,
+reversed and scaled gradients) the function is exported as
+
+    detach(f(x)) + (c x - detach(c x))
+
+All else would train with other gradients, without a word.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,67 +48,102 @@ def none_of_its_own(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
         yield
         return
     _require_no_hooks(module)
-    called: list[_Call] = []
+    refused: list[str] = []
     apply = torch.autograd.Function.__dict__["apply"]
 
-    def recorded(kind: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        if not kind.__module__.startswith(_TORCHS):
-            called.append(_Call(kind=kind, args=[_without_values(value) for value in args]))
-        return apply.__get__(None, kind)(*args, **kwargs)
+    def replaced(kind: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        own = apply.__get__(None, kind)
+        if kind.__module__.startswith(_TORCHS):
+            return own(*args, **kwargs)
+        call = _Call(kind=kind, own=own, args=args)
+        # A thread of its own is under none of the modes of an export.
+        with ThreadPoolExecutor(1) as apart:
+            derived = apart.submit(call.is_like, call.forward).result()
+            scales = not derived and apart.submit(call.is_like, call.scaled).result()
+        if scales:
+            return call.scaled(*args)
+        if not derived:
+            refused.append(kind.__qualname__)
+        return own(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(recorded)  # type: ignore[assignment,method-assign]
+    torch.autograd.Function.apply = classmethod(replaced)  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-    for call in called:
-        if not call.is_derived():
-            raise ModelError(
-                f"{call.kind.__qualname__} is an autograd.Function with a backward pass of its "
-                "own, which a planned program would not have: write it with operators that torch "
-                "differentiates (x.detach() and torch.where do what most need), or plan without "
-                "training"
-            )
+    if refused:
+        raise ModelError(
+            f"{refused[0]} is an autograd.Function with a backward pass of its own, which a "
+            "planned program would not have: write it with operators that torch differentiates "
+            "(x.detach() and torch.where do what most need), or plan without training"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """A call of an `autograd.Function`; tensors among `args` are on the meta device."""
+    """A call of an `autograd.Function`, of whose tensors the shapes and types are read."""
 
     kind: type[torch.autograd.Function]
+    own: Callable[..., Any]
     args: Sequence[Any]
 
-    def is_derived(self) -> bool:
-        """Whether the backward pass gives what torch derives from the forward pass."""
+    def is_like(self, other: Callable[..., Any]) -> bool:
+        """Whether the own backward pass gives what torch derives from another forward pass."""
         try:
-            return all(self._agree(*sizes) for sizes in itertools.product(_SCALES, repeat=2))
+            sizes = itertools.product(_SCALES, repeat=2)
+            return all(self._agree(other, *pair) for pair in sizes)
         except Exception:  # a model's code may raise anything
             return False
 
-    def _agree(self, size: float, above: float) -> bool:
+    def _agree(self, other: Callable[..., Any], size: float, above: float) -> bool:
         """Whether both agree on inputs of one size, and on gradients of results of another."""
         draw = torch.Generator().manual_seed(0)
         args = [_drawn(value, size, draw) for value in self.args]
         given = [value for value in args if isinstance(value, Tensor) and value.requires_grad]
-        own = _gradients(self.kind.apply, args, given, above)
-        derived = _gradients(self._forward, args, given, above)
+        own = _gradients(self.own, args, given, above)
+        derived = _gradients(other, args, given, above)
         return all(
             torch.allclose(mine, torchs, rtol=_CLOSE, atol=_CLOSE * float(torchs.abs().max()))
             for mine, torchs in zip(own, derived, strict=True)
         )
 
-    def _forward(self, *args: Any) -> Any:
+    def forward(self, *args: Any) -> Any:
+        """The forward pass, for torch to differentiate."""
+        return self._made(_Context(), *args)
+
+    def scaled(self, *args: Any) -> Tensor:
+        """The forward pass, with a backward pass that scales as the own one does."""
+        context = _Context()
+        still = [value.detach() if isinstance(value, Tensor) else value for value in args]
+        made: Tensor = self._made(context, *still)
+        ones = torch.ones_like(made)
+        scales = self.kind.backward(context, ones)
+        result = made.detach()
+        for value, scale in zip(
+            args, scales if isinstance(scales, tuple) else (scales,), strict=True
+        ):
+            if isinstance(scale, Tensor):
+                carried = value if scale is ones else value * scale
+                result = result + (carried - carried.detach())
+        return result
+
+    def _made(self, context: _Context, *args: Any) -> Any:
         forward: Callable[..., Any] = self.kind.forward
         if self.kind.setup_context is torch.autograd.Function.setup_context:
-            return forward(_Context(), *args)
-        return forward(*args)
+            return forward(context, *args)
+        made = forward(*args)
+        self.kind.setup_context(context, args, made)
+        return made
 
 
 class _Context:
-    """Takes the notes that a forward pass makes for its backward pass, which is not asked."""
+    """Takes the notes that a forward pass makes for its backward pass."""
+
+    saved_tensors: tuple[Tensor, ...] = ()
 
     def save_for_backward(self, *saved: Tensor) -> None:
-        """Nothing is read later."""
+        """Keep tensors."""
+        self.saved_tensors = saved
 
     def mark_non_differentiable(self, *results: Tensor) -> None:
         """Their gradients are compared: zero on both sides if this is true."""
@@ -111,18 +152,11 @@ class _Context:
         """All gradients are there."""
 
 
-def _without_values(value: Any) -> Any:
-    """A tensor's shape and type; anything else as it is."""
-    if not isinstance(value, Tensor):
-        return value
-    return torch.empty([int(side) for side in value.shape], dtype=value.dtype, device="meta")
-
-
 def _drawn(value: Any, size: float, draw: torch.Generator) -> Any:
     """A small tensor of drawn numbers in float64, or of zeros where it counts or chooses."""
     if not isinstance(value, Tensor):
         return value
-    shape = [min(side, _SIDE) for side in value.shape]
+    shape = [min(int(side), _SIDE) for side in value.shape]
     if not value.is_floating_point():
         return torch.zeros(shape, dtype=value.dtype)
     return torch.randn(shape, dtype=torch.float64, generator=draw).mul(size).requires_grad_()

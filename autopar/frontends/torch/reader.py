@@ -261,7 +261,12 @@ class Reader(Collected):
         target, given = explicit(target, given)
         for argument in target._schema.arguments:
             if argument.name in given and argument.name not in _PLACEMENT_ARGUMENTS:
-                attributes[argument.name] = self._value(given[argument.name], inputs)
+                value = given[argument.name]
+                if isinstance(value, complex) and str(argument.type) == "Tensor":
+                    inputs.append(self.complex_constant(node, argument.name, value))
+                    attributes[argument.name] = Ref(len(inputs) - 1)
+                else:
+                    attributes[argument.name] = self._value(value, inputs)
         if node.meta.get("val") is None:
             return
         name = self.operator_name(node)

@@ -1,4 +1,4 @@
-"""Backward passes of a model's own are refused by name where they would be lost."""
+"""Backward passes of a model's own are written out, or refused by name where they would be lost."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from autopar.api import plan_loaded
 from autopar.errors import ModelError
 from autopar.frontends.load import ModelOptions, load_model
+from autopar.runtime.import_proof import prove_import
 from autopar.runtime.run import run_plan
 
 TRAIN = ModelOptions(train=True)
@@ -101,33 +102,79 @@ class _Clipped(_Reversed):
         return out
 
 
+class _Turned(torch.autograd.Function):
+    """Its gradients go to other elements."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.flip(-1)
+
+
+class _Mixed(_Reversed):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Turned.apply(self.linear(x)).square().mean()  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Sign(torch.autograd.Function):
+    """A straight-through estimator, which passes gradients of small numbers on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * (x.abs() <= 1)
+
+
+class _Quantised(_Reversed):
+    def forward(self, x: Tensor) -> Tensor:
+        signs: Tensor = _Sign.apply(self.linear(x))  # type: ignore[no-untyped-call]
+        out: Tensor = signs + x
+        return out
+
+
 class _Checkpointed(_Reversed):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = checkpoint(self.linear, x, use_reentrant=True).square().mean()
         return out
 
 
-def test_a_function_with_a_backward_of_its_own_is_refused_for_training() -> None:
+def _is_trained_as_written(module: nn.Module) -> bool:
+    """Whether ranks that split the samples have the gradients that the module has."""
+    model = load_model(module, TRAIN, (X,))
+    plan = plan_loaded(model, devices=2, cluster="local-cpu", mesh=(2,), scheme="data").plan
+    return run_plan(model, plan, check=True).ok
+
+
+@pytest.mark.parametrize(
+    ("module", "named"), [(_Clipped(), "_Bounded"), (_Mixed(), "_Turned")], ids=["bound", "turn"]
+)
+def test_backward_passes_that_do_more_than_scale_are_refused(module: nn.Module, named: str) -> None:
     before = torch.autograd.Function.__dict__["apply"]
-    with pytest.raises(ModelError, match=r"_Reverse is an autograd.Function with a backward"):
-        load_model(_Reversed(), TRAIN, (X,))
+    with pytest.raises(ModelError, match=rf"{named} is an autograd.Function with a backward"):
+        load_model(module, TRAIN, (X,))
     assert torch.autograd.Function.__dict__["apply"] is before
 
 
-def test_a_backward_pass_that_torch_derives_as_well_is_taken() -> None:
-    model = load_model(_Squared(1.0), TRAIN, (X,))
-    plan = plan_loaded(model, devices=2, cluster="local-cpu", mesh=(2,), scheme="data").plan
-    assert run_plan(model, plan, check=True).ok
+@pytest.mark.parametrize(
+    "module", [_Squared(1.0), _Squared(1.001), _Reversed(), _Quantised()], ids=lambda m: str(m)[:6]
+)
+def test_what_torch_derives_as_well_and_what_scales_gradients_is_taken(module: nn.Module) -> None:
+    """The gradients are those of the own backward pass, which are not those of its forward pass."""
+    assert _is_trained_as_written(module)
 
 
-def test_one_that_is_off_by_a_thousandth_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"_Square is an autograd.Function"):
-        load_model(_Squared(1.001), TRAIN, (X,))
-
-
-def test_bounds_far_from_usual_numbers_are_seen() -> None:
-    with pytest.raises(ModelError, match=r"_Bounded is an autograd.Function"):
-        load_model(_Clipped(), TRAIN, (X,))
+def test_layers_with_a_backward_of_their_own_are_exported_once() -> None:
+    model = load_model(nn.Sequential(*[_Quantised() for _ in range(3)]), TRAIN, (X,))
+    assert prove_import(model).proved
 
 
 def test_without_training_it_has_no_backward() -> None:
