@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from autopar.errors import UsageError
 from autopar.runtime.execution.engine import Engine
 from autopar.runtime.parameters.storage import local_of
 
@@ -23,6 +24,10 @@ def clip_grad_norm(
 
     Returns the norm before, whole on every rank.
     """
+    if not norm_type > 0:
+        raise UsageError(
+            f"norm_type is {norm_type}; gradients are clipped by a norm above 0, or by math.inf"
+        )
     largest = math.isinf(norm_type)
     each = norms_of(counted_gradients(engine, parameters), norm_type, engine.device)
     total = each.max() if largest else (each**norm_type).sum()

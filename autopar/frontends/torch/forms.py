@@ -50,7 +50,8 @@ def explicit(
             "self": given["self"],
             "dtype": given["other"].meta["val"].dtype,
         }
-    return target, given
+    # Sparse gradients of tables have no shards; dense ones are of the same values.
+    return target, {**given, "sparse": False} if given.get("sparse") is True else given
 
 
 def _dims_of_one(given: Mapping[str, Any]) -> tuple[int, ...]:

@@ -93,16 +93,20 @@ class FoldedModel:
     def analysis(self, *, short: bool, micro_batches: int = 1) -> Analysis:
         """Return the analysis of one of so many micro-batches.
 
-        Raises `UsageError` if the model does not divide into them.
+        Raises `UsageError` if the model does not divide into them, or has nothing to split.
         """
         key = (short, micro_batches)
         if key not in self._analyses:
             # A micro-batch is split off the analysis of the whole, so that both offer the same
             # options.
             if micro_batches == 1:
-                self._analyses[key] = analyse(
-                    self.folding.graph if short else self.graph, train=self.train
-                )
+                whole = analyse(self.folding.graph if short else self.graph, train=self.train)
+                if not whole.warm:
+                    raise UsageError(
+                        "no operator of the model depends on a parameter of floating point, so "
+                        "that every device computes all of it: run it as it is, without a plan"
+                    )
+                self._analyses[key] = whole
             else:
                 self._analyses[key] = split_batch(self.analysis(short=short), micro_batches)
         return self._analyses[key]

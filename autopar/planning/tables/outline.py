@@ -162,7 +162,7 @@ class _Outliner:
         self.makers[name] = self.origins[name] = _Origin(variable=source, codes=codes)
         # A program makes a redistribution once; without a fan-out the tables would count it once
         # for each reader.
-        if len(readers) > 1:
+        if len(readers) > 1 or self._is_read_by_its_representative(name, readers):
             choices = self.choosing.fan_out(name, codes, self._kinds_read(name, readers))
             fan_out = self._layouts("fan-out", name, choices)
             self.origins[name] = _Origin(variable=fan_out, codes=self._codes(fan_out))
@@ -170,6 +170,14 @@ class _Outliner:
             # A negative reader is the model's output.
             if operator < 0:
                 self._layouts("output", name, self.choosing.output(name))
+
+    def _is_read_by_its_representative(self, name: str, readers: Sequence[tuple[int, int]]) -> bool:
+        """Whether a reader of a tensor that layers hand on makes that of the next layer, as sums
+        over layers do: no table joins a variable to itself.
+        """
+        behind = self.basis.work.counts.handed.get(name)
+        operators = self.graph.operators
+        return any(behind in operators[number].outputs for number, _ in readers if number >= 0)
 
     def _kinds_read(self, name: str, readers: Sequence[tuple[int, int]]) -> list[int]:
         """Return the kinds in which readers may take a tensor; looked up once for all limits."""
