@@ -33,7 +33,7 @@ _ATOMIC = (*_LITERALS, type, types.ModuleType, types.BuiltinFunctionType)
 """Types whose values are not looked into."""
 _METHODS = (types.FunctionType, property, classmethod, staticmethod, functools.cached_property)
 _SEQUENCES = (list, tuple, collections.deque)
-_MACHINERY = ("torch", "numpy", "sympy", "autopar", "typing_extensions.py")
+_MACHINERY = ("torch", "numpy", "sympy", "autopar", "huggingface_hub", "typing_extensions.py")
 _LIBRARY = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
 _SITES = tuple(f"{os.sep}{site}{os.sep}" for site in ("site-packages", "dist-packages"))
 _HERE = Path(__file__).parent

@@ -187,7 +187,9 @@ class Recording:
     def _cells(self, code: types.CodeType) -> Iterator[tuple[str, types.CellType, str]]:
         for function in self._functions.get(code, ()):
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-                if name != "__class__" and attribute(cell, "cell_contents") is not GONE:
+                # Functions in closures are those that decorators wrap, and stay.
+                held = attribute(cell, "cell_contents")
+                if held is not GONE and not isinstance(held, (type, types.FunctionType)):
                     yield f"{name} of {code.co_name}", cell, name
 
     def _defaults(self, code: types.CodeType) -> Iterator[tuple[Any, Any]]:
@@ -350,7 +352,8 @@ def _holder(value: Any) -> Any:
     if isinstance(value, (Tensor, nn.Module, types.FunctionType, types.MethodType)):
         return None
     own = type(value).__module__.partition(".")[0] not in ("torch", "numpy", "logging", "autopar")
-    return getattr(value, "__dict__", None) if own else None
+    held = attribute(value, "__dict__") if own else None
+    return held if isinstance(held, dict) else None
 
 
 def _changes(noted: _Noted, *, identical: bool = False) -> Iterator[Written]:
