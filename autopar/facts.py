@@ -198,7 +198,8 @@ class FactsOf:
             or not any(isinstance(name, str) and name in self.names for name in value)
         )
         if everything and (holds := _kept(value)) is not None:
-            yield made(holds=holds, was=repr(value)[:100])
+            said = is_literal(value) or isinstance(value, np.ndarray)
+            yield made(holds=holds, was=repr(value)[:100] if said else "")
             return
         if not self._looked_into(value) or len(self.seen) > LARGEST:
             return
@@ -219,7 +220,8 @@ class FactsOf:
             by_item = step[0] is item
             said = f"{words}[{name!r}]" if by_item else f"{words}.{name}"
             inner = name if isinstance(name, str) else key
-            if not isinstance(child, _METHODS):
+            replaceable = isinstance(value, type) and isinstance(child, types.FunctionType)
+            if replaceable or not isinstance(child, _METHODS):
                 yield from self.of(root, (*steps, step), said, inner, self.names.get(inner, place))
 
     def _looked_into(self, value: Any) -> bool:
