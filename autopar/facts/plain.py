@@ -94,10 +94,16 @@ def is_plain(value: Any) -> bool:
 
 def item(value: Any, key: Any) -> Any:
     """An item of a container."""
+    if isinstance(value, dict):
+        return dict.get(value, key, GONE)  # a class of the user's may make what is asked for
     try:
         return value[key]
     except (KeyError, IndexError, TypeError):
         return GONE
+
+
+def _pairs(value: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    return list(dict.items(value) if isinstance(value, dict) else value.items())
 
 
 def attribute(value: Any, key: str) -> Any:
@@ -112,7 +118,7 @@ def inside(value: Any) -> Iterator[tuple[Step | None, Any, Any]]:
     """The values that a value holds: the step to each, and the key under which it is found."""
     if isinstance(value, Mapping):
         yield from ((None, None, key) for key in list(value))
-        yield from (((item, key), key, held) for key, held in list(value.items()))
+        yield from (((item, key), key, held) for key, held in _pairs(value))
     elif isinstance(value, SEQUENCES):
         yield from (((item, place), place, held) for place, held in enumerate(value))
     elif isinstance(value, (set, frozenset)):

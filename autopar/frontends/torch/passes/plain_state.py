@@ -179,7 +179,7 @@ def _changes(noted: _Noted, *, identical: bool = False) -> Iterator[Written]:
         present = vars(holder) if isinstance(holder, type) else holder
         further = present if noted.form != "{key}" else {}
         names = [name for name in {**before, **further} if name not in OF_TORCH]
-        had = dict(present)
+        had = _copied(holder)
         pairs = [(key, before.get(key, GONE), had.get(key, GONE)) for key in names]
     for key, was, now in pairs:
         if was is now or (_alike(was, now) and not (identical and key is not None)):
@@ -207,5 +207,7 @@ def _copied(holder: Any) -> Any:
     """A copy of what a holder holds; a class of the user's may have methods of its own."""
     if isinstance(holder, type):
         return dict(vars(holder))
+    if isinstance(holder, dict):
+        return dict(dict.items(holder))
     kind = next(kind for kind in CONTAINERS if isinstance(holder, kind))
     return kind(holder)
