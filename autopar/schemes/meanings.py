@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from autopar.errors import UsageError
 from autopar.ir import Role, Tensor
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.layout import Kind
+from autopar.sharding.layout import Kind, Placement
 from autopar.sharding.notation import Rule
 from autopar.sharding.rules import known_rule
 from autopar.sharding.time_split import micro_batch_options
 
 Dims = tuple[tuple[str, ...], ...]
+_BATCH = ("batch",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +38,9 @@ class Meanings:
 def read_meanings(analysis: Analysis) -> Meanings:
     """Follow the meaning of every dim from the inputs through the rules."""
     graph = analysis.graph
-    batch = _batch_dims(analysis)
+    cut = _cut(analysis)
     dims: dict[str, Dims] = {
-        name: _input_dims(graph.tensors[name], batch.get(name, 0)) for name in graph.inputs
+        name: _with_batch(_input_dims(graph.tensors[name]), cut.get(name)) for name in graph.inputs
     }
     weights = {tensor.name for tensor in graph.parameters}
     constants = {tensor.name for tensor in graph.tensors.values() if tensor.role is Role.CONSTANT}
@@ -58,18 +59,29 @@ def read_meanings(analysis: Analysis) -> Meanings:
             factors[op.name] = tuple(of_factors)
         for name, spelled in zip(op.outputs, rule.outputs, strict=True):
             if name not in weights:
-                dims[name] = tuple(_joined(dim, rule, of_factors) for dim in spelled)
+                told = tuple(_joined(dim, rule, of_factors) for dim in spelled)
+                dims[name] = told if warm else _with_batch(told, cut.get(name))
     return Meanings(factors=factors, weights=frozenset(weights))
 
 
-def _batch_dims(analysis: Analysis) -> dict[str, int]:
-    """The dim of each input that micro-batches cut, where they can."""
+def _cut(analysis: Analysis) -> Mapping[str, Placement]:
+    """The placements of tensors on micro-batches, where there are any."""
     try:
-        placements = micro_batch_options(analysis).placements
+        return micro_batch_options(analysis).placements
     except UsageError:
         return {}
-    cut = ((name, placements[name]) for name in analysis.graph.inputs)
-    return {name: place.dim for name, place in cut if place.kind is Kind.SPLIT}
+
+
+def _with_batch(told: Dims, place: Placement | None) -> Dims:
+    """The words of a tensor's dims with the batch where micro-batches cut it."""
+    if place is None or place.kind is not Kind.SPLIT or place.parts > 1:
+        return told
+    words = list(told)
+    # Steps that come before the samples are a sequence all the same.
+    if _BATCH in words:
+        words[words.index(_BATCH)] = words[place.dim]
+    words[place.dim] = _BATCH
+    return tuple(words)
 
 
 def _joined(dim: tuple[int, ...], rule: Rule, meanings: list[tuple[str, ...]]) -> tuple[str, ...]:
@@ -81,14 +93,12 @@ def _joined(dim: tuple[int, ...], rule: Rule, meanings: list[tuple[str, ...]]) -
     return tuple(word for factor in told for word in meanings[factor])
 
 
-def _input_dims(tensor: Tensor, batch: int) -> Dims:
-    names = ["batch", "channels", "height", "width"]
+def _input_dims(tensor: Tensor) -> Dims:
+    names: tuple[str, ...] = ("batch", "channels", "height", "width")
     if not tensor.is_float or len(tensor.shape) < 3:
-        names = ["batch", "features" if tensor.is_float else "sequence"]
+        names = ("batch", "features" if tensor.is_float else "sequence")
     elif len(tensor.shape) == 3:
-        names = ["batch", "sequence", "features"]
-    # Steps that come before the samples are a sequence all the same.
-    names.insert(batch, names.pop(0))
+        names = ("batch", "sequence", "features")
     return tuple((names[min(i, len(names) - 1)],) for i in range(len(tensor.shape)))
 
 

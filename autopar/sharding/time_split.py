@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from autopar.errors import UsageError
 
 from .analysis import Analysis
-from .layout import Placement, S
+from .layout import Kind, Placement, S
 from .rules import without_parameters
 from .strategies import Option
 from .time_walk import Conflict, Split, TimeWalk
@@ -96,14 +96,24 @@ def _find(analysis: Analysis) -> TimeSplit:
     if all(dim for dim, _ in batches):
         raise UsageError("the model's inputs hold one sample: there are no micro-batches of it")
     furthest: Conflict | None = None
+    best: tuple[int, TimeSplit] | None = None
     for dim, size in batches:
+        held = sum(shape[dim : dim + 1] == (size,) for shape in inputs)
         for preferred in _preferred(analysis, dim, size):
             found = _find_on(analysis, dim, size, preferred)
             if isinstance(found, TimeSplit):
-                return found
+                places = [found.placements[name] for name in analysis.graph.inputs]
+                cut = sum(place.kind is Kind.SPLIT for place in places)
+                # Inputs that are only read whole may hold the batch elsewhere (steps come first).
+                if cut >= held:
+                    return found
+                if best is None or cut > best[0]:
+                    best = cut, found
             # The walk that got furthest is the likeliest one, so its conflict is the one told.
-            if furthest is None or found.place > furthest.place:
+            elif furthest is None or found.place > furthest.place:
                 furthest = found
+    if best is not None:
+        return best[1]
     assert furthest is not None
     raise _refusal(analysis, furthest)
 

@@ -1,7 +1,7 @@
 """Guards: what a planned module's programs rest on, checked at each call.
 
 A program is of the model as it was. What its code has read is looked at here: attributes of its
-modules, objects behind them, and facts outside (`autopar/facts.py`); then the modes of submodules,
+modules, objects behind them, and facts outside (`autopar/facts/`); then the modes of submodules,
 which parameters are trained, their types and their devices. A change gets a program of its own
 (`changes.py`), or is refused by name. Each rank looks for itself: all run the same script, so that
 they see the same changes, and compare these before they make a program.

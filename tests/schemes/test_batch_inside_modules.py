@@ -49,12 +49,12 @@ class Steps(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell = nn.GRUCell(6, 8)
-        self.out = nn.Linear(8, 4)
+        self.cell = nn.GRUCell(6, 10)
+        self.out = nn.Linear(10, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         """The last state."""
-        state = x.new_zeros(x.shape[1], 8)
+        state = x.new_zeros(x.shape[1], 10)
         for step in x:
             state = self.cell(step, state)
         return self.out(state).square().mean()

@@ -19,9 +19,9 @@ from .export import export_fake, export_folded
 from .folding import folding_of
 from .known_arguments import KnownArguments
 from .no_grad import detach_regions, give_back_inputs
+from .passes import with_facts
 from .reader import Reader, simplified
 from .reads import all_that_can_be_read, of_its_code, recorded_reads
-from .state_of_passes import with_facts
 from .unfolding import Layer, unfolded
 
 

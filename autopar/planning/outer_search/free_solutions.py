@@ -119,8 +119,9 @@ class FreeSolutions:
             known = self._unlimited.get((about, enough))
         if known is None:
             known = self._solved_freely(case, made(), below)
-            lasting = known.solution.lower_bound < enough
-            self._unlimited[about, math.inf if lasting else enough] = known
+            # A bound that is enough ends the work of a solution, which is then of that bound alone.
+            ended = known.solution.lower_bound >= enough
+            self._unlimited[about, enough if ended else math.inf] = known
         return known
 
     def _solved_freely(self, case: Case, tables: Tables, below: float) -> Unlimited:

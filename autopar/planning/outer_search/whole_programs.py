@@ -35,12 +35,14 @@ class WholePrograms:
 
     def program(self, played: Played) -> Program:
         """The whole program of an incumbent; raises `Infeasible` where it does not fit."""
+        # Without stages it was written out when it was played.
         if played.draft is not None:
             return played.draft.without_waste().priced()
         solved = played.solved
         candidate = solved.candidate
         tables = self.tables(candidate, solved.mode, solved.hidden)
         solution = on_whole(solved.tables, solved.solution, self.folded.folding, tables)
+        # What layers share may have another choice in the whole graph's tables.
         if solution is None:
             limit = self.solver.memory_limit(candidate)
             raise Infeasible(math.nextafter(limit, math.inf), limit)

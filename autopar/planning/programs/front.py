@@ -181,6 +181,7 @@ class AlonePricing:
         """The program within the memory, with smaller units of parameters where it needs them."""
         # What does not fit needs no timeline, which takes as long as its memory.
         key = solution.choices
+        # Every share that is taken as hidden comes here with the same choices.
         if key not in self._memories:
             self._memories[key] = self._draft(tables, solution).memory.total
         memory = self._memories[key]

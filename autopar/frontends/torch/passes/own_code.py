@@ -23,8 +23,9 @@ class Uses:
     """The names that code uses: of globals, attributes and items, the last of each expression.
 
     `loads`: names whose values go on into something else than themselves. `writes`: names whose
-    values are set or changed. `kept`: by a container, what is only put into it. `steps`: all names that something is looked up under. Each has its
-    first place (file:line).
+    values are set or changed. `kept`: by a container, what is only put into it. `steps`: all names
+    that something is looked up under. `roots`: the first names of expressions. Each has its first
+    place (file:line).
     """
 
     loads: dict[str, str] = field(default_factory=dict)

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import inspect
-import os
-import sys
-import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-LARGEST = 10_000
-"""Objects behind a value that are looked at; one with more is not kept."""
-GONE = "nothing"
-"""Stands for a value that is not there."""
-_LITERALS = (
-    *(bool, int, float, complex, str, bytes, type(None), Enum, range),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+from .plain import (
+    LARGEST,
+    MACHINERY,
+    SEQUENCES,
+    Step,
+    are_equal,
+    attribute,
+    inside,
+    is_literal,
+    is_own_module,
+    is_own_type,
+    is_plain,
+    item,
 )
-_ATOMIC = (*_LITERALS, type, types.ModuleType, types.BuiltinFunctionType)
-"""Types whose values are not looked into."""
+
 _METHODS = (types.FunctionType, property, classmethod, staticmethod, functools.cached_property)
-_SEQUENCES = (list, tuple, collections.deque)
-_MACHINERY = ("torch", "numpy", "sympy", "autopar", "typing_extensions.py")
-_LIBRARY = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
-_SITES = tuple(f"{os.sep}{site}{os.sep}" for site in ("site-packages", "dist-packages"))
-_HERE = Path(__file__).parent
-_LINKED = (path.resolve() for path in _HERE.iterdir() if path.is_symlink())
-_PRODUCT = tuple(f"{path}{os.sep}" for path in (_HERE, _HERE.resolve(), *_LINKED))
-Step = tuple[Callable[[Any, Any], Any], Any]
-"""How a value is got from another: a function of that one and of a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,106 +67,6 @@ class Facts:
     whole: Collection[str] = frozenset()
 
 
-@functools.cache
-def is_own(file: str) -> bool:
-    """Whether a file is of a model's own code: not of torch, of this package or of Python."""
-    parts = Path(file).parts
-    if file.startswith(("<frozen", "<string>", *_PRODUCT)):
-        return False
-    if any(site in file for site in _SITES):
-        return not any(name in parts for name in _MACHINERY)
-    return not file.startswith(_LIBRARY)
-
-
-def is_own_type(kind: type) -> bool:
-    """Whether a class is of a model's own code."""
-    return is_own_module(sys.modules.get(kind.__module__))
-
-
-def is_own_module(module: types.ModuleType | None) -> bool:
-    """Whether a module of Python is a model's own; a script that is typed in has no file."""
-    file = getattr(module, "__file__", None)
-    return module is not None and (module.__name__ == "__main__" if file is None else is_own(file))
-
-
-def are_equal(value: object, other: object) -> bool:
-    """Whether two values are equal; what cannot say so is not."""
-    try:
-        return bool(value == other)
-    except Exception:
-        return False
-
-
-def is_literal(value: object) -> bool:
-    """Whether a value is made of numbers and texts, so that its `repr` tells all of it."""
-    if isinstance(value, Mapping):
-        return all(is_literal(item) for pair in value.items() for item in pair)
-    if isinstance(value, (*_SEQUENCES, set, frozenset)):
-        return all(map(is_literal, value))
-    return isinstance(value, _LITERALS)
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value leads to no tensor and no module, so that it keeps no weights alive."""
-    # By identity, since values may not be hashable; all are alive until this returns.
-    seen: dict[int, Any] = {}
-    waiting = [value]
-    while waiting:
-        present = waiting.pop()
-        if isinstance(present, (Tensor, nn.Module)) or len(seen) > LARGEST:
-            return False
-        if not isinstance(present, _ATOMIC) and id(present) not in seen:
-            seen[id(present)] = present
-            waiting.extend(child for _, _, child in inside(present))
-    return True
-
-
-def item(value: Any, key: Any) -> Any:
-    """An item of a container."""
-    try:
-        return value[key]
-    except (KeyError, IndexError, TypeError):
-        return GONE
-
-
-def attribute(value: Any, key: str) -> Any:
-    """An attribute of an object."""
-    try:
-        return getattr(value, key, GONE)
-    except Exception:
-        return GONE  # an empty cell, or code of an object that fails
-
-
-def inside(value: Any) -> Iterator[tuple[Step | None, Any, Any]]:
-    """The values that a value holds: the step to each, and the key under which it is found."""
-    if isinstance(value, Mapping):
-        yield from ((None, None, key) for key in list(value))
-        yield from (((item, key), key, held) for key, held in list(value.items()))
-    elif isinstance(value, _SEQUENCES):
-        yield from (((item, place), place, held) for place, held in enumerate(value))
-    elif isinstance(value, (set, frozenset)):
-        yield from ((None, None, held) for held in value)
-    elif isinstance(value, types.FunctionType):
-        nonlocals = inspect.getclosurevars(value).nonlocals.values()
-        given = (*nonlocals, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        yield from ((None, None, held) for held in given)
-    else:
-        slots = (name for kind in type(value).__mro__ for name in _slots(kind))
-        names = ["__self__", "__func__"] if isinstance(value, types.MethodType) else list(slots)
-        if isinstance(value, functools.partial):
-            names = ["func", "args", "keywords"]
-        names += list(getattr(value, "__dict__", {}))
-        for name in names:
-            yield (attribute, name), name, attribute(value, name)
-
-
-def _slots(kind: type) -> Iterator[str]:
-    slots = getattr(kind, "__slots__", ())
-    for name in (slots,) if isinstance(slots, str) else slots:
-        if isinstance(name, str) and not name.startswith("__"):
-            yield name
-
-
 class FactsOf:
     """Finds the facts behind values: under `names`, and all of the containers that are `whole`."""
 
@@ -198,7 +87,8 @@ class FactsOf:
             or not any(isinstance(name, str) and name in self.names for name in value)
         )
         if everything and (holds := _kept(value)) is not None:
-            yield made(holds=holds, was=repr(value)[:100])
+            told = is_literal(value) or isinstance(value, np.ndarray)
+            yield made(holds=holds, was=repr(value)[:100] if told else "")
             return
         if not self._looked_into(value) or len(self.seen) > LARGEST:
             return
@@ -210,7 +100,7 @@ class FactsOf:
             yield made(holds=functools.partial(_is, _reference(value)), was="")
         for step, name, child in self._held(value):
             if step is None or not (
-                isinstance(value, _SEQUENCES)
+                isinstance(value, SEQUENCES)
                 or (isinstance(value, Mapping) and everything)
                 or name in self.names
                 or isinstance(value, (functools.partial, types.MethodType))
@@ -219,7 +109,8 @@ class FactsOf:
             by_item = step[0] is item
             said = f"{words}[{name!r}]" if by_item else f"{words}.{name}"
             inner = name if isinstance(name, str) else key
-            if not isinstance(child, _METHODS):
+            replaceable = isinstance(value, type) and isinstance(child, types.FunctionType)
+            if replaceable or not isinstance(child, _METHODS):
                 yield from self.of(root, (*steps, step), said, inner, self.names.get(inner, place))
 
     def _looked_into(self, value: Any) -> bool:
@@ -229,7 +120,7 @@ class FactsOf:
             return is_own_module(value)
         if isinstance(value, (nn.Module, Tensor, types.FunctionType)):
             return False
-        return type(value).__module__.partition(".")[0] not in _MACHINERY
+        return type(value).__module__.partition(".")[0] not in MACHINERY
 
     def _held(self, value: Any) -> Iterator[tuple[Step | None, Any, Any]]:
         """What a value holds; an object has what its classes hold, too."""

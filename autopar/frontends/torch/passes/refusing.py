@@ -19,7 +19,8 @@ from autopar.ir import text_of
 from autopar.model import TorchModel
 
 from .own_code import Uses
-from .recording import Recording, Written, has_tensors, is_read, recorded
+from .plain_state import Written, has_tensors, is_read
+from .recording import Recording, recorded
 
 
 def with_facts(module: nn.Module, imported: Callable[[], TorchModel]) -> TorchModel:
@@ -55,7 +56,7 @@ def _require_cache(
         with recorded(module) as second:
             other = imported()
     finally:
-        first.restore()
+        first.state.restore()
     uses = second.uses()
     again = [written for written in second.written if is_read(written, uses)]
     if not again and not (exact and _differ(model, other)):

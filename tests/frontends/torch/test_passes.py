@@ -172,7 +172,7 @@ def _state(module: Base) -> list[Any]:
 def test_state_that_is_written_and_read_is_refused(kind: type[Base]) -> None:
     module = kind()
     before = _state(module)
-    with pytest.raises(ModelError, match=r"test_state_of_passes\.py:\d+") as error:
+    with pytest.raises(ModelError, match=r"test_passes\.py:\d+") as error:
         import_torch(module, (X,))
     assert f"the forward pass writes {WRITTEN[kind]}" in str(error.value)
     assert "register_buffer" in str(error.value)
@@ -188,7 +188,7 @@ def test_counters_that_nothing_reads_and_caches_pass(kind: type[Base]) -> None:
 
 
 def test_a_clock_is_refused_where_its_time_is_computed_with() -> None:
-    with pytest.raises(ModelError, match=r"asks for the time \(test_state_of_passes\.py:\d+\)"):
+    with pytest.raises(ModelError, match=r"asks for the time \(test_passes\.py:\d+\)"):
         import_torch(Timed(), (X,))
 
 

@@ -7,7 +7,6 @@ the module before the pass. What differs after the pass was written by it, and i
 
 from __future__ import annotations
 
-import collections
 import functools
 import gc
 import operator
@@ -16,86 +15,30 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from autopar.facts import (
     GONE,
-    LARGEST,
     Fact,
     Facts,
     FactsOf,
-    are_equal,
     attribute,
-    inside,
     is_literal,
     is_own,
-    is_own_module,
     is_own_type,
     item,
 )
 
 from .own_code import Uses, codes_within
+from .plain_state import CONTAINERS, PlainState, Written, has_tensors
 
-_OF_TORCH = frozenset({*vars(nn.Module()), "forward"})
-_CONTAINERS = (dict, list, set, collections.deque)
-_SEQUENCES = (list, tuple, collections.deque)
 _ASKED = frozenset({"get_default_dtype", "is_grad_enabled", "get_float32_matmul_precision"})
 _CLOCKS = frozenset({"time", "datetime", "uuid", "secrets"})
 _ENVIRONMENT = type(os.environ).__getitem__.__code__
 _AROUND = (os.__file__, "<frozen _collections_abc>", "<frozen os>")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """Plain state that a pass has written: what `holder` has under `key` (None: all of it).
-
-    `leaf`: the name under which code finds it; `outer`: that of its container.
-    """
-
-    holder: Any
-    key: Any
-    leaf: Any
-    outer: Any
-    words: str
-    before: Any
-    after: Any
-
-    def put(self, value: Any) -> None:
-        """Set another value."""
-        if isinstance(self.holder, types.CellType):
-            self.holder.cell_contents = value
-        elif isinstance(self.holder, list):
-            self.holder[:] = value
-        elif isinstance(self.holder, (set, collections.deque)):
-            self.holder.clear()
-            self.holder.update(value) if isinstance(self.holder, set) else self.holder.extend(value)
-        elif isinstance(self.holder, type):
-            delattr(self.holder, self.key) if value is GONE else setattr(
-                self.holder, self.key, value
-            )
-        elif value is GONE:
-            self.holder.pop(self.key, None)
-        else:
-            self.holder[self.key] = value
-
-    def put_back(self) -> None:
-        """Set the value from before; a new attribute stays, as hooks may have come with it."""
-        if self.outer is not None or self.before is not GONE:
-            self.put(self.before)
-
-
-@dataclass(slots=True)
-class _Noted:
-    """A holder of values, as it was; `form`: how code says one of them, {key} alone of a scope."""
-
-    holder: Any
-    copy: Any
-    form: str
-    name: Any
 
 
 class Recording:
@@ -107,40 +50,28 @@ class Recording:
         self.globals: dict[types.CodeType, dict[str, Any]] = {}
         self.written: list[Written] = []
         self.environment: dict[str, str] = {}
-        self._noted: dict[int, _Noted] = {}
+        self.state = PlainState()
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
 
     # --- while it runs ---
 
     def begin(self, *_: Any) -> None:
         """A pass of the module begins."""
-        self.restore()
+        self.state.restore()
         for value in gc.get_objects() if not self._functions else ():
             if type(value) is types.FunctionType and is_own(value.__code__.co_filename):
                 self._functions.setdefault(value.__code__, []).append(value)
         for path, part in self.module.named_modules():
-            own = {name: v for name, v in vars(part).items() if name not in _OF_TORCH}
-            form = f"{path}.{{key}}" if path else "self.{key}"
-            self._noted.setdefault(id(vars(part)), _Noted(vars(part), own, form, None))
-            for name, value in own.items():
-                self._note(value, form.format(key=name), name)
-            for kind in type(part).__mro__:
-                self._note(kind, kind.__name__, kind.__name__)
+            self.state.note_part(part, path)
         sys.settrace(self._called)
 
     def end(self, *_: Any) -> None:
         """A pass has ended: what it has written is put back."""
         sys.settrace(None)
-        self.written = [w for noted in self._noted.values() for w in _changes(noted)]
+        self.written = self.state.written()
         for written in self.written:
             # Torch itself refuses tensors that a pass sets as attributes.
             if written.outer is not None or not has_tensors(written.after):
-                written.put_back()
-
-    def restore(self) -> None:
-        """Put back all that was noted: layers that are exported apart have written, too."""
-        for noted in self._noted.values():
-            for written in _changes(noted, identical=True):
                 written.put_back()
 
     def _called(self, frame: types.FrameType, event: str, argument: Any) -> Any:
@@ -172,22 +103,20 @@ class Recording:
 
     def _reach(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         """Note the state that a function reaches."""
-        names = {name: scope[name] for name in code.co_names if name in scope}
-        noted = self._noted.setdefault(id(scope), _Noted(scope, {}, "{key}", None))
-        noted.copy = {**names, **noted.copy}
-        for name, value in names.items():
-            self._note(value, name, name)
+        self.state.note_names(scope, {name: scope[name] for name in code.co_names if name in scope})
         for words, cell, name in self._cells(code):
-            held = cell.cell_contents
-            self._noted.setdefault(id(cell), _Noted(cell, held, words, name))
-            self._note(held, words, name)
+            self.state.note_cell(cell, words, name)
         for held, key in self._defaults(code):
-            self._note(item(held, key), f"a default of {code.co_name}", _parameter(code, held, key))
+            self.state.note(
+                item(held, key), f"a default of {code.co_name}", _parameter(code, held, key)
+            )
 
     def _cells(self, code: types.CodeType) -> Iterator[tuple[str, types.CellType, str]]:
         for function in self._functions.get(code, ()):
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-                if name != "__class__" and attribute(cell, "cell_contents") is not GONE:
+                # Functions in closures are those that decorators wrap, and stay.
+                held = attribute(cell, "cell_contents")
+                if held is not GONE and not isinstance(held, (type, types.FunctionType)):
                     yield f"{name} of {code.co_name}", cell, name
 
     def _defaults(self, code: types.CodeType) -> Iterator[tuple[Any, Any]]:
@@ -196,26 +125,7 @@ class Recording:
             defaults: tuple[Any, ...] = (function.__defaults__ or (), function.__kwdefaults__ or {})
             for held in defaults:
                 keys: Iterable[Any] = held if isinstance(held, dict) else range(len(held))
-                yield from ((held, key) for key in keys if isinstance(held[key], _CONTAINERS))
-
-    def _note(self, value: Any, words: str, name: Any) -> None:
-        """Note a value and what is behind it."""
-        waiting = [(value, words, name)]
-        budget = LARGEST
-        while waiting and budget:
-            value, words, name = waiting.pop()
-            held = _holder(value)
-            if held is None or id(held) in self._noted:
-                continue
-            budget -= 1
-            copied = _copied(held)
-            form = "{words}[{key!r}]" if isinstance(value, _CONTAINERS) else "{words}.{key}"
-            form = form.replace("{words}", words.replace("{", "{{").replace("}", "}}"))
-            self._noted[id(held)] = _Noted(held, copied, form, name)
-            for step, key, child in inside(value) if not isinstance(value, type) else ():
-                if step is not None:
-                    said = form.format(key=key)
-                    waiting.append((child, said, key if isinstance(key, str) else name))
+                yield from ((held, key) for key in keys if isinstance(held[key], CONTAINERS))
 
     # --- afterwards ---
 
@@ -305,22 +215,6 @@ def _called(module: Any, name: str) -> Any:
     return getattr(module, name)()
 
 
-def is_read(written: Written, uses: Uses) -> bool:
-    """Whether code uses what it has written, but for writing it anew."""
-    by_itself = written.leaf in uses.loads
-    return by_itself or (isinstance(written.holder, _CONTAINERS) and written.outer in uses.loads)
-
-
-def has_tensors(value: Any) -> bool:
-    """Whether a value is of an export: a tensor, or a number that it does not know."""
-    of_export = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-    if isinstance(value, of_export):
-        return True
-    return isinstance(value, (*_CONTAINERS, tuple)) and any(
-        has_tensors(child) for _, _, child in inside(value)
-    )
-
-
 @contextmanager
 def recorded(module: nn.Module) -> Iterator[Recording]:
     """Record the passes of a module, and put back what they write."""
@@ -336,63 +230,7 @@ def recorded(module: nn.Module) -> Iterator[Recording]:
         for hook in hooks:
             hook.remove()
         sys.settrace(before)
-        recording.restore()
-
-
-def _holder(value: Any) -> Any:
-    """What holds the values of a container, an object or a class; None: it is looked past."""
-    if isinstance(value, _CONTAINERS):
-        return value
-    if isinstance(value, type):
-        return value if is_own_type(value) else None
-    if isinstance(value, types.ModuleType):
-        return vars(value) if is_own_module(value) else None
-    if isinstance(value, (Tensor, nn.Module, types.FunctionType, types.MethodType)):
-        return None
-    own = type(value).__module__.partition(".")[0] not in ("torch", "numpy", "logging", "autopar")
-    return getattr(value, "__dict__", None) if own else None
-
-
-def _changes(noted: _Noted, *, identical: bool = False) -> Iterator[Written]:
-    """What differs from what was noted, also if it is equal where it has to be `identical`."""
-    holder, before = noted.holder, noted.copy
-    pairs = [(None, before, holder)]
-    if isinstance(holder, types.CellType):
-        pairs = [(None, before, attribute(holder, "cell_contents"))]
-    elif isinstance(holder, (type, dict)):
-        present = vars(holder) if isinstance(holder, type) else holder
-        further = present if noted.form != "{key}" else {}
-        names = [name for name in {**before, **further} if name not in _OF_TORCH]
-        had = dict(present)
-        pairs = [(key, before.get(key, GONE), had.get(key, GONE)) for key in names]
-    for key, was, now in pairs:
-        if was is now or (_alike(was, now) and not (identical and key is not None)):
-            continue
-        yield Written(
-            holder=holder,
-            key=key,
-            leaf=key if isinstance(key, str) else noted.name,
-            outer=noted.name,
-            words=noted.form.format(key=key) if key is not None else noted.form.partition("[")[0],
-            before=was,
-            after=_copied(now) if now is holder else now,
-        )
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether values are equal, of which only numbers and texts are asked."""
-    if type(one) is not type(other) or not isinstance(one, _SEQUENCES):
-        return type(one) is type(other) and is_literal(other) and are_equal(one, other)
-    pairs = zip(one, other, strict=False)
-    return len(one) == len(other) and all(a is b or _alike(a, b) for a, b in pairs)
-
-
-def _copied(holder: Any) -> Any:
-    """A copy of what a holder holds; a class of the user's may have methods of its own."""
-    if isinstance(holder, type):
-        return dict(vars(holder))
-    kind = next(kind for kind in _CONTAINERS if isinstance(holder, kind))
-    return kind(holder)
+        recording.state.restore()
 
 
 def _is_of(words: str, written: set[str]) -> bool:

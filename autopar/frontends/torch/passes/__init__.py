@@ -1,0 +1,5 @@
+"""What a module's forward pass runs, reads and writes while it is exported."""
+
+from .refusing import with_facts
+
+__all__ = ["with_facts"]
