@@ -94,7 +94,8 @@ class LoadedModel:
     rest of what a run needs. `source`: the graph as imported, without an added loss. `loss`: the
     user's loss function. `notes`: sentences worth telling the user. `dtype`: the floating-point
     type that was asked for; `precision`: the recipe of its products. `given`: the PyTorch module
-    before its cast to that type. `reload` imports another such module, with the same inputs and
+    before its cast to that type. `reload` imports another such module, with the same inputs (or
+    inputs of the shapes that it is given) and
     options; `again` one for another call (args, kwargs), with typed=False in the types that it has,
     or an ONNX file at a batch and sizes of named dims of at most these two. `file`: an ONNX model,
     as it was given.
@@ -112,7 +113,7 @@ class LoadedModel:
     dtype: str | None = None
     precision: str | None = None
     given: Any = None
-    reload: Callable[[Any], LoadedModel] | None = None
+    reload: Callable[..., LoadedModel] | None = None
     again: Callable[..., LoadedModel] | None = None
     file: Any = None
     proof: bool | None = None

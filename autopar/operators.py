@@ -246,9 +246,9 @@ def bring_rules(model: LoadedModel, plan: Plan) -> LoadedModel:
     replicated = plan.replicated
     load = model.reload
 
-    def reload(module: Any) -> LoadedModel:
+    def reload(module: Any, shapes: Any = None) -> LoadedModel:
         assert load is not None
-        other = load(module)
+        other = load(module, shapes)
         return replace(other, graph=replicate(other.graph, replicated))
 
     graph = replicate(model.graph, replicated)

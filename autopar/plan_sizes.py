@@ -13,6 +13,7 @@ from .errors import AutoparError, PlanError
 from .ir import Operator
 from .order.execution import Execution
 from .order.plan_on_mesh import named_decision
+from .order.schedules import schedule_for
 from .plan import Plan
 from .plan_parts import OperatorPlan, mesh_of
 from .sharding.analysis import Analysis
@@ -33,7 +34,10 @@ def execution_at(plan: Plan, analysis: Analysis) -> Execution:
     for count in (n for n in range(most, 0, -1) if most % n == 0):
         schedule = plan.schedule.model_copy(update={"micro_batches": count})
         try:
-            return resized.model_copy(update={"schedule": schedule}).execution(analysis)
+            made = resized.model_copy(update={"schedule": schedule}).execution(analysis)
+            if plan.stages:
+                schedule_for(made.pipeline, made.stages, count, made.interleave)
+            return made
         except AutoparError as error:
             reason = reason or error
     raise PlanError(f"the plan does not run at these sizes: {reason}") from reason

@@ -307,14 +307,28 @@ def _imported(
 
 def _reload(
     args: tuple[Any, ...], kwargs: dict[str, Any], options: ModelOptions
-) -> Callable[[Any], LoadedModel]:
-    """Import another module with these inputs, of which the shapes and types are kept."""
+) -> Callable[..., LoadedModel]:
+    """Import another module with these inputs, of which the types are kept, and the shapes too
+    unless others are given.
+    """
     import torch
+    from torch.utils import _pytree as pytree
 
-    args, kwargs = torch.utils._pytree.tree_map_only(
-        torch.Tensor, lambda value: torch.empty_like(value, device="meta"), (args, kwargs)
-    )
-    return lambda module: _imported(module, args, kwargs, options)
+    def empty(value: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(value, device="meta")
+
+    call = pytree.tree_map_only(torch.Tensor, empty, (args, kwargs))
+
+    def reload(module: Any, shapes: Sequence[tuple[int, ...]] | None = None) -> LoadedModel:
+        asked = call
+        if shapes is not None:
+            others = iter(shapes)
+            asked = pytree.tree_map_only(
+                torch.Tensor, lambda value: value.new_empty(next(others)), call
+            )
+        return _imported(module, asked[0], asked[1], options)
+
+    return reload
 
 
 def _notes(imported: TorchModel, *, cached: bool) -> Iterator[str]:

@@ -198,7 +198,7 @@ def _loss(module: ParallelModule, names: Sequence[str]) -> Callable[..., Tensor]
     """The loss of a step on inputs that nobody compares, as their content is nothing."""
     place = module.loss_index
     assert place is not None
-    return lambda *inputs: module._run(dict(zip(names, inputs, strict=True)), [place])[place]
+    return lambda *inputs: module._run(dict(zip(names, inputs, strict=True)), [place])[1][place]
 
 
 def _unread(tensor: Described, mode: AbstractContextManager[Any]) -> FileTensor:

@@ -15,6 +15,7 @@ from autopar.model import LoadedModel
 from .arguments import Arguments, other_input
 from .batch_parts import BatchParts
 from .batches import Batches
+from .changes import Shapes
 from .data_assertions import require
 
 
@@ -29,11 +30,14 @@ class CallInputs:
         parts: BatchParts | None,
         device: torch.device,
         debug: bool,
+        resizes: bool,
     ) -> None:
         self.graph = graph
         self.parts = parts
         self.device = device
         self._record = model.torch if model is not None else None
+        asserts = self._record is not None and bool(self._record.checks)
+        self.resizes = resizes and parts is None and not asserts
         self._arguments = Arguments.of(model) if model is not None else None
         self._batches = Batches(debug=debug)
 
@@ -70,12 +74,21 @@ class CallInputs:
             )
         return {name: inputs[name] for name in names}
 
+    def other_shapes(self, inputs: Mapping[str, Tensor]) -> Shapes | None:
+        """The shapes of inputs that are not as planned; None where all are."""
+        shapes = tuple(tuple(inputs[name].shape) for name in self.graph.inputs)
+        planned = tuple(self.graph.tensors[name].shape for name in self.graph.inputs)
+        return None if shapes == planned or self.parts is not None else shapes
+
     def _require_as_planned(self, name: str, tensor: Tensor) -> None:
+        """Refuse an input of another type, or of other sizes where no program can follow."""
         wanted = self.graph.tensors[name]
         shape = wanted.shape
         if self.parts is not None:
             shape = self.parts.shapes.get(name, shape)
-        if tuple(tensor.shape) != shape or tensor.dtype != getattr(torch, wanted.dtype):
+        as_planned = tuple(tensor.shape) == shape
+        follows = self.resizes and tensor.dim() == len(shape) and 0 not in tensor.shape
+        if not (as_planned or follows) or tensor.dtype != getattr(torch, wanted.dtype):
             raise PlanError(other_input(name, tensor, wanted, shape))
         if tensor.requires_grad and torch.is_grad_enabled():
             raise PlanError(

@@ -29,19 +29,21 @@ class CallOutputs:
         self._record = model.torch if model is not None else None
         self._has_loss_function = model is not None and model.loss is not None
 
-    def structured(self, local: Sequence[Tensor]) -> Any:
-        """The outputs in their original structure, from all outputs of the engine."""
-        names = (name for name, _ in self.engine.outputs)
+    def structured(self, local: Sequence[Tensor], engine: Engine) -> Any:
+        """The outputs in their original structure, from all outputs of an engine."""
+        names = (name for name, _ in engine.outputs)
         values = dict(zip(names, local, strict=True))
         record = self._record
         if record is None:
-            outputs = tuple(self._global(values[name], name) for name in self.engine.graph.outputs)
+            outputs = tuple(
+                self._global(values[name], name, engine) for name in engine.graph.outputs
+            )
             return outputs[0] if len(outputs) == 1 else outputs
         # Outputs that are no tensors were fixed when the model was planned.
         leaves = list(record.output_values or (None,) * len(record.output_names))
         for place, name in enumerate(record.output_names):
             if name is not None:
-                leaves[place] = self._global(values[name], name)
+                leaves[place] = self._global(values[name], name, engine)
         structured = pytree.tree_unflatten(leaves, record.out_spec)
         # The loss function's value stands behind the model's own outputs.
         return structured[0] if self._has_loss_function else structured
@@ -54,21 +56,21 @@ class CallOutputs:
             whole.append(gather_full(value, layout, self.engine.groups) if layout else value)
         return tuple(whole)
 
-    def _global(self, value: Tensor, name: str) -> Tensor:
+    def _global(self, value: Tensor, name: str, engine: Engine) -> Tensor:
         """An output that is whole, or a DTensor of which this rank holds a part."""
-        layout = dict(self.engine.outputs)[name]
+        layout = dict(engine.outputs)[name]
         if all(placement == R for placement in layout):
             return value
-        groups = self.engine.groups
+        groups = engine.groups
         if self.whole:
             return apply_chain(value, whole_chain(layout), groups, gradient=True)
-        tensor = self.engine.graph.tensors[name]
+        tensor = engine.graph.tensors[name]
         # That of the whole; torch would derive the stride from this rank's part.
         stride = torch.empty(tensor.shape, device="meta").stride()
         places = placements_of(layout, groups.mesh.shape)
         return DTensor.from_local(
             value,
-            self.engine.device_mesh(),
+            engine.device_mesh(),
             places,
             run_check=False,
             shape=torch.Size(tensor.shape),

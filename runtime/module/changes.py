@@ -24,11 +24,14 @@ from autopar.ir import Graph
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
+from autopar.plan_sizes import execution_at
 from autopar.sharding.analysis import analyse
 from autopar.sharding.rules.modes import evaluated
 
 MOST = 8
 """Programs for changed modules; a value that changes in every step would export every step."""
+Shapes = tuple[tuple[int, ...], ...]
+"""The shapes of a graph's inputs."""
 _TRAINS = "requires_grad"
 _MODE = "training"
 
@@ -86,6 +89,20 @@ def refused(change: Change, why: object) -> PlanError:
     )
 
 
+def other_sizes(graph: Graph, shapes: Shapes, why: object) -> PlanError:
+    """The error of inputs for whose sizes no program can be made."""
+    pairs = zip(graph.inputs, shapes, strict=True)
+    words = ", ".join(
+        f"{name!r} is {list(shape)}, planned as {list(graph.tensors[name].shape)}"
+        for name, shape in pairs
+        if shape != graph.tensors[name].shape
+    )
+    return PlanError(
+        f"{words}, and no program of these sizes can be made: {why}. Give it in the planned sizes, "
+        "or plan again with example inputs of the others (autopar.plan(..., reuse_from=plan))"
+    )
+
+
 def skeleton_of(module: nn.Module, shared: Callable[[Any], bool]) -> nn.Module | None:
     """A copy of a module whose parameters and buffers are on the meta device.
 
@@ -120,7 +137,7 @@ class Remaking:
         plan: Plan,
         graph: Graph,
         skeleton: nn.Module | None,
-        reload: Callable[[Any], LoadedModel] | None,
+        reload: Callable[..., LoadedModel] | None,
     ) -> None:
         self.plan = plan
         self.graph = graph
@@ -140,26 +157,34 @@ class Remaking:
         return self._on_plan(evaluated(self.graph) if evaluating else self.graph, ends)
 
     def changed(
-        self, changes: Sequence[Change], modes: Mapping[str, bool], ends: Sequence[str] = ()
+        self,
+        changes: Sequence[Change],
+        modes: Mapping[str, bool],
+        ends: Sequence[str] = (),
+        shapes: Shapes | None = None,
     ) -> tuple[Execution, Mapping[str, Tensor], tuple[Fact, ...]]:
         """The execution of the model with changes, in these modes, its constants and its facts.
 
-        Raises a `PlanError` that names a change if the plan has no strategies for what comes out.
+        `shapes`: of its inputs, where they are not the planned ones. Raises a `PlanError` that
+        names a change or these if the plan has no strategies for what comes out.
         """
         assert self.skeleton is not None and self.reload is not None
         try:
             with _changed(self.skeleton, changes, modes):
-                model = self.reload(self.skeleton)
+                model = self.reload(self.skeleton, shapes)
             self._require_alike(model.graph)
             assert model.torch is not None and model.torch.facts is not None
-            execution = self._on_plan(model.graph, ends)
+            execution = self._on_plan(model.graph, ends, resized=shapes is not None)
             return execution, model.torch.constants, model.torch.facts.found
         except AutoparError as error:
+            if shapes is not None:
+                raise other_sizes(self.graph, shapes, error) from error
             raise refused(changes[0], error) from error
 
-    def _on_plan(self, graph: Graph, ends: Sequence[str]) -> Execution:
+    def _on_plan(self, graph: Graph, ends: Sequence[str], *, resized: bool = False) -> Execution:
         train = self.plan.model.mode == "train"
-        return self.plan.execution(analyse(graph, train=train, ends=tuple(ends)))
+        analysis = analyse(graph, train=train, ends=tuple(ends))
+        return execution_at(self.plan, analysis) if resized else self.plan.execution(analysis)
 
     def _require_alike(self, graph: Graph) -> None:
         """Raise unless a graph takes, gives and stores what the planned one does."""

@@ -14,7 +14,10 @@ from autopar.runtime.execution.compiling import compile_engine
 from autopar.runtime.execution.engine import Engine
 from autopar.runtime.ranks.agreement import agree, digest
 
-from .changes import MOST, Change, Remaking, refused
+from .changes import MOST, Change, Remaking, Shapes, refused
+
+SIZES = 16
+"""Programs for other sizes of inputs that are held; the one not used longest makes room."""
 
 _Made = tuple[Execution, Mapping[str, Tensor], tuple[Fact, ...]]
 
@@ -35,7 +38,8 @@ class Modes:
         self.only = ""
         self.parts: Mapping[str, bool] = {}
         self.compiled: Mapping[str, Any] | None = None
-        self._engines: dict[object, Engine] = {}
+        self._engines: dict[tuple[object, ...], Engine] = {}
+        self._sizes: dict[Shapes, None] = {}
         self._changed: set[object] = set()
 
     @property
@@ -76,11 +80,12 @@ class Modes:
         changes: Sequence[Change] = (),
         modes: Callable[[], Mapping[str, bool]] = dict,
         carries: bool = False,
+        shapes: Shapes | None = None,
     ) -> Engine:
         """The engine of a mode, and of changes.
 
         `modes`: the present modes of all parts. `carries`: gradients come back from all outputs,
-        where the order of the step allows it.
+        where the order of the step allows it. `shapes`: of the inputs, where they are other ones.
         """
         if training and not self.planned and self.only:
             changes = (*changes, Change.of_mode("", training, self.only))
@@ -89,25 +94,39 @@ class Modes:
 
         def made(ends: tuple[str, ...]) -> _Made:
             assert self.remaking is not None
-            if changes:
-                return self.remaking.changed(changes, modes(), ends)
+            if changes or shapes is not None:
+                return self.remaking.changed(changes, modes(), ends, shapes)
             return self.remaking.execution(evaluating=evaluating, ends=ends), {}, ()
 
         engine = self.main
+        key: tuple[object, ...] = (evaluating, keys)
+        if shapes is not None:
+            key = (*key, shapes)
+            self._make_room(shapes)
         if changes:
             self._require_followed(keys, changes)
-            engine = self._engine((evaluating, keys), lambda: self._agreed(keys, lambda: made(())))
+        if changes or shapes is not None:
+            engine = self._engine(key, lambda: self._agreed(key, lambda: made(())))
         elif evaluating and self.remaking is not None:
             engine = self._engine((evaluating, keys), lambda: made(()))
         if not carries or self.remaking is None or not engine.lost_outputs:
             return engine
         ends = engine.lost_outputs
         try:
-            return self._engine((evaluating, keys, ends), lambda: made(ends))
+            return self._engine((*key, ends), lambda: made(ends))
         except PlanError:
             # Without ways back from them, its backward pass refuses their gradients.
-            self._engines[evaluating, keys, ends] = engine
+            self._engines[*key, ends] = engine
             return engine
+
+    def _make_room(self, shapes: Shapes) -> None:
+        """Hold programs of `SIZES` sizes at most: all ranks meet the same sizes in one order."""
+        self._sizes.pop(shapes, None)
+        self._sizes[shapes] = None
+        if len(self._sizes) > SIZES:
+            oldest = next(iter(self._sizes))
+            del self._sizes[oldest]
+            self._engines = {k: e for k, e in self._engines.items() if oldest not in k}
 
     def _require_followed(self, keys: object, changes: Sequence[Change]) -> None:
         """Refuse changes for which no program can be made."""
@@ -134,7 +153,7 @@ class Modes:
         assert result is not None
         return result
 
-    def _engine(self, key: object, made: Callable[[], _Made]) -> Engine:
+    def _engine(self, key: tuple[object, ...], made: Callable[[], _Made]) -> Engine:
         """An engine on the groups and the storage of the planned one."""
         if key not in self._engines:
             execution, constants, facts = made()

@@ -114,7 +114,12 @@ class ParallelModule(HeldShards):
         self._graph = engine.graph
         self._parts = BatchParts(engine.graph, engine.world) if options.parts else None
         self._inputs = CallInputs(
-            engine.graph, model, parts=self._parts, device=self._device, debug=options.debug
+            engine.graph,
+            model,
+            parts=self._parts,
+            device=self._device,
+            debug=options.debug,
+            resizes=self._modes.follows,
         )
         self._outputs = CallOutputs(engine, model, whole=options.whole)
         self._structured = model is not None
@@ -204,8 +209,8 @@ class ParallelModule(HeldShards):
         inputs = self._inputs.agreed(args, kwargs)
         places = range(len(self._engine.outputs))
         # On one device every output that is made of parameters leads back to them.
-        outputs = self._run(inputs, places, carries=torch.is_grad_enabled())
-        return self._outputs.structured([outputs[place] for place in places])
+        engine, outputs = self._run(inputs, places, carries=torch.is_grad_enabled())
+        return self._outputs.structured([outputs[place] for place in places], engine)
 
     def _require_no_gradient_from_outputs(self) -> None:
         """Refuse a call whose outputs would be thought to lead back to the parameters."""
@@ -222,7 +227,7 @@ class ParallelModule(HeldShards):
     def local_outputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """This rank's outputs in their planned layouts, the loss last if it is none of them."""
         places = range(len(self._engine.outputs))
-        outputs = self._run(self._inputs.agreed(args, kwargs), places)
+        _, outputs = self._run(self._inputs.agreed(args, kwargs), places)
         return tuple(outputs[place] for place in places)
 
     @runs_as_it_is
@@ -233,7 +238,8 @@ class ParallelModule(HeldShards):
         """
         if self.loss_index is None:
             raise PlanError("the plan is for inference and has no loss; plan with mode='train'")
-        return self._run(self._inputs.agreed(args, kwargs), [self.loss_index])[self.loss_index]
+        _, outputs = self._run(self._inputs.agreed(args, kwargs), [self.loss_index])
+        return outputs[self.loss_index]
 
     def train_step(self, batch: Any, optimizer: torch.optim.Optimizer) -> Tensor:
         """One step: loss, gradients, update; returns the loss.
@@ -275,9 +281,10 @@ class ParallelModule(HeldShards):
 
     def _run(
         self, inputs: Mapping[str, Tensor], wanted: Sequence[int], *, carries: bool = False
-    ) -> dict[int, Tensor]:
-        """The outputs at the places `wanted`, from the inputs of the graph by name.
+    ) -> tuple[Engine, dict[int, Tensor]]:
+        """The engine of the inputs' sizes, and the outputs at the places `wanted`.
 
+        `inputs`: by their names in the graph.
         `carries`: gradients may come back from all of them.
         """
         engine = self._modes.engine(
@@ -285,6 +292,7 @@ class ParallelModule(HeldShards):
             changes=self._guards.changes(),
             modes=self._guards.present_modes,
             carries=carries,
+            shapes=self._inputs.other_shapes(inputs),
         )
         whole = dict(inputs)
         for name in engine.constants:
@@ -300,7 +308,7 @@ class ParallelModule(HeldShards):
             for name, value in fresh.items():
                 # Written in place, since the caller and copies of the module hold this tensor.
                 self._constant(name).copy_(value)
-        return outputs
+        return engine, outputs
 
     # --- its parts ---
 
