@@ -41,7 +41,10 @@ class Sides:
         imported = trial.model.torch
         assert imported is not None
         self.imported = imported
-        self.buffers = {name: value.clone() for name, value in trial.module.named_buffers()}
+        self.buffers = {
+            name: value.clone()
+            for name, value in trial.module.named_buffers(remove_duplicate=False)
+        }
         parameters = dict(trial.module.named_parameters())
         self.leaves: dict[str, Tensor] = {
             tensor.name: parameters[tensor.name]
@@ -57,7 +60,7 @@ class Sides:
         module = self.trial.module
         original = Original(self.trial.model, module, self.call)
         # An earlier pass may have changed them.
-        for name, value in module.named_buffers():
+        for name, value in module.named_buffers(remove_duplicate=False):
             value.data.copy_(self.buffers[name])
         with _drawing_alike():
             given = pytree.tree_leaves(original())
@@ -69,7 +72,7 @@ class Sides:
                 for name, value in zip(names, given, strict=True)
                 if name is not None and isinstance(value, Tensor)
             }
-            return self._side(outputs, dict(module.named_buffers()))
+            return self._side(outputs, dict(module.named_buffers(remove_duplicate=False)))
 
     def tensors(self) -> dict[str, Tensor]:
         """Inputs, parameters, buffers and constants, by their names in the graph."""

@@ -125,7 +125,7 @@ def _faked(
     inputs, keyword_inputs = pytree.tree_unflatten(fakes_of_inputs, spec)
     fakes = {path: replaced[value] for path, value in state.items()}
     with (
-        torch.nn.utils.stateless._reparametrize_module(module, fakes),
+        torch.nn.utils.stateless._reparametrize_module(module, fakes, stack_weights=True),
         scans_as_operators(module),
         _small_constants_known(),
         known_arguments(module, known) if known is not None else nullcontext(),

@@ -54,7 +54,7 @@ class Folding:
 
     def __init__(self, module: torch.nn.Module, reads: Mapping[str, set[str]]) -> None:
         self.reads = reads
-        self.layers = dict(_listed(module))
+        self.layers = dict(_listed(module, {module}))
         self.known = KnownArguments()
         self.kinds: list[Kind] = []
         self.places: list[tuple[str, Kind]] = []
@@ -157,18 +157,23 @@ def _results(inputs: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
 torch.library.register_fake("autopar::layer", _results)
 
 
-def _listed(module: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
-    """The layers in the outermost lists of several, by path.
+def _listed(
+    module: torch.nn.Module, seen: set[torch.nn.Module], path: str = ""
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The layers in the outermost lists of several, by their first path.
 
     Parts with a `forward` of their own, as hooks of other libraries make them, are left.
     """
     for name, child in module.named_children():
+        if child in seen:
+            continue
+        seen.add(child)
         place = f"{path}.{name}" if path else name
         several = isinstance(module, torch.nn.ModuleList) and len(module) > 1
         if several and "forward" not in vars(child):
             yield place, child
         else:
-            yield from _listed(child, place)
+            yield from _listed(child, seen, place)
 
 
 def _in_a_region() -> bool:

@@ -110,6 +110,24 @@ def test_a_shared_layer_keeps_one_set_of_parameters(monkeypatch: pytest.MonkeyPa
     assert folded.aliases == {"layers.2.linear.weight": "layers.0.linear.weight"}
 
 
+class Watched(Stack):
+    """A stack with a part that holds the stack's list as well."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        super().__init__(layers)
+        self.watch = nn.Module()
+        self.watch.watched = nn.ModuleDict({"list": self.layers})
+
+
+def test_layers_that_have_several_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = Watched([Layer(place, 1.0) for place in range(3)])
+    state = stack.state_dict(keep_vars=True)
+    _, layers = exports_of(stack, monkeypatch)
+    assert layers == 1
+    assert all("forward" not in vars(layer) for layer in stack.layers)
+    assert all(value is state[name] for name, value in stack.state_dict(keep_vars=True).items())
+
+
 def test_a_layer_called_twice_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Stack([Layer(i, 2.0) for i in range(3)], repeated=True)
     folded, _ = exports_of(module, monkeypatch)

@@ -33,3 +33,20 @@ def test_the_nodes_of_a_graph_are_no_samples_of_which_a_few_would_do() -> None:
 def test_samples_are_left_out_where_they_can_be() -> None:
     model = load_model(nn.Linear(4, 4), ModelOptions(), (torch.randn(NODES, 4),))
     assert "2 samples" in prove_import(model).said
+
+
+class _Watched(nn.Module):
+    """A part that holds a buffer of another one under a second path, and reads it there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.watch = nn.ModuleDict({"norm": self.norm})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.watch["norm"](x) + self.norm.running_mean  # type: ignore[no-any-return]
+
+
+def test_buffers_may_have_several_paths() -> None:
+    model = load_model(_Watched(), ModelOptions(), (torch.randn(NODES, 4),))
+    assert prove_import(model).proved
