@@ -18,16 +18,21 @@ from .frontends.huggingface import (
     PREFIX,
     Batch,
     Configured,
+    File,
     configured,
     content_of,
+    drawn,
     example_inputs,
     placed,
+    read_configuration,
+    small_files,
+    small_inputs,
     telling,
     told_sizes,
 )
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
 from .ir import Graph
-from .model import LoadedModel
+from .model import LoadedModel, SmallCopies
 from .remembered_models import Asked, Source, content_digest, remembered_model
 from .units import count_text
 
@@ -116,8 +121,9 @@ def load_configured(
     trained. `build` makes the module with its weights.
     """
     options = replace(options, dtype=options.dtype or DTYPE)
+    small = _copies(path, options)
     if given is not None:
-        return _load(path, options, given, frozen_parameters, build)
+        return replace(_load(path, options, given, frozen_parameters, build), small=small)
 
     def load() -> LoadedModel:
         inputs = None if sizes is None else empty_inputs(sizes)
@@ -133,7 +139,8 @@ def load_configured(
         further = (tuple(frozen_parameters), _told_of(inputs))
         return Asked(source=file, options=replace(options, dims={}, batch=batch), further=further)
 
-    return remembered_model(asked, load, equal=as_planned if sizes is None else None)
+    equal = as_planned if sizes is None else None
+    return replace(remembered_model(asked, load, equal), small=small)
 
 
 def _told_of(sizes: Mapping[str, Sized] | None) -> Mapping[str, tuple[tuple[int, ...], str]] | None:
@@ -162,13 +169,7 @@ def _load(
     def ready(module: Any) -> Any:
         return telling(frozen(module, frozen_parameters), told)
 
-    loaded = load_model(
-        ready(made.module),
-        replace(options, dims={}, dtype=None),
-        {**inputs.given, **made.constants},
-    )
-    if values := placed(made, inputs.given, told, loaded.graph):
-        loaded = _with_values(loaded, values)
+    loaded = _imported(made, ready(made.module), inputs.given, told, options)
     return replace(
         loaded,
         build=functools.cache(lambda: ready(build(made))),
@@ -183,6 +184,43 @@ def _load(
             *_told(told),
             *_idle(loaded.graph),
             *loaded.notes,
+        ),
+    )
+
+
+def _imported(
+    made: Configured,
+    module: Any,
+    given: Mapping[str, Any],
+    told: Mapping[str, Any],
+    options: ModelOptions,
+) -> LoadedModel:
+    """The import of a module, with tokens that have values where it depends on them."""
+    plain = replace(options, dims={}, dtype=None)
+    loaded = load_model(module, plain, {**given, **made.constants})
+    values = placed(made, given, told, loaded.graph)
+    return _with_values(loaded, values) if values else loaded
+
+
+def _copies(path: str, options: ModelOptions) -> SmallCopies:
+    """Small copies of a configuration's type, all of whose parameters are trained."""
+    file = read_configuration(path)
+    plain = replace(options, batch=None, precision=None)
+
+    def copy_of(small: File, names: Sequence[str]) -> LoadedModel:
+        import torch
+
+        made, module = drawn(small)
+        given = small_inputs(made, names)
+        told = told_sizes(made, given)
+        empty = {name: torch.zeros_like(value, device="cpu") for name, value in given.items()}
+        loaded = _imported(made, telling(module, told), empty, told, plain)
+        return _with_values(loaded, {**given, **placed(made, given, told, loaded.graph)})
+
+    return SmallCopies(
+        kind=file.kind,
+        of=lambda graph: (
+            partial(copy_of, small, graph.inputs) for small in small_files(file, graph)
         ),
     )
 

@@ -17,6 +17,7 @@ _ROOMS = (
     "ir",
     "torch_operators",
     "frontends",
+    "configured.py",
     "runtime/import_proof",
     "runtime/operators",
     "runtime/models",
@@ -53,13 +54,22 @@ def proof_of(model: LoadedModel, *, runs: bool = False) -> str:
 
 def _key(model: LoadedModel) -> str | None:
     """The key of a proof: the graph and the code of the model; None where that is not known."""
-    parts = [model.source.fingerprint(), *(source_of(room) for room in _ROOMS)]
+    parts = [*_about(model), *(source_of(room) for room in _ROOMS)]
     if model.given is not None:
         code = list(_code_of(model.given))
         if None in code:
             return None
         parts += [str(part) for part in code]
     return key_of("proof", parts, _PACKAGES)
+
+
+def _about(model: LoadedModel) -> list[str]:
+    """What a proof is about: one graph, or all of a type with the same kinds of operators."""
+    graph = model.source
+    if model.small is None or model.loss is not None:
+        return [graph.fingerprint()]
+    kinds = sorted({operator.kind for operator in graph.operators})
+    return [model.small.kind, *graph.inputs, *kinds]
 
 
 def _code_of(module: Any) -> Iterator[str | None]:

@@ -78,7 +78,8 @@ def _of_module(model: LoadedModel) -> str:
         missing = kinds_without(trial, model)
         if best is None or len(missing) < len(best[1]):
             best = trial, missing
-        if not missing:
+        # Larger copies of a type have the same layers.
+        if not missing or model.small is not None:
             break
     if best is None:
         raise NoTrial(why)

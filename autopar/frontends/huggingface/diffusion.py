@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,14 @@ def configured(file: File, dtype: str) -> Configured:
         constants={"return_dict": False},
         notes=tuple(notes),
     )
+
+
+def whole_keys(file: File) -> dict[str, Any]:
+    """The keys of a configuration with the defaults of its class."""
+    with quiet_and_offline(str(file.path), PROJECT):
+        taken = inspect.signature(_class(file, str(file.keys[CLASS]))).parameters
+    own = {name: each.default for name, each in taken.items() if each.default is not each.empty}
+    return {**own, **file.keys}
 
 
 def known_classes() -> list[str]:

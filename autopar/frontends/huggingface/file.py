@@ -48,6 +48,11 @@ class File:
     code: str | None
 
     @property
+    def kind(self) -> str:
+        """The type that it names, or the class."""
+        return str(self.keys.get("model_type") or self.keys.get("_class_name"))
+
+    @property
     def folder(self) -> Path:
         """Where the weights lie, if there are any."""
         return self.path.parent
@@ -63,7 +68,7 @@ def read_configuration(path: str | Path) -> File:
     code = data.get("auto_map")
     return File(
         path=path,
-        keys=_plain(data),
+        keys=plain_keys(data),
         stored=str(method or "quantised") if quantised else None,
         code=str(next(iter(code.values()), "")) if isinstance(code, dict) else None,
     )
@@ -84,10 +89,10 @@ def _file_at(path: Path) -> Path:
     return own if own.exists() else next(path.glob(f"transformer/{_NAME}"), own)
 
 
-def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
+def plain_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     """The keys without those that are left out, in nested tables too."""
     return {
-        key: _plain(value) if isinstance(value, dict) else value
+        key: plain_keys(value) if isinstance(value, dict) else value
         for key, value in data.items()
         if key not in _LEFT_OUT
     }

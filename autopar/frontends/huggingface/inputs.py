@@ -46,15 +46,15 @@ def example_inputs(
     module takes some and makes a loss of them.
     """
     sizes = Sizes(asked, type(model.module).__name__)
-    if model.project == diffusion.PROJECT:
-        made = Batch(given=diffusion_inputs.inputs(model, batch, sizes))
-    else:
-        made = _inputs(model, batch, sizes, labels=labels)
+    made = batch_of(model, batch, sizes, labels=labels)
     sizes.require_used()
     return replace(made, options=tuple(sizes.used))
 
 
-def _inputs(model: Configured, batch: int, sizes: Sizes, *, labels: bool) -> Batch:
+def batch_of(model: Configured, batch: int, sizes: Sizes, *, labels: bool) -> Batch:
+    """`example_inputs`, where sizes may be asked for of what a batch does not have."""
+    if model.project == diffusion.PROJECT:
+        return Batch(given=diffusion_inputs.inputs(model, batch, sizes))
     takes = inspect.signature(model.module.forward).parameters
     main = getattr(model.module, "main_input_name", "input_ids")
     given = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from autopar.errors import ModelError, UsageError
 
 from . import diffusion
 from .chances import without_chances
-from .file import File, read_configuration
+from .file import File, plain_keys, read_configuration
 from .made import Configured, first_line, quiet_and_offline, stored_or_drawn
 
 PROJECT = "transformers"
@@ -37,10 +38,14 @@ def configured(path: str | Path, dtype: str) -> Configured:
     Raises `ModelError` if the file describes no model that these can make, and `UsageError` if they
     are not installed or do not know the type.
     """
-    file = read_configuration(path)
+    return made_of(read_configuration(path), dtype)
+
+
+def made_of(file: File, dtype: str) -> Configured:
+    """The module that a configuration's keys describe; raises as `configured`."""
     if diffusion.CLASS in file.keys:
         return diffusion.configured(file, dtype)
-    with quiet_and_offline(str(path), PROJECT):
+    with quiet_and_offline(str(file.path), PROJECT):
         config = _config(file)
         chances = without_chances(config)
         task = _task(config)
@@ -57,6 +62,15 @@ def configured(path: str | Path, dtype: str) -> Configured:
         build=stored_or_drawn(file, partial(_read, file, task, config, dtype), fresh),
         notes=(*_notes(file, module, dtype), *chances),
     )
+
+
+def whole_keys(file: File) -> dict[str, Any]:
+    """The keys of a configuration with those that its type has by default, nested ones too."""
+    if diffusion.CLASS in file.keys:
+        return diffusion.whole_keys(file)
+    with quiet_and_offline(str(file.path), PROJECT):
+        whole = json.loads(_config(file).to_json_string(use_diff=False))
+    return plain_keys(whole)
 
 
 def known_types() -> dict[str, str]:
