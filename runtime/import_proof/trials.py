@@ -60,9 +60,7 @@ def trials_of(model: LoadedModel) -> Iterator[Callable[[], Trial]]:
     smaller = _own(cut_call(model.call, SAMPLES, 0, frozenset()))
     shapes = [(TOKENS, _own(cut_call(model.call, SAMPLES, TOKENS, tokens)))] if tokens else []
     shapes.append((0, smaller))
-    assert model.torch is not None
-    if leave_out_equal(twin_of(module, wide=True), model.torch.reads):
-        yield partial(_trial, model, module, shapes[0][1], one_of_each=True, length=shapes[0][0])
+    yield partial(_trial, model, module, shapes[0][1], one_of_each=True, length=shapes[0][0])
     for length, call in shapes:
         yield partial(_trial, model, module, call, one_of_each=False, length=length)
     # The rows of a graph's nodes are no samples, of which a few can be left out.
@@ -105,6 +103,8 @@ def _trial(
     if one_of_each:
         assert model.torch is not None
         left_out = leave_out_equal(twin, model.torch.reads)
+        if not left_out:
+            raise NoTrial("no two layers are equal")
     _require_small(twin)
     assert model.again is not None
     small = with_values(model.again(twin, call, typed=False), 0)

@@ -33,6 +33,10 @@ def twin_of(module: nn.Module, *, wide: bool) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
     for buffer in module.buffers():
         memo[id(buffer)] = (wider(buffer) if wide else buffer.detach()).clone()
+    for part in module.modules():
+        # What older forms of `weight_norm` compute anew before each pass has a history.
+        made = (value for value in vars(part).values() if isinstance(value, torch.Tensor))
+        memo.update({id(value): value.detach().clone() for value in made if not value.is_leaf})
     try:
         twin: nn.Module = copy.deepcopy(module, memo)
     except Exception as error:  # whatever a module holds that cannot be copied

@@ -50,3 +50,9 @@ class _Watched(nn.Module):
 def test_buffers_may_have_several_paths() -> None:
     model = load_model(_Watched(), ModelOptions(), (torch.randn(NODES, 4),))
     assert prove_import(model).proved
+
+
+def test_weights_that_are_computed_before_each_pass() -> None:
+    """The older form of `weight_norm` keeps one with a history, which torch does not copy."""
+    module = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.ReLU())
+    assert prove_import(load_model(module, ModelOptions(), (torch.randn(NODES, 4),))).proved
