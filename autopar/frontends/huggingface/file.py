@@ -92,7 +92,7 @@ def _file_at(path: Path) -> Path:
 def plain_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     """The keys without those that are left out, in nested tables too."""
     return {
-        key: plain_keys(value) if isinstance(value, dict) else value
+        str(key): plain_keys(value) if isinstance(value, dict) else value
         for key, value in data.items()
         if key not in _LEFT_OUT
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -69,8 +68,7 @@ def whole_keys(file: File) -> dict[str, Any]:
     if diffusion.CLASS in file.keys:
         return diffusion.whole_keys(file)
     with quiet_and_offline(str(file.path), PROJECT):
-        whole = json.loads(_config(file).to_json_string(use_diff=False))
-    return plain_keys(whole)
+        return plain_keys(_config(file).to_dict())
 
 
 def known_types() -> dict[str, str]:
