@@ -75,8 +75,8 @@ def check_first_step(
     except AutoparError as error:
         return f"the first step is not checked: {error}"
     report = _compared(step, plan, world, values, device)
-    if report is None:
-        return "the first step is not checked: its loss is no finite number for drawn inputs"
+    if isinstance(report, str):
+        return f"the first step is not checked: {report}"
     if report.passed:
         count = sum(entry.what == "gradient" for entry in report.entries)
         return (
@@ -181,21 +181,25 @@ def _analysis(model: LoadedModel) -> Analysis:
 
 def _compared(
     step: _Step, plan: Plan, world: World, values: Values, device: torch.device
-) -> Report | None:
-    """The differences of a step, on every rank; None where its loss is no finite number."""
+) -> Report | str:
+    """The differences of a step, on every rank, or why there are none."""
     present = _values(step.model, values)
     inputs = [value.to(device) for value in step.model.inputs or ()]
     options = ModuleOptions(device=device)
     module = ParallelModule(step.execution, world, present, options=options)
     module.engine.plan = plan
     planned = observe(module, inputs, optimizer="none", steps=1)
-    answer: list[Report | None] = [None]
+    answer: list[Report | str] = [""]
     if world.rank == 0:
         graph = step.execution.graph
-        undivided = _undivided(graph, present, inputs)
-        if all(map(_is_finite, (*planned.losses, *undivided.losses))):
+        try:
+            undivided = _undivided(graph, present, inputs)
             planned = replace(planned, outputs={})
             answer = [differences(undivided, planned, graph=graph, optimizer="none")]
+            if not all(map(math.isfinite, (*planned.losses, *undivided.losses))):
+                answer = ["its loss is no finite number for drawn inputs"]
+        except Exception as error:  # the other ranks wait for the answer
+            answer = [f"one device cannot run it: {type(error).__name__}: {error}"]
     if dist.is_initialized():
         dist.broadcast_object_list(answer, src=0, device=device)
     return answer[0]
@@ -229,10 +233,6 @@ def _undivided(graph: Graph, values: Values, inputs: Sequence[Tensor]) -> Observ
         largest={},
         weights={},
     )
-
-
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0
 
 
 def _values(model: LoadedModel, values: Values) -> Mapping[str, Any]:

@@ -73,7 +73,7 @@ def _of_module(model: LoadedModel) -> str:
     for make in islice(trials_of(model), TRIES):
         trial, reason = _tried(make)
         if trial is None:
-            why = reason
+            why = why or reason
             continue
         missing = kinds_without(trial, model)
         if best is None or len(missing) < len(best[1]):

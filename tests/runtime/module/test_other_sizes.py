@@ -1,0 +1,116 @@
+"""Inputs of other sizes than planned train as on one device, or are refused in words."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import autopar
+from autopar.errors import PlanError
+from autopar.frontends.load import ModelOptions, load_model
+from autopar.plan_sizes import as_planned_at, execution_at
+from autopar.runtime.launch import run_ranks
+from autopar.runtime.module import modes
+from autopar.sharding.analysis import analyse
+from tests.habits.workshop import PLANS, Gpt
+
+SIZES = [(8, 4), (6, 4), (7, 4), (8, 6), (8, 3), (1, 4), (3, 5), (8, 4), (16, 4)]
+EVEN = [(8, 4), (4, 4), (8, 6), (12, 3)]
+PLANNED: dict[str, Any] = {"devices": 2, "cluster": "local-cpu", "proof": False}
+
+
+def batch(samples: int, length: int) -> tuple[Tensor, Tensor]:
+    """Tokens and labels, drawn for these sizes."""
+    draw = torch.Generator().manual_seed(100 * samples + length)
+    drawn = torch.randint(16, (samples, length + 1), generator=draw)
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def losses(model: Gpt, plan: autopar.Plan | None, sizes: list[tuple[int, int]]) -> list[float]:
+    """The losses of steps with batches of these sizes, then one in evaluation."""
+    module: Any = copy.deepcopy(model)
+    if plan is not None:
+        module = autopar.parallelize(model, plan, batch(8, 4), check=False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    told = []
+    for size in sizes:
+        optimizer.zero_grad()
+        loss = module(*batch(*size))
+        loss.backward()
+        optimizer.step()
+        told.append(loss.item())
+    module.eval()
+    with torch.no_grad():
+        told.append(module(*batch(4, 4)).item())
+    return told
+
+
+SLOW = ("data", "zero3", "zero bubble", "interleaved", "search")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PLANS]
+)
+def test_steps_of_other_sizes_are_those_of_one_device(name: str) -> None:
+    torch.manual_seed(0)
+    model = Gpt().double()
+    plan = autopar.plan(model, batch(8, 4), **PLANNED | PLANS[name])
+    # A pipeline of chunks in turn needs as many micro-batches as a multiple of its stages.
+    sizes = EVEN if name == "interleaved" else SIZES
+    wanted = losses(model, None, sizes)
+    for told in run_ranks(losses, plan.devices, model, plan, sizes, timeout=90):
+        assert told == pytest.approx(wanted, abs=1e-12)
+
+
+def refused(model: Gpt, plan: autopar.Plan, sizes: list[tuple[int, int]]) -> str:
+    """Why a rank refuses one of the sizes."""
+    with pytest.raises(PlanError) as error:
+        losses(model, plan, sizes)
+    return str(error.value)
+
+
+def test_a_pipeline_that_cannot_be_cut_so_says_why_on_every_rank() -> None:
+    model = Gpt().double()
+    plan = autopar.plan(model, batch(8, 4), **PLANNED | PLANS["interleaved"])
+    for said in run_ranks(refused, 2, model, plan, [(5, 4)], timeout=60):
+        assert "'tokens' is [5, 4], planned as [8, 4]" in said
+        assert "autopar.plan(..., reuse_from=plan)" in said
+
+
+def test_only_so_many_sizes_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modes, "SIZES", 2)
+    model = Gpt().double()
+    plan = autopar.plan(model, batch(8, 4), **PLANNED | {"devices": 1})
+    module = autopar.parallelize(model, plan, batch(8, 4), check=False)
+    for length in (3, 5, 6, 5, 3):
+        wanted = model(*batch(8, length)).item()
+        assert module(*batch(8, length)).item() == pytest.approx(wanted, abs=1e-12)
+    shapes = {key[2] for key in module._modes._engines if len(key) > 2}
+    assert shapes == {((8, 5), (8, 5)), ((8, 3), (8, 3))}
+
+
+def test_another_number_of_dims_or_type_is_refused() -> None:
+    model = Gpt().double()
+    plan = autopar.plan(model, batch(8, 4), **PLANNED | {"devices": 1})
+    module = autopar.parallelize(model, plan, batch(8, 4), check=False)
+    tokens, labels = batch(8, 4)
+    for given in ((tokens[0], labels), (tokens.int(), labels)):
+        with pytest.raises(PlanError, match="the plan is for int64"):
+            module(*given)
+
+
+def test_small_sizes_keep_every_strategy_or_are_refused() -> None:
+    model = Gpt().double()
+    plan = autopar.plan(model, batch(8, 4), **PLANNED, scheme="data")
+
+    def analysed(samples: int, length: int) -> Any:
+        return analyse(load_model(model, ModelOptions(), batch(samples, length)).graph, train=True)
+
+    as_planned_at(plan, analysed(2, 4))
+    with pytest.raises(PlanError, match="is not split as planned"):
+        as_planned_at(plan, analysed(3, 4))
+    assert execution_at(plan, analysed(3, 4)).devices == 2
