@@ -63,16 +63,24 @@ def _resized(plan: Plan, analysis: Analysis) -> Plan:
         for op, mesh in _placed(plan, analysis)
         if op.name not in analysis.cold
     }
+    tensors = analysis.graph.tensors
+    # A copy with fewer layers has fewer parameters.
+    parameters = {name: stored for name, stored in plan.parameters.items() if name in tensors}
     mesh = plan.mesh_.shape
     outputs = {}
     for name, text in plan.outputs.items():
         layout = parse_layout(text)
-        tensor = analysis.graph.tensors.get(name)
+        tensor = tensors.get(name)
         if tensor is not None and not is_valid(layout, tensor.shape, mesh):
             layout = tuple(R if place.kind is Kind.SPLIT else place for place in layout)
         outputs[name] = format_layout(layout)
     return plan.model_copy(
-        update={"operators": operators, "outputs": outputs, "redistributions": {}}
+        update={
+            "operators": operators,
+            "parameters": parameters,
+            "outputs": outputs,
+            "redistributions": {},
+        }
     )
 
 
