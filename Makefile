@@ -79,9 +79,14 @@ STRICT_TESTS ?= tests/end_to_end tests/runtime tests/integrations tests/training
 strict: $(VENV)/.dev
 	$(BIN)/python -m pytest --strict-backend -n $(WORKERS) -q $(STRICT_TESTS)
 
-# What training scripts do, under plans of all kinds beside one device, in three quarters of an hour.
+# What training scripts do, under plans of all kinds beside one device, in three quarters of an hour; then modules and scripts
+# drawn from a seed (`make habits SEED=7 DRAWS=500` for a night).
+SEED ?= 1
+DRAWS ?= 100
+
 habits: $(VENV)/.dev
 	$(BIN)/python -m tests.habits.page build/habits.md
+	$(BIN)/python -m tests.habits.drawn --seed $(SEED) --draws $(DRAWS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

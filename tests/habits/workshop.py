@@ -115,7 +115,6 @@ class Workshop:
     def __init__(self, plan: Mapping[str, Any] | None = None) -> None:
         self.options = plan
         self.made: list[nn.Module] = []
-        torch.manual_seed(0)
 
     @property
     def alone(self) -> bool:
@@ -208,9 +207,9 @@ class Ended:
     loud: str = ""
 
 
-def ended(habit: Habit, plan: Mapping[str, Any] | None) -> Ended:
+def ended(habit: Habit, workshop: Workshop) -> Ended:
     """Run a habit here, as one device or as one rank."""
-    workshop = Workshop(plan)
+    torch.manual_seed(0)
     try:
         values = [*_whole(habit(workshop))]
         for module in workshop.made:
@@ -222,9 +221,9 @@ def ended(habit: Habit, plan: Mapping[str, Any] | None) -> Ended:
     return Ended(values=values)
 
 
-def _on_rank(habit: Habit, plan: Mapping[str, Any]) -> Ended:
+def on_rank(habit: Habit, workshop: Workshop) -> Ended:
     """Run a habit as one rank; an error that the other ranks do not share ends all."""
-    mine = ended(habit, plan)
+    mine = ended(habit, workshop)
     store = dist.distributed_c10d._get_default_store()
     store.set(f"ended {dist.get_rank()}", "")
     if mine.refused or mine.loud:
@@ -276,16 +275,21 @@ def _warm() -> None:
 
 def verdict(habit: Habit, plan: Mapping[str, Any]) -> str:
     """`right`, `refused: why` on all ranks, or what is wrong."""
-    wanted = ended(habit, None)
+    wanted = ended(habit, Workshop())
     if wanted.refused or wanted.loud:
         return f"broken: on one device {wanted.refused or wanted.loud}"
     _warm()
     try:
-        ranks = run_ranks(_on_rank, plan.get("devices", 2), habit, plan, timeout=SECONDS)
+        ranks = run_ranks(on_rank, plan.get("devices", 2), habit, Workshop(plan), timeout=SECONDS)
     except RunError as error:
         said = str(error).strip().splitlines()[-1]
         alone = said.partition(ALONE)[2]
         return f"loud on one rank: {alone}" if alone else f"hangs or dies: {said}"
+    return judged(wanted, ranks)
+
+
+def judged(wanted: Ended, ranks: Sequence[Ended]) -> str:
+    """The verdict on how all ranks ended, beside one device."""
     if any(one.loud for one in ranks):
         return "loud: " + next(one.loud for one in ranks if one.loud)
     if all(one.refused for one in ranks):
