@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from autopar.costmodel import Cluster
 from autopar.costmodel.device.narrow_kernels import require_recipe
 
+from .analysis.import_proofs import proof_of
 from .configured import load_any
 from .errors import PlanError
 from .frontends.load import options_asked
-from .import_proofs import proof_of
 from .model import LoadedModel
 from .operators import bring_rules, provide_rules
 from .options.checking import completed

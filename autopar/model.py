@@ -95,12 +95,11 @@ class LoadedModel:
     user's loss function. `notes`: sentences worth telling the user. `dtype`: the floating-point
     type that was asked for; `precision`: the recipe of its products. `given`: the PyTorch module
     before its cast to that type. `reload` imports another such module, with the same inputs (or
-    inputs of the shapes that it is given) and
-    options; `again` one for another call (args, kwargs), with typed=False in the types that it has,
-    or an ONNX file at a batch and sizes of named dims of at most these two. `file`: an ONNX model,
-    as it was given.
-    `proof`: whether the import is to be proved (None: where torch is needed anyway). `small`: small
-    copies of a configuration's type, by which it is proved.
+    inputs of the shapes that it is given) and options; `at_sizes` one for another call (args,
+    kwargs), with typed=False in the types that it has, or an ONNX file at a batch and sizes of
+    named dims of at most these two. `file`: an ONNX model, as it was given. `proof`:
+    whether the import is to be proved (None: where torch is needed anyway). `small`: small copies
+    of a configuration's type, by which it is proved.
     """
 
     graph: Graph
@@ -114,7 +113,7 @@ class LoadedModel:
     precision: str | None = None
     given: Any = None
     reload: Callable[..., LoadedModel] | None = None
-    again: Callable[..., LoadedModel] | None = None
+    at_sizes: Callable[..., LoadedModel] | None = None
     file: Any = None
     proof: bool | None = None
     small: SmallCopies | None = None

@@ -10,10 +10,10 @@ from typing import Any
 
 from autopar.costmodel import Cluster, load_cluster, parse_span, presets
 
+from .analysis.import_proofs import LEFT_OUT
 from .configured import empty_inputs, is_configuration, load_any
 from .errors import UsageError
 from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
-from .import_proofs import LEFT_OUT
 from .ir.dtype import FLOATS
 from .model import LoadedModel
 from .operators import bring_rules

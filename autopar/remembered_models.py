@@ -119,7 +119,7 @@ def _recalled(
         build=None if source.weights else lambda: whole().module,
         weights=weights if source.weights else None,
         file=source.path if source.weights else None,
-        again=lambda *asked, **typed: _again(whole(), *asked, **typed),
+        at_sizes=lambda *asked, **typed: _at_sizes(whole(), *asked, **typed),
         notes=notes,
         dtype=options.dtype,
         precision=options.precision,
@@ -127,10 +127,10 @@ def _recalled(
     )
 
 
-def _again(loaded: LoadedModel, *asked: Any, **typed: Any) -> LoadedModel:
-    if loaded.again is None:
+def _at_sizes(loaded: LoadedModel, *asked: Any, **typed: Any) -> LoadedModel:
+    if loaded.at_sizes is None:
         raise ModelError(f"{loaded.graph.name} cannot be read at other sizes")
-    return loaded.again(*asked, **typed)
+    return loaded.at_sizes(*asked, **typed)
 
 
 def _known(key: str) -> tuple[Graph, tuple[str, ...]] | None:

@@ -34,7 +34,7 @@ _METHODS = (types.FunctionType, property, classmethod, staticmethod, functools.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """What is found from `root` by `steps` is as planned while `holds` is true of it.
+    """A value that is found from `root` by `steps` and is as planned while `holds` is true of it.
 
     `words`: how code says it. `was`: the value. `place`: the file and line of its read.
     """
@@ -62,7 +62,7 @@ class Facts:
     names of containers of which it looks at everything.
     """
 
-    found: tuple[Fact, ...] = ()
+    of_code: tuple[Fact, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     whole: Collection[str] = frozenset()
 
@@ -86,7 +86,7 @@ class FactsOf:
             or key in self.whole
             or not any(isinstance(name, str) and name in self.names for name in value)
         )
-        if everything and (holds := _kept(value)) is not None:
+        if everything and (holds := _as_now(value)) is not None:
             told = is_literal(value) or isinstance(value, np.ndarray)
             yield made(holds=holds, was=repr(value)[:100] if told else "")
             return
@@ -123,7 +123,7 @@ class FactsOf:
         return type(value).__module__.partition(".")[0] not in MACHINERY
 
     def _held(self, value: Any) -> Iterator[tuple[Step | None, Any, Any]]:
-        """What a value holds; an object has what its classes hold, too."""
+        """The values that a value holds; an object has what its classes hold, too."""
         if isinstance(value, types.ModuleType):
             yield from (((attribute, name), name, held) for name, held in vars(value).items())
             return
@@ -138,7 +138,7 @@ class FactsOf:
                     yield (attribute, name), name, held
 
 
-def _kept(value: Any) -> Callable[[Any], bool] | None:
+def _as_now(value: Any) -> Callable[[Any], bool] | None:
     """Tells whether a value is as it is now; None if it has to be looked into."""
     if is_literal(value):
         return functools.partial(_equals, copy.deepcopy(value))

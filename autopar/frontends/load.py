@@ -134,7 +134,7 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
         dtype=options.dtype,
         precision=options.precision,
         file=model,
-        again=lambda _, sizes, typed=False: _onnx(model, _at_most(options, *sizes)),
+        at_sizes=lambda _, sizes, typed=False: _onnx(model, _at_most(options, *sizes)),
         proof=options.proof,
     )
 
@@ -299,7 +299,7 @@ def _imported(
         given=module,
         proof=options.proof,
         reload=_reload(args, kwargs, options),
-        again=lambda module, call, typed=True: _imported(
+        at_sizes=lambda module, call, typed=True: _imported(
             module, call[0], call[1], options if typed else plain
         ),
     )

@@ -100,18 +100,18 @@ def _find(analysis: Analysis) -> TimeSplit:
     for dim, size in batches:
         held = sum(shape[dim : dim + 1] == (size,) for shape in inputs)
         for preferred in _preferred(analysis, dim, size):
-            found = _find_on(analysis, dim, size, preferred)
-            if isinstance(found, TimeSplit):
-                places = [found.placements[name] for name in analysis.graph.inputs]
+            outcome = _find_on(analysis, dim, size, preferred)
+            if isinstance(outcome, TimeSplit):
+                places = [outcome.placements[name] for name in analysis.graph.inputs]
                 cut = sum(place.kind is Kind.SPLIT for place in places)
                 # Inputs that are only read whole may hold the batch elsewhere (steps come first).
                 if cut >= held:
-                    return found
+                    return outcome
                 if best is None or cut > best[0]:
-                    best = cut, found
+                    best = cut, outcome
             # The walk that got furthest is the likeliest one, so its conflict is the one told.
-            elif furthest is None or found.place > furthest.place:
-                furthest = found
+            elif furthest is None or outcome.place > furthest.place:
+                furthest = outcome
     if best is not None:
         return best[1]
     assert furthest is not None

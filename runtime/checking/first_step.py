@@ -26,13 +26,13 @@ from autopar.ir.recipes import recipe_in
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
-from autopar.plan_sizes import as_planned_at
 from autopar.runtime.local_forms.randomness import is_random
 from autopar.runtime.models.example_inputs import with_values
 from autopar.runtime.models.graph_run import last_uses, run_operators
 from autopar.runtime.models.small_copies import cut_call, leave_out_equal, lengths_of, twin_of
 from autopar.runtime.module.held_shards import Values
 from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
+from autopar.runtime.module.plan_sizes import as_planned_at
 from autopar.runtime.ranks.agreement import first_rank_says
 from autopar.runtime.ranks.world import World
 from autopar.sharding.analysis import Analysis, analyse
@@ -60,7 +60,7 @@ class _Step:
 def check_first_step(
     model: LoadedModel, plan: Plan, world: World, values: Values, device: torch.device
 ) -> str:
-    """What the check says, in one line (collective: every rank calls it).
+    """The outcome of the check, in one line (collective: every rank calls it).
 
     Raises `RunError` on every rank where a loss or a gradient differs.
     """
@@ -70,11 +70,13 @@ def check_first_step(
         return "the first step is not checked: one device does not round by the recipe of products"
     room = first_rank_says(free_memory(device), device=device)
     stored = sum(tensor.bytes for tensor in model.graph.parameters)
-    try:
-        step = _smallest(model, plan, room, whole=TIMES * stored <= room)
-    except AutoparError as error:
-        return f"the first step is not checked: {error}"
-    report = _compared(step, plan, world, values, device)
+    # The script's own draws go on as if nothing had been checked.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            step = _smallest(model, plan, room, whole=TIMES * stored <= room)
+        except AutoparError as error:
+            return f"the first step is not checked: {error}"
+        report = _compared(step, plan, world, values, device)
     if isinstance(report, str):
         return f"the first step is not checked: {report}"
     if report.passed:
@@ -120,7 +122,7 @@ def _smallest(model: LoadedModel, plan: Plan, room: int, *, whole: bool) -> _Ste
 
 def _calls(model: LoadedModel, plan: Plan) -> Iterator[tuple[Any, str]]:
     """Calls with few samples and short sequences, on the meta device, and their sizes in words."""
-    if model.again is None or model.call is None:
+    if model.at_sizes is None or model.call is None:
         return
     call = pytree.tree_map_only(torch.Tensor, lambda value: value.to("meta"), model.call)
     parts = _parts(plan, model.graph)
@@ -146,14 +148,14 @@ def _parts(plan: Plan, graph: Graph) -> int:
 
 def _step(model: LoadedModel, plan: Plan, call: Any, said: str, room: int, *, whole: bool) -> _Step:
     module = model.module if model.given is None else model.given
-    assert model.again is not None
+    assert model.at_sizes is not None
     if not whole:
         assert model.torch is not None
         firsts = frozenset(stage.first for stage in plan.stages)
         module = twin_of(module, wide=False)
         left_out = leave_out_equal(module, model.torch.reads, firsts)
         said = f"{said}, {left_out} equal layers left out"
-    small = model.again(module, call)
+    small = model.at_sizes(module, call)
     _require_room(small, room)
     execution = as_planned_at(plan, _analysis(small))
     return _Step(model=with_values(small, 0), execution=execution, said=said)
@@ -168,9 +170,9 @@ def _planned(model: LoadedModel, plan: Plan, said: str, room: int) -> _Step:
 
 def _require_room(model: LoadedModel, room: int) -> None:
     """Refuse a pass that may keep more than half of the free memory."""
-    kept = sum(tensor.bytes for tensor in model.graph.tensors.values())
-    if 2 * kept > room:
-        raise PlanError(f"one pass keeps {kept / 2**30:.1f} GiB, and {room / 2**30:.1f} are free")
+    held = sum(tensor.bytes for tensor in model.graph.tensors.values())
+    if 2 * held > room:
+        raise PlanError(f"one pass keeps {held / 2**30:.1f} GiB, and {room / 2**30:.1f} are free")
 
 
 def _analysis(model: LoadedModel) -> Analysis:

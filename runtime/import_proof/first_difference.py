@@ -99,12 +99,12 @@ def first_difference(sides: Sides, name: str, *, of_gradient: bool) -> str:
 def _differing(graph: Graph, known: set[str], wanted: set[str]) -> Iterator[Operator]:
     """The operators whose unknown results lead to `wanted` by unknown values alone, in order."""
     lost = wanted - known
-    found = []
+    differing = []
     for operator in reversed(graph.operators):
         if not lost.isdisjoint(operator.outputs):
             lost.update(key for key in operator.inputs if key not in known)
-            found.append(operator)
-    return reversed(found)
+            differing.append(operator)
+    return reversed(differing)
 
 
 def readers(graph: Graph, name: str) -> str:

@@ -46,9 +46,9 @@ def onnx_trial(model: LoadedModel) -> tuple[LoadedModel, str]:
     stored = sum(tensor.bytes for tensor in model.source.parameters)
     if stored > STORED_BYTES:
         raise NoTrial(f"it has {stored / 2**30:.1f} GiB of parameters, more than a trial may")
-    assert model.again is not None
+    assert model.at_sizes is not None
     try:
-        small = model.again(None, (SAMPLES, SIZES))
+        small = model.at_sizes(None, (SAMPLES, SIZES))
     except ValueError:
         # Some files compute sizes that only fit others.
         small = model
@@ -89,8 +89,8 @@ def _run(graph: Graph, tensors: Mapping[str, Tensor], *, keep: bool = False) -> 
 
 
 def _outputs(values: Mapping[str, Tensor]) -> Observation:
-    kept = {name: value.detach() for name, value in values.items()}
-    return Observation(outputs=kept, losses=(), gradients={}, smallest={}, largest={}, weights={})
+    stored = {name: value.detach() for name, value in values.items()}
+    return Observation(outputs=stored, losses=(), gradients={}, smallest={}, largest={}, weights={})
 
 
 def _reference(

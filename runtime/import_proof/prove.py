@@ -32,7 +32,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What came out, in words; `proved`: whether the two sides were compared, and are equal."""
+    """The outcome, in words; `proved`: whether the two sides were compared, and are equal."""
 
     proved: bool
     said: str

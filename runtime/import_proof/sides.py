@@ -95,8 +95,8 @@ class Sides:
 
     def _side(self, outputs: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Side:
         present = {
-            **{name: _kept(value) for name, value in outputs.items()},
-            **{name: _kept(buffers[name]) for name in self.graph.updates},
+            **{name: _copied(value) for name, value in outputs.items()},
+            **{name: _copied(buffers[name]) for name in self.graph.updates},
         }
         total = weighed(
             [outputs[n] if outputs[n].requires_grad else None for n in self.graph.outputs]
@@ -112,7 +112,7 @@ def _own(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _kept(value: Tensor) -> Tensor:
+def _copied(value: Tensor) -> Tensor:
     """A copy of a result, of a complex one both parts."""
     value = value.detach()
     return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).clone()

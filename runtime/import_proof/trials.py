@@ -51,7 +51,7 @@ def trials_of(model: LoadedModel) -> Iterator[Callable[[], Trial]]:
     if model.small is not None:
         yield from (partial(_of_copy, make) for make in model.small.of(model.source))
         return
-    if model.again is None or model.call is None:
+    if model.at_sizes is None or model.call is None:
         yield lambda: _as_planned(model)
         return
     module = model.module if model.given is None else model.given
@@ -90,8 +90,8 @@ def _at_its_sizes(model: LoadedModel, module: nn.Module) -> Trial:
     if sum(tensor.bytes for tensor in model.source.tensors.values()) > STORED_BYTES:
         raise NoTrial("it runs at no smaller sizes, and its own are large for a trial")
     twin = twin_of(module, wide=True)
-    assert model.again is not None
-    small = with_values(model.again(twin, _own(model.call), typed=False), 0)
+    assert model.at_sizes is not None
+    small = with_values(model.at_sizes(twin, _own(model.call), typed=False), 0)
     return Trial(model=small, module=twin, said="at its own sizes")
 
 
@@ -106,8 +106,8 @@ def _trial(
         if not left_out:
             raise NoTrial("no two layers are equal")
     _require_small(twin)
-    assert model.again is not None
-    small = with_values(model.again(twin, call, typed=False), 0)
+    assert model.at_sizes is not None
+    small = with_values(model.at_sizes(twin, call, typed=False), 0)
     sizes = f"{SAMPLES} samples" + (f" of {length}" if length else "")
     layers = f", {left_out} equal layers left out" if left_out else ""
     return Trial(model=small, module=twin, said=sizes + layers)

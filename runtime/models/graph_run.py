@@ -27,7 +27,7 @@ def last_uses(graph: Graph) -> list[list[str]]:
         last.update(dict.fromkeys((*operator.inputs, *operator.outputs), index))
     stored = (Role.PARAMETER, Role.CONSTANT)
     keep = {name for name, tensor in graph.tensors.items() if tensor.role in stored}
-    keep.update(graph.outputs, graph.updates.values())
+    keep.update(graph.outputs, graph.updates.values(), (graph.loss,) if graph.loss else ())
     uses: list[list[str]] = [[] for _ in graph.operators]
     for name, index in last.items():
         if name not in keep:

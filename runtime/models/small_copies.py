@@ -57,15 +57,15 @@ def leave_out_equal(
     for path, part in list(module.named_modules()):
         if not isinstance(part, nn.ModuleList):
             continue
-        kept = list[nn.Module]()
+        remaining = list[nn.Module]()
         for name, layer in list(part.named_children()):
             place = f"{path}.{name}" if path else name
             wanted = any(each.startswith((f"{place}.", f"{place}/")) for each in keep)
-            if not wanted and any(equal_layers(layer, other, place, reads) for other in kept):
+            if not wanted and any(equal_layers(layer, other, place, reads) for other in remaining):
                 left_out += 1
                 del part._modules[name]
             else:
-                kept.append(layer)
+                remaining.append(layer)
     return left_out
 
 

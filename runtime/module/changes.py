@@ -24,9 +24,10 @@ from autopar.ir import Graph
 from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
-from autopar.plan_sizes import execution_at
 from autopar.sharding.analysis import analyse
 from autopar.sharding.rules.modes import evaluated
+
+from .plan_sizes import execution_at
 
 MOST = 8
 """Programs for changed modules; a value that changes in every step would export every step."""
@@ -175,7 +176,7 @@ class Remaking:
             self._require_alike(model.graph)
             assert model.torch is not None and model.torch.facts is not None
             execution = self._on_plan(model.graph, ends, resized=shapes is not None)
-            return execution, model.torch.constants, model.torch.facts.found
+            return execution, model.torch.constants, model.torch.facts.of_code
         except AutoparError as error:
             if shapes is not None:
                 raise other_sizes(self.graph, shapes, error) from error

@@ -123,7 +123,7 @@ def facts_of(root: Recalling, model: TorchModel) -> list[Fact]:
     known = model.facts or Facts()
     find = FactsOf(known.names, known.whole)
     parts = (part._original for part in root.modules() if isinstance(part, Recalling))
-    return [*known.found, *(fact for own in parts if own for fact in own.facts(find))]
+    return [*known.of_code, *(fact for own in parts if own for fact in own.facts(find))]
 
 
 def _part(module: nn.Module) -> OriginalModule:

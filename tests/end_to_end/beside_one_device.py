@@ -29,15 +29,15 @@ def wrong(net: nn.Module, inputs: Sequence[Tensor], plans: Sequence[Plan]) -> li
     """By plan the names of gradients ("loss" for the loss) that differ on one of two ranks."""
     results = run_ranks(_on_rank, 2, net, tuple(inputs), plans)
     assert results[0] == results[1]
-    found: list[list[str]] = results[0]
-    return found
+    names: list[list[str]] = results[0]
+    return names
 
 
 def _on_rank(net: nn.Module, inputs: tuple[Tensor, ...], plans: Sequence[Plan]) -> list[list[str]]:
     alone = copy.deepcopy(net)
     expected = alone(*inputs)
     expected.backward()
-    found = []
+    names = []
     for plan in plans:
         module = autopar.parallelize(copy.deepcopy(net), plan, inputs)
         loss = module(*inputs)
@@ -46,8 +46,8 @@ def _on_rank(net: nn.Module, inputs: tuple[Tensor, ...], plans: Sequence[Plan]) 
         gradients = module.full_values({n: p.grad for n, p in parameters.items()})
         pairs = {n: (gradients[n], p.grad) for n, p in alone.named_parameters()}
         pairs["loss"] = loss.detach(), expected.detach()
-        found.append([n for n, pair in pairs.items() if not _close(*pair)])
-    return found
+        names.append([n for n, pair in pairs.items() if not _close(*pair)])
+    return names
 
 
 def _close(actual: Tensor, expected: Tensor | None) -> bool:

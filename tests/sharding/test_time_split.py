@@ -94,7 +94,7 @@ OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_a_drawn_loss_is_right_or_refused(data: st.DataObject) -> None:
-    """What is affine in means is right; a loss is refused only for a function that is not."""
+    """A loss that is affine in means is right; one is refused only for a function that is not."""
     values = [
         MEANS[name] for name in data.draw(st.lists(st.sampled_from(sorted(MEANS)), min_size=1))
     ]

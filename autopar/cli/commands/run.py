@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     cluster = _cluster_to_scale(args, plan)
     _check_ranks(args, plan)
     with stdout_to_stderr():
-        from autopar.import_proofs import proof_of
+        from autopar.analysis.import_proofs import proof_of
         from autopar.plan_origin import model_of_plan
         from autopar.runtime.launch import launched_first
         from autopar.runtime.run import run_plan

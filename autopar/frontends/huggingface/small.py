@@ -4,7 +4,7 @@ layers   n -> the least p such that the first p layers have every kind; lists of
 experts  at most `EXPERTS`, in at most two groups, of which a token takes at most two
 tokens   at most `TOKENS`; marks such as the end of a text become small, and stay distinct
 widths   w -> w / f for all keys, so that equal ones stay equal; heads h -> h / f where their size
-         is hidden / h, which is then kept, and h where the configuration states the size
+         is hidden / h, which is then cut_to, and h where the configuration states the size
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def small_files(file: File, graph: Graph) -> Iterator[File]:
 
 
 def drawn(file: File) -> tuple[Configured, Any]:
-    """What a configuration describes, and its module with values; a `ModelError` for large ones.
+    """The graph of a configuration, and its module with values; a `ModelError` for large ones.
 
     No parameter is left at zero, under which a layer tells nothing of those before it.
     """
@@ -172,21 +172,21 @@ def _fewer_layers(keys: Mapping[str, Any], stacks: list[list[frozenset[str]]]) -
         if isinstance(value, int) and _LAYERS.search(key) and not _NO_LAYERS.search(key)
     }
     rows = [*stacks, *(value for key, value in keys.items() if _is_row(key, value))]
-    kept = {n: _kept([row for row in rows if len(row) == n], n) for n in counts if n > 1}
+    cut_to = {n: _first_of_all([row for row in rows if len(row) == n], n) for n in counts if n > 1}
     most = max(counts, default=0)
 
     def cut(key: str, value: Any) -> Any:
         if isinstance(value, dict):
-            if "layer" in key and most in kept and all(name.isdigit() for name in value):
-                return {name: each for name, each in value.items() if int(name) < kept[most]}
+            if "layer" in key and most in cut_to and all(name.isdigit() for name in value):
+                return {name: each for name, each in value.items() if int(name) < cut_to[most]}
             return _fewer_layers(value, stacks)
-        if isinstance(value, int) and value in kept and _LAYERS.search(key):
-            return value if _NO_LAYERS.search(key) else kept[value]
-        if _is_row(key, value) and len(value) in kept:
-            return value[: kept[len(value)]]
-        if _are_places(key, value) and most in kept:
-            least = [min(value[0], kept[most] - 1)]
-            return [place for place in value if place < kept[most]] or least
+        if isinstance(value, int) and value in cut_to and _LAYERS.search(key):
+            return value if _NO_LAYERS.search(key) else cut_to[value]
+        if _is_row(key, value) and len(value) in cut_to:
+            return value[: cut_to[len(value)]]
+        if _are_places(key, value) and most in cut_to:
+            least = [min(value[0], cut_to[most] - 1)]
+            return [place for place in value if place < cut_to[most]] or least
         return value
 
     return {key: cut(key, value) for key, value in keys.items()}
@@ -197,7 +197,7 @@ def _is_row(key: str, value: Any) -> bool:
     return isinstance(value, list) or (isinstance(value, str) and "pattern" in key)
 
 
-def _kept(rows: list[Any], layers: int) -> int:
+def _first_of_all(rows: list[Any], layers: int) -> int:
     """The number of first layers, two at least, that have every kind of `layers` layers."""
     kinds = [[row[place] for row in rows] for place in range(layers)]
     return max(2, *(kinds.index(kind) + 1 for kind in kinds))
@@ -264,7 +264,8 @@ def _factor(keys: Mapping[str, Any], *, stated: bool) -> int:
 
 def _stated(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keys with the size of a head where a table leaves it to be worked out."""
-    heads, hidden = keys.get("num_attention_heads"), keys.get("hidden_size")
+    heads = keys.get("num_attention_heads")
+    hidden = keys.get("hidden_size")
     whole = {key: _stated(each) if isinstance(each, dict) else each for key, each in keys.items()}
     if isinstance(heads, int) and isinstance(hidden, int) and whole.get("head_dim", 0) is None:
         whole["head_dim"] = hidden // heads

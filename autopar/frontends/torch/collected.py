@@ -83,7 +83,7 @@ class Collected:
         return 0
 
     def unsettled_sizes(self) -> list[str]:
-        """What to say of sizes that depend on data."""
+        """Words for sizes that depend on data."""
         if not self.unsettled:
             return []
         more = len(set(self.unsettled)) - 1

@@ -1,4 +1,4 @@
-"""What leaves a `no_grad` region of an exported program: values without gradient, or the region's
+"""Results of a `no_grad` region of an exported program: values without gradient, or the region's
 own inputs.
 
 An operator may give back its own input (`.float()` of float32, `.flatten(1)` of a matrix). Torch's

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from autopar import configured, import_proofs
+from autopar import configured
+from autopar.analysis import import_proofs
+from autopar.analysis.import_proofs import proof_of
 from autopar.configured import load_any
 from autopar.errors import ModelError
 from autopar.frontends.load import ModelOptions
-from autopar.import_proofs import proof_of
 from autopar.model import LoadedModel
 from autopar.remembered import FOLDER
 
@@ -118,7 +119,7 @@ def test_a_remembered_proof_needs_no_torch(tmp_path: Path) -> None:
         "import sys\n"
         "from autopar.configured import load_any\n"
         "from autopar.frontends.load import ModelOptions\n"
-        "from autopar.import_proofs import proof_of\n"
+        "from autopar.analysis.import_proofs import proof_of\n"
         f"model = load_any({f'hf:{tmp_path}/config.json'!r}, "
         "ModelOptions(batch=4, dims={'sequence': 32}))\n"
         "assert 'is proved' in proof_of(model)\n"

@@ -156,7 +156,9 @@ def test_samples_that_are_compared_have_no_shares() -> None:
     module, inputs = public_model("clip")
     given: dict[str, Any] = {"devices": 2, "cluster": "dgx-h100"}
     for target in ("pipelining", "fsdp2"):
-        with pytest.raises(UsageError, match=r"shares of the batch, and .* depends on the whole batch"):
+        with pytest.raises(
+            UsageError, match=r"shares of the batch, and .* depends on the whole batch"
+        ):
             autopar.plan(module, inputs, target=target, **given)
     styles = autopar.plan(module, inputs, target="hf-tp-plan", **given)
     assert {axis.name for axis in styles.mesh} == {"tensor"}

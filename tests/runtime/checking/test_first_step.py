@@ -32,7 +32,7 @@ def tokens(batch: int, length: int) -> tuple[Tensor, Tensor]:
 def told(
     module: nn.Module, plan: autopar.Plan, given: Any, room: int | None = None, times: int = 4
 ) -> str:
-    """What a rank says of the check."""
+    """The outcome of the check on a rank."""
     first_step.TIMES = times
     if room is not None:
         first_step.free_memory = lambda device: room

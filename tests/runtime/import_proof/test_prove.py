@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autopar
+from autopar.analysis.import_proofs import LEFT_OUT
 from autopar.errors import ModelError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.frontends.torch import importer, reader
-from autopar.import_proofs import LEFT_OUT
 from autopar.model import LoadedModel
 from autopar.runtime.import_proof import Proof, prove_import
 from autopar.runtime.import_proof.sides import Side, Sides

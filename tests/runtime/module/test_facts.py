@@ -129,7 +129,8 @@ READ: dict[type[Base], Callable[[], object]] = {
 
 def _followed(name: str) -> None:
     for kind, change in READ.items():
-        module, alone = kind(), kind()
+        module = kind()
+        alone = kind()
         plan = autopar.plan(kind(), X, devices=2, cluster="local-cpu", **PLANS[name])
         planned = autopar.parallelize(module, plan)
         assert float(planned(X)) == pytest.approx(float(alone(X)), rel=1e-12)
@@ -179,7 +180,8 @@ def test_what_no_program_follows_is_refused_with_its_place_on_every_rank() -> No
 def _unwatched() -> tuple[float, float]:
     Modes.facts = property(lambda self: [], lambda self, value: None)  # type: ignore[assignment]
     plan = autopar.plan(OfGlobal(), X, devices=2, cluster="local-cpu", scheme="data")
-    planned, alone = autopar.parallelize(OfGlobal(), plan), OfGlobal()
+    planned = autopar.parallelize(OfGlobal(), plan)
+    alone = OfGlobal()
     STEP["n"] = 2
     return float(planned(X)), float(alone(X))
 

@@ -12,9 +12,9 @@ from torch import Tensor
 import autopar
 from autopar.errors import PlanError
 from autopar.frontends.load import ModelOptions, load_model
-from autopar.plan_sizes import as_planned_at, execution_at
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module import modes
+from autopar.runtime.module.plan_sizes import as_planned_at, execution_at
 from autopar.sharding.analysis import analyse
 from tests.habits.workshop import PLANS, Gpt
 

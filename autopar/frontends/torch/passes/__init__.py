@@ -1,4 +1,4 @@
-"""What a module's forward pass runs, reads and writes while it is exported."""
+"""Records of what a forward pass runs, reads and writes while it is exported."""
 
 from .refusing import with_facts
 

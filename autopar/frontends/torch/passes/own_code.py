@@ -1,4 +1,4 @@
-"""What a model's own code looks up and writes, told by its source and the lines that ran."""
+"""Names that a model's own code looks up and writes, told by its source and the lines that ran."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Uses:
     """The names that code uses: of globals, attributes and items, the last of each expression.
 
     `loads`: names whose values go on into something else than themselves. `writes`: names whose
-    values are set or changed. `kept`: by a container, what is only put into it. `steps`: all names
-    that something is looked up under. `roots`: the first names of expressions. Each has its first
-    place (file:line).
+    values are set or changed. `stored`: by a container, what is only put into it. `steps`: all
+    names that something is looked up under. `roots`: the first names of expressions. Each has its
+    first place (file:line).
     """
 
     loads: dict[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Uses:
     roots: dict[str, str] = field(default_factory=dict)
     place: str = ""
     into: str | None = None
-    kept: dict[str, dict[str, str]] = field(default_factory=dict)
+    stored: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def of_code(self, code: types.CodeType, lines: set[int]) -> None:
         """Add the uses of the lines of a function that ran."""
@@ -57,9 +57,9 @@ class Uses:
 
     def close(self) -> Uses:
         """Count what is put into containers that are read themselves."""
-        while read := self.kept.keys() & self.loads.keys():
+        while read := self.stored.keys() & self.loads.keys():
             for name in read:
-                self.loads = {**self.kept.pop(name), **self.loads}
+                self.loads = {**self.stored.pop(name), **self.loads}
         return self
 
     def _statement(self, statement: ast.stmt, parts: Iterable[ast.expr]) -> None:
@@ -104,7 +104,7 @@ class Uses:
         if leaf is not None:
             self.steps.setdefault(leaf, self.place)
             if leaf != own:
-                table = self.kept.setdefault(self.into, {}) if self.into else self.loads
+                table = self.stored.setdefault(self.into, {}) if self.into else self.loads
                 table.setdefault(leaf, self.place)
 
     def _below(self, node: ast.AST, own: str | None) -> None:

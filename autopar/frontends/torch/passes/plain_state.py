@@ -86,7 +86,7 @@ class PlainState:
         self._noted: dict[int, _Noted] = {}
 
     def written(self) -> list[Written]:
-        """What differs from what was noted."""
+        """All that differs from what was noted."""
         return [written for noted in self._noted.values() for written in _changes(noted)]
 
     def restore(self) -> None:
@@ -155,7 +155,7 @@ def has_tensors(value: Any) -> bool:
 
 
 def _holder(value: Any) -> Any:
-    """What holds the values of a container, an object or a class; None: it is looked past."""
+    """The holder of the values of a container, an object or a class; None: it is looked past."""
     if isinstance(value, CONTAINERS):
         return value
     if isinstance(value, type):
@@ -170,8 +170,9 @@ def _holder(value: Any) -> Any:
 
 
 def _changes(noted: _Noted, *, identical: bool = False) -> Iterator[Written]:
-    """What differs from what was noted, also if it is equal where it has to be `identical`."""
-    holder, before = noted.holder, noted.copy
+    """All that differs from what was noted, also if it is equal where it has to be `identical`."""
+    holder = noted.holder
+    before = noted.copy
     pairs = [(None, before, holder)]
     if isinstance(holder, types.CellType):
         pairs = [(None, before, attribute(holder, "cell_contents"))]

@@ -42,7 +42,7 @@ _AROUND = (os.__file__, "<frozen _collections_abc>", "<frozen os>")
 
 
 class Recording:
-    """What the passes of a module have run and written."""
+    """The record of what the passes of a module have run and written."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -130,7 +130,7 @@ class Recording:
     # --- afterwards ---
 
     def uses(self) -> Uses:
-        """What the code that ran looks up, and what it writes."""
+        """Names that the code that ran looks up, and those that it writes."""
         uses = Uses()
         within = {c for code in self.lines for c in codes_within(code) if c is not code}
         by_file: dict[str, set[int]] = {}
@@ -145,29 +145,29 @@ class Recording:
         """The facts of the code that ran, without what it has written itself."""
         whole = frozenset(uses.loads)
         find = FactsOf(uses.steps, whole)
-        found: list[Fact] = []
+        facts: list[Fact] = []
         for code, scope in self.globals.items():
             for inner in codes_within(code):
                 for name in {*inner.co_names} & uses.roots.keys() & scope.keys():
                     step = ((item, name),)
-                    found += find.of(scope, step, name, name, uses.roots[name])
+                    facts += find.of(scope, step, name, name, uses.roots[name])
             for words, cell, name in self._cells(code):
                 step = ((attribute, "cell_contents"),)
-                found += find.of(cell, step, words, name, uses.steps.get(name, ""))
+                facts += find.of(cell, step, words, name, uses.steps.get(name, ""))
             for held, key in self._defaults(code):
                 name = _parameter(code, held, key)
                 words = f"a default of {code.co_name}"
-                found += find.of(held, ((item, key),), words, name, uses.steps.get(name, ""))
+                facts += find.of(held, ((item, key),), words, name, uses.steps.get(name, ""))
         for kind in {kind for part in self.module.modules() for kind in type(part).__mro__}:
             if is_own_type(kind):
-                found += find.of(kind, (), kind.__name__, kind.__name__, "")
+                facts += find.of(kind, (), kind.__name__, kind.__name__, "")
         for name, place in self.environment.items():
             words = f"os.environ[{name!r}]"
-            found += find.of(os.environ, ((item, name),), words, name, place)
-        found += _of_torch(uses)
+            facts += find.of(os.environ, ((item, name),), words, name, place)
+        facts += _of_torch(uses)
         mine = {w.words for w in written}
-        once = {(id(f.root), f.words): f for f in found if not _is_of(f.words, mine)}
-        return Facts(found=tuple(once.values()), names=uses.steps, whole=whole)
+        once = {(id(f.root), f.words): f for f in facts if not _is_of(f.words, mine)}
+        return Facts(of_code=tuple(once.values()), names=uses.steps, whole=whole)
 
     def clocks(self, uses: Uses) -> str | None:
         """The place where the code asks a clock, if it does."""

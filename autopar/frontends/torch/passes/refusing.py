@@ -33,10 +33,10 @@ def with_facts(module: nn.Module, imported: Callable[[], TorchModel]) -> TorchMo
     if mine or clock:
         _require_cache(module, recording, mine, imported, (model, clock))
     # A cache that is read has its facts, too, and stays as any call would leave it.
-    kept = [written for written in mine if not has_tensors(written.after)]
-    for written in kept:
+    plain = [written for written in mine if not has_tensors(written.after)]
+    for written in plain:
         written.put(written.after)
-    others = [written for written in recording.written if written not in kept]
+    others = [written for written in recording.written if written not in plain]
     return replace(model, facts=recording.facts(uses, others))
 
 
@@ -58,15 +58,15 @@ def _require_cache(
     finally:
         first.state.restore()
     uses = second.uses()
-    again = [written for written in second.written if is_read(written, uses)]
-    if not again and not (exact and _differ(model, other)):
+    still = [written for written in second.written if is_read(written, uses)]
+    if not still and not (exact and _differ(model, other)):
         return
     if not mine:
         raise ModelError(
             f"{type(module).__name__} asks for the time ({clock}), and a program would have "
             "that of its export in every step: give it as an argument of the model"
         )
-    raise _refused((again or mine)[0], first.uses())
+    raise _refused((still or mine)[0], first.uses())
 
 
 def _refused(written: Written, uses: Uses) -> ModelError:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .model import LoadedModel
-from .remembered import key_of, recalled, remember, source_of
+from autopar.model import LoadedModel
+from autopar.remembered import key_of, recalled, remember, source_of
 
 _ROOMS = (
     "ir",
@@ -30,7 +30,7 @@ _proofs: dict[str, str] = {}
 
 
 def proof_of(model: LoadedModel, *, runs: bool = False) -> str:
-    """What the proof of a model's import says, in words; it is made where there is none yet.
+    """The outcome of the proof of a model's import, in words; it is made where there is none yet.
 
     An ONNX model is proved where it is asked for, or where the model `runs` and torch is at hand.
     Raises `ModelError` where the graph computes something else than the model.
@@ -42,7 +42,7 @@ def proof_of(model: LoadedModel, *, runs: bool = False) -> str:
     key = _key(model)
     said = _proofs.get(key) or recalled(key) if key else None
     if said is None:
-        from .runtime.import_proof import prove_import
+        from autopar.runtime.import_proof import prove_import
 
         said = prove_import(model).said
         if key:
@@ -64,7 +64,7 @@ def _key(model: LoadedModel) -> str | None:
 
 
 def _about(model: LoadedModel) -> list[str]:
-    """What a proof is about: one graph, or all of a type with the same kinds of operators."""
+    """The subject of a proof: one graph, or all of a type with the same kinds of operators."""
     graph = model.source
     if model.small is None or model.loss is not None:
         return [graph.fingerprint()]

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .errors import AutoparError, PlanError
-from .ir import Operator
-from .order.execution import Execution
-from .order.plan_on_mesh import named_decision
-from .order.schedules import schedule_for
-from .plan import Plan
-from .plan_parts import OperatorPlan, mesh_of
-from .sharding.analysis import Analysis
-from .sharding.layout import Kind, R, format_layout, is_valid, parse_layout
-from .sharding.mesh import Mesh
+from autopar.errors import AutoparError, PlanError
+from autopar.ir import Operator
+from autopar.order.execution import Execution
+from autopar.order.plan_on_mesh import named_decision
+from autopar.order.schedules import schedule_for
+from autopar.plan import Plan
+from autopar.plan_parts import OperatorPlan, mesh_of
+from autopar.sharding.analysis import Analysis
+from autopar.sharding.layout import Kind, R, format_layout, is_valid, parse_layout
+from autopar.sharding.mesh import Mesh
 
 _WHOLE = "R"
 
