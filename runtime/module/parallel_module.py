@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from .guards import Guards
 from .held_shards import HeldShards, Values
 from .modes import Modes
 from .original_modules import facts_of, recall
+from .padding import Dims, Padded, equal_losses, padded, padded_dims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,7 @@ class ParallelModule(HeldShards):
         )
         self._outputs = CallOutputs(engine, model, whole=options.whole)
         self._structured = model is not None
+        self._pads: dict[bool, Dims | None] = {}
         self._loss_is_output = model is not None and self._graph.loss in model.source.outputs
         if model is not None and model.torch is not None:
             recall(self, model.module, model.torch.reads)
@@ -209,8 +211,10 @@ class ParallelModule(HeldShards):
         inputs = self._inputs.agreed(args, kwargs)
         places = range(len(self._engine.outputs))
         # On one device every output that is made of parameters leads back to them.
-        engine, outputs = self._run(inputs, places, carries=torch.is_grad_enabled())
-        return self._outputs.structured([outputs[place] for place in places], engine)
+        fitted = self._in_bucket(inputs)
+        given = inputs if fitted is None else fitted.inputs
+        engine, outputs = self._run(given, places, carries=torch.is_grad_enabled())
+        return self._outputs.structured([outputs[place] for place in places], engine, fitted)
 
     def _require_no_gradient_from_outputs(self) -> None:
         """Refuse a call whose outputs would be thought to lead back to the parameters."""
@@ -238,7 +242,10 @@ class ParallelModule(HeldShards):
         """
         if self.loss_index is None:
             raise PlanError("the plan is for inference and has no loss; plan with mode='train'")
-        _, outputs = self._run(self._inputs.agreed(args, kwargs), [self.loss_index])
+        inputs = self._inputs.agreed(args, kwargs)
+        fitted = self._in_bucket(inputs)
+        given = inputs if fitted is None else fitted.inputs
+        _, outputs = self._run(given, [self.loss_index])
         return outputs[self.loss_index]
 
     def train_step(self, batch: Any, optimizer: torch.optim.Optimizer) -> Tensor:
@@ -278,6 +285,26 @@ class ParallelModule(HeldShards):
             chosen = {id(parameter) for parameter in parameters}
             every = {name: value for name, value in every.items() if id(value) in chosen}
         return clip_grad_norm(self._engine, every, max_norm, norm_type)
+
+    def _in_bucket(self, inputs: Mapping[str, Tensor]) -> Padded | None:
+        """The inputs padded to a bucket of lengths, where the loss is the same so."""
+        place = self.loss_index
+        fitted = padded(self._graph, inputs) if self._inputs.other_shapes(inputs) else None
+        if fitted is None or place is None:
+            return None
+        if self.training not in self._pads:
+            try:
+                with torch.no_grad():
+                    engine, exact = self._run(inputs, [place])
+                    larger, other = self._run(fitted.inputs, [place])
+                equal = equal_losses(exact[place], other[place])
+                dims = padded_dims(engine.graph, larger.graph) if equal else None
+                self._pads[self.training] = dims
+            except PlanError:
+                # The bucket has no program, such as one above the model's positions.
+                self._pads[self.training] = None
+        dims = self._pads[self.training]
+        return None if dims is None else replace(fitted, dims=dims)
 
     def _run(
         self, inputs: Mapping[str, Tensor], wanted: Sequence[int], *, carries: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import autopar
 from autopar.errors import PlanError
@@ -91,6 +92,55 @@ def test_only_so_many_sizes_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
         assert module(*batch(8, length)).item() == pytest.approx(wanted, abs=1e-12)
     shapes = {key[2] for key in module._modes._engines if len(key) > 2}
     assert shapes == {((8, 5), (8, 5)), ((8, 3), (8, 3))}
+
+
+class WithScores(Gpt):
+    """A model that returns its scores beside the loss; `looks`: rows look at later ones."""
+
+    looks = False
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Any:
+        """The loss and the scores."""
+        scores = self.logits(tokens)
+        if self.looks:
+            scores = scores + scores.mean(1, keepdim=True)
+        return functional.cross_entropy(scores.flatten(0, 1), labels.flatten()), scores
+
+
+class Looking(WithScores):
+    """Rows look at later ones, padding among them."""
+
+    looks = True
+
+
+def in_buckets(model: WithScores, plan: autopar.Plan) -> tuple[list[float], int]:
+    """The largest errors of losses and scores at several lengths, and the programs made."""
+    module = autopar.parallelize(model, plan, batch(8, 16), check=False)
+    twin = copy.deepcopy(model)
+    errors = []
+    for length in (9, 11, 17, 18, 21):
+        loss, scores = module(*batch(8, length))
+        wanted, whole = twin(*batch(8, length))
+        assert scores.shape == whole.shape
+        loss.backward()
+        wanted.backward()
+        errors += [(loss - wanted).abs().item(), (scores - whole).abs().max().item()]
+    grown = module.full_values({n: p.grad for n, p in module.graph_parameters().items()})
+    pairs = [(grown[name], value.grad) for name, value in twin.named_parameters()]
+    errors += [(mine - other).abs().max().item() for mine, other in pairs]
+    return errors, len(module._modes._engines)
+
+
+@pytest.mark.parametrize("kind", [WithScores, Looking])
+def test_lengths_share_programs_where_the_loss_sees_no_padding(kind: type[WithScores]) -> None:
+    torch.manual_seed(0)
+    model = kind().double()
+    options = PLANS["data, micro-batches"]
+    plan = autopar.plan(model, batch(8, 16), **PLANNED, **options)
+    for errors, programs in run_ranks(in_buckets, 2, model, plan, timeout=90):
+        assert max(errors) < 1e-10
+        # That of 9 alone, to compare, and of 24; those of 16 are the planned one.
+        assert programs == (2 if kind is WithScores else 6)
 
 
 def test_another_number_of_dims_or_type_is_refused() -> None:
