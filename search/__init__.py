@@ -7,7 +7,7 @@ imports run in this order. Other folders import from here alone:
 - `solve`: a graph by the name of a method of the table `SEARCHES`; each method by itself;
 - `nearly`: a solution as near the optimum as the caller wants; `bound_within`: only a bound;
 - `DualFunction`: the least cost at one price of a byte after another;
-- `frontier`, `least_memory`: solutions of ever less memory, and the one of least;
+- `least_memory`: the solution of least memory;
 - `condition`: a graph with some variables decided; `solution`: a given assignment, priced;
 - `partition`, `balance`, `interval_sums`, `least_bottleneck`, `least_worst`: pipeline stages;
 - `sharing_orders`, `forget_orders`, `distinct_joins`, `shared_map`: work shared by equal tables.
@@ -18,7 +18,6 @@ from .elimination.derived_graphs import condition
 from .elimination.order_choice import forget_orders
 from .elimination.shared_orders import sharing_orders
 from .memory.bounding import Bounded, DualFunction, bound_within
-from .memory.frontier import frontier
 from .memory.lagrangian import least_memory
 from .methods import SEARCHES, Search, solve
 from .solvers.dynamic_programming import distinct_joins, dynamic_programming, nearly
@@ -48,7 +47,6 @@ __all__ = [
     "dynamic_programming",
     "exhaustive",
     "forget_orders",
-    "frontier",
     "integer_program",
     "interval_sums",
     "lagrangian",

@@ -216,13 +216,6 @@ class CandidateSolver:
         return self.bounds.recompute.seconds(mode.recompute) / candidate.devices
 
     @property
-    def is_brief(self) -> bool:
-        """Whether the model is small and its step so brief that it mostly launches."""
-        devices = self.request.cluster.devices
-        brief = self.bounds.least_seconds(devices) < EFFORT.brief
-        return devices <= EFFORT.fronts and brief and self.folded.is_small
-
-    @property
     def is_exact(self) -> bool:
         """Whether the request's method solves tables without a limit exactly."""
         return self.request.search == EXACT_METHOD

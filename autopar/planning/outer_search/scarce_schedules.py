@@ -28,8 +28,7 @@ class ScarceSchedules:
 
     def look_at(self, programs: Sequence[Played]) -> None:
         """Let the fastest program of a case wait, if memory limits its pipeline."""
-        # Solutions on fronts are cut under all schedules, the thriftiest ones, too.
-        if not programs or self.evaluator.memory_bound.on_fronts:
+        if not programs:
             return
         solved = programs[0].solved
         limited = programs[0].limited or not solved.free
