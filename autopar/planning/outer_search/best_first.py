@@ -72,7 +72,6 @@ class BestFirst:
         self.neighbours = Neighbours(
             evaluator=self.evaluator,
             incumbents=self.incumbents,
-            micro_batches=self.micro_batches,
             modes=self.modes,
             clock=self.clock,
             play=self._play,
@@ -131,7 +130,6 @@ class BestFirst:
             self._search()
         if not self._is_near_enough():
             self.neighbours.try_finer_meshes()
-            self.neighbours.try_micro_batches()
             self.scarce.try_waiting()
 
     def _close_in(self) -> None:
@@ -210,7 +208,7 @@ class BestFirst:
                 if group is not place[0]:
                     self.hiding.enter(allowed)
                 self._report(str(allowed[0]))
-                self.micro_batches.enter(allowed, place[1])
+                self.micro_batches.enter(allowed)
                 for candidate in allowed:
                     self.queue.push(self.book.sure[candidate], candidate)
                 return

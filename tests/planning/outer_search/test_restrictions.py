@@ -272,16 +272,6 @@ def test_what_one_restriction_more_finds(
     assert step <= (1 + FASTER) * restricted
 
 
-def test_a_number_of_micro_batches_between_those_tried_is_found() -> None:
-    """In half of the memory two micro-batches do not fit, and three are faster than four."""
-    case = RESTRICTED["llama-8b-4-tight"]
-    graph = case.graph
-    request = case.request(graph)
-    free, three = (search_plan(graph, one) for one in (request, replace(request, micro_batches=3)))
-    assert free.schedule.micro_batches == 3
-    assert free.predicted.step <= (1 + FASTER) * three.predicted.step
-
-
 def test_a_chain_of_restrictions() -> None:
     outcome = KINDS["chains"](8)
     assert outcome.asked and not outcome.wrong
