@@ -190,24 +190,6 @@ class CandidateSolver:
         self.binding.add((candidate, mode))
         return new and self.request.may_offload
 
-    def scarce_schedules(self, candidate: Candidate) -> list[tuple[str, int]]:
-        """The schedules of one chunk a stage that wait less than the one that keeps least.
-
-        Whether the thriftiest schedule fits decides whether a pipeline does. For these memory may
-        be short even then.
-        """
-        stages = candidate.stages
-        count = candidate.micro_batches
-        if stages == 1:
-            return []
-        pipe = self.bounds.pipe(stages, count)
-        most = pipe.bubble(self.bounds.thrifty(stages, count))
-        return [
-            (name, chunks)
-            for name, chunks in self.bounds.schedules(stages, count)
-            if chunks == 1 and pipe.bubble(name) < most
-        ]
-
     # --- Solutions. ---
 
     def recomputed(self, candidate: Candidate, mode: Mode) -> float:

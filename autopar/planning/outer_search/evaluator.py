@@ -21,7 +21,7 @@ from autopar.planning.solve.within_limits import quick_method
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.stage import Slower
-from autopar.planning.stages.staged_program import StagedProgram, best_pipeline, thriftier_pipeline
+from autopar.planning.stages.staged_program import StagedProgram, best_pipeline
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible, Interrupted, NoAssignment
@@ -283,27 +283,6 @@ class Evaluator:
             solved=replace(solved, made=lambda: part.tables, solution=part.solution),
             seconds=program.seconds,
             limited=full and program.tightened,
-        )
-
-    def under_scarce_schedules(self, played: Played, below: float) -> Played | None:
-        """The fastest pipeline of a case under schedules for which the played one lacks memory.
-
-        None where thriftier strategies make none that takes less than `below` seconds.
-        """
-        solved = played.solved
-        candidate = solved.candidate
-        # Few cases come here, and the quick method misses some of what barely fits.
-        terms = replace(self._terms(solved), request=self.request)
-        part = terms.part(self.solver.group(candidate), solved.tables, solved.solution)
-        scarce = self.solver.scarce_schedules(candidate)
-        program = thriftier_pipeline([part], terms, scarce, too_slow=below)
-        if program is None:
-            return None
-        thrifty = program.parts[0]
-        return Played(
-            solved=replace(solved, made=lambda: thrifty.tables, solution=thrifty.solution),
-            seconds=program.seconds,
-            limited=True,
         )
 
     def _terms(self, solved: Solved) -> Terms:

@@ -233,22 +233,6 @@ def test_a_search_with_fewer_restrictions_finds_as_much(
             id="meshes are compared where both hide as much",
         ),
         pytest.param(
-            "mixtral-4-tight",
-            {"stages": 2, "zero": 1},
-            None,
-            {"recompute": "full"},
-            id="thriftier strategies make room for zero-bubble",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "mixtral-4-tight",
-            {"stages": 2},
-            (2,),
-            {"schedule": "zero_bubble"},
-            id="in each mode near the best",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
             "deepseek-8",
             {"micro_batches": 4},
             None,
