@@ -232,14 +232,6 @@ def test_a_search_with_fewer_restrictions_finds_as_much(
             {},
             id="meshes are compared where both hide as much",
         ),
-        pytest.param(
-            "deepseek-8",
-            {"micro_batches": 4},
-            None,
-            {"stages": 1},
-            id="a program is merged though a pipeline was faster than it",
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_what_one_restriction_more_finds(
