@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from ..costgraph import CostGraph, memory_tables
-from ..elimination.conditioning import Minimiser, Minimum, prepare, prepared
+from ..elimination.conditioning import Minimiser, prepared
 from ..elimination.shared_orders import last_of
 from .lagrangian import ENTRIES, FIRST_PRICE, STRIDE
 from .lines import Lines, Point, crossing, height, lines_of, point
@@ -36,24 +36,6 @@ class Bounded:
     bound: float
     price: float
     choices: tuple[int, ...]
-
-
-class DualFunction:
-    """L of the formula above: the least cost + price * memory, at one price after another."""
-
-    def __init__(self, graph: CostGraph) -> None:
-        memory_tables(graph)
-        self._small, self._solver = prepare(graph, max_entries=ENTRIES)
-        self._last: Minimum | None = None
-
-    def at(self, price: float) -> Bounded:
-        """Return L at a price, or a lower bound of it, with the choices that give it.
-
-        Raises `NoAssignment` if all assignments are forbidden.
-        """
-        self._last = self._solver.minimise(price, self._last, improve=False)
-        choices = tuple(self._small.restore(self._last.choices))
-        return Bounded(bound=self._last.bound, price=price, choices=choices)
 
 
 def bound_within(

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.order.schedules import schedule_named, step_seconds
@@ -40,10 +40,7 @@ from autopar.order.times import Times
 from autopar.planning.stages.estimate import Pipe
 from autopar.planning.tables.parameters.traffic import FORWARD
 
-from .mixed_paths import Mean, Paths, mixed
-
-Weights = tuple[float, ...]
-"""The weights of the devices in a bound, with the sum 1."""
+from .mixed_paths import Paths, mixed
 
 UNEVEN = (
     (0.25, (0.085, 1.0)),
@@ -104,17 +101,6 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> float:
     return (equal - waited) * (1 - saved) - sight.under
 
 
-def weighted(pipe: Pipe, schedule: str, chunks: int, sight: Sight, weights: Weights) -> Mean:
-    """Return K, and how often messages count, of a bound with other weights of the devices.
-
-    With weights w of the sum 1, a step takes at least K times the sum over e of w_e x_e. Nothing
-    that is done once a step may be in sight.
-    """
-    if pipe.share < 1.0:
-        return Mean(passes=pipe.micro_batches, messages=(0.0,) * pipe.stages)
-    return mixed(replace(_paths(pipe, schedule, chunks, sight), weights=weights))
-
-
 def least_messages(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> tuple[float, ...]:
     """Return how often a step surely has the messages from each device to the next one.
 
@@ -128,7 +114,6 @@ def _paths(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> Paths:
     return Paths(
         count=pipe.micro_batches,
         chunks=chunks,
-        weights=(1 / pipe.stages,) * pipe.stages,
         more=_more_weights(pipe.stages, chunks, sight.once),
         drained=FORWARD if schedule_named(schedule).splits else 1.0,
         rounds=chunks - 1 if sight.around else 0,

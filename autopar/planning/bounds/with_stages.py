@@ -24,16 +24,7 @@ from autopar.planning.tables import Tables
 from autopar.search import nearly
 
 from .by_mesh import Bounds
-from .least_passes import (
-    ALL,
-    NOTHING,
-    UPDATES,
-    Sight,
-    Weights,
-    least_messages,
-    least_passes,
-    weighted,
-)
+from .least_passes import ALL, NOTHING, UPDATES, Sight, least_messages, least_passes
 from .message_floor import message_floor
 
 Schedule = tuple[str, int]
@@ -159,16 +150,6 @@ class PipelineBounds:
         name, chunks = schedule
         pipe = self.bounds.pipe(candidate.stages, candidate.micro_batches)
         return self._taking(candidate, chunks, least_messages(pipe, name, chunks, sight))
-
-    def weighted(
-        self, candidate: Candidate, schedule: Schedule, sight: Sight, weights: Weights
-    ) -> tuple[float, float]:
-        """Return K of a bound with such weights of the stages, and the seconds of its messages."""
-        name, chunks = schedule
-        pipe = self.bounds.pipe(candidate.stages, candidate.micro_batches)
-        mean = weighted(pipe, name, chunks, sight, weights)
-        messages = self._taking(candidate, chunks, mean.messages) if sight.around else 0.0
-        return mean.passes, messages
 
     def _taking(self, candidate: Candidate, chunks: int, often: Sequence[float]) -> float:
         """Return the seconds of so many messages from each stage to the next one, at the least."""
