@@ -171,9 +171,7 @@ class StagesWithinMemory:
         The mode is the fastest of the leaf, with the memory of its thriftiest.
         """
         hosting = leaf.looks == LOOKS - 1
-        sight = self._sight(candidate, leaf)
-        if hosting:
-            sight = replace(UPDATES, around=sight.around)
+        sight = UPDATES if hosting else self._sight(candidate, leaf)
         passes = max(
             min(self.pipelines.passes(candidate, schedule, sight) for schedule in leaf.schedules),
             0.0,
@@ -186,19 +184,13 @@ class StagesWithinMemory:
         graph = self._of_modes(candidate, leaf, work, hosting=hosting).graph
         weights = max(_weights(candidate, schedule, flying) for schedule in leaf.schedules)
         limit = weights * room / least_used(leaf.recompute)
-        messages = min(
-            self.pipelines.messages(candidate, schedule, sight) for schedule in leaf.schedules
-        )
         near = bound_within(
-            graph,
-            limit,
-            price=self._prices.get(candidate, 0.0),
-            enough=(enough - messages) * candidate.stages,
+            graph, limit, price=self._prices.get(candidate, 0.0), enough=enough * candidate.stages
         )
         # A search that begins at next to nothing would never reach a price that counts.
         counts = near.price * limit > EFFORT.bounded * abs(near.bound)
         self._prices[candidate] = near.price if counts else 0.0
-        return near.bound / candidate.stages + messages
+        return near.bound / candidate.stages
 
     def _sight(self, candidate: Candidate, leaf: Leaf) -> Sight:
         """Return the sight that gave the highest bound without a limit of memory."""
