@@ -107,7 +107,7 @@ def test_a_bound_that_must_be_enough_is_enough_or_left(seed: int) -> None:
         return
     full = bound_within(graph, 0.7 * free.memory)
     for enough in (0.5 * full.bound, 2.0 * best):
-        bound = bound_within(graph, 0.7 * free.memory, enough=enough, or_nothing=True)
+        bound = bound_within(graph, 0.7 * free.memory, enough=enough)
         assert (bound.bound >= enough) == (enough < full.bound) and bound.bound <= best * (1 + 1e-9)
 
 
