@@ -5,7 +5,7 @@
 A model of four layers, its widths and its kind drawn by chance, is planned without a limit, and
 within five memories drawn from 45 to 110 % of what that plan takes. Each of these is a case, as is
 the plan without a limit. It is in order where no plan of a smaller memory is faster by more than
-0.1 %. Where a smaller memory has a plan, it has to have one, too.
+1 %. Where a smaller memory has a plan, it has to have one, too.
 
 A line tells of each case that breaks the order, the last one how many there were, and the CPU
 seconds of a search. The exit code says whether any case broke it.
@@ -35,7 +35,7 @@ from autopar.ir import Graph
 from autopar.planning.model.request import WITHOUT_LIMIT, Request
 from autopar.planning.planner import folded_of, search_plan
 
-SLOWER = 1e-3
+SLOWER = 1e-2
 """The share by which a plan of more memory may be slower."""
 SHARES = (0.45, 1.1)
 """The least and the most memory, as shares of what the plan without a limit takes."""

@@ -6,8 +6,7 @@ imports run in this order. Other folders import from here alone:
 
 - `solve`: a graph by the name of a method of the table `SEARCHES`; each method by itself;
 - `nearly`: a solution as near the optimum as the caller wants; `bound_within`: only a bound;
-- `DualFunction`: the least cost at one price of a byte after another;
-- `frontier`, `least_memory`: solutions of ever less memory, and the one of least;
+- `least_memory`: the solution of least memory;
 - `condition`: a graph with some variables decided; `solution`: a given assignment, priced;
 - `partition`, `balance`, `interval_sums`, `least_bottleneck`, `least_worst`: pipeline stages;
 - `sharing_orders`, `forget_orders`, `distinct_joins`, `shared_map`: work shared by equal tables.
@@ -17,8 +16,7 @@ from .costgraph import CostGraph, Infeasible, NoAssignment, Solution, solution
 from .elimination.derived_graphs import condition
 from .elimination.order_choice import forget_orders
 from .elimination.shared_orders import sharing_orders
-from .memory.bounding import Bounded, DualFunction, bound_within
-from .memory.frontier import frontier
+from .memory.bounding import bound_within
 from .memory.lagrangian import least_memory
 from .methods import SEARCHES, Search, solve
 from .solvers.dynamic_programming import distinct_joins, dynamic_programming, nearly
@@ -32,9 +30,7 @@ from .tables import shared_map
 
 __all__ = [
     "SEARCHES",
-    "Bounded",
     "CostGraph",
-    "DualFunction",
     "Infeasible",
     "Interrupted",
     "NoAssignment",
@@ -48,7 +44,6 @@ __all__ = [
     "dynamic_programming",
     "exhaustive",
     "forget_orders",
-    "frontier",
     "integer_program",
     "interval_sums",
     "lagrangian",

@@ -45,8 +45,6 @@ WEAKER: Mapping[str, Any] = {
     "full": 0.5,
     "plenty": 1.0,
     "behind": 1.0,
-    "fronts": 0,
-    "brief": 0.0,
     # The programs of the whole graph.
     "likely": 1.0,
     "tried": 1,

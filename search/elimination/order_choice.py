@@ -80,22 +80,12 @@ def typical_schedule(graph: CostGraph) -> Schedule:
     return leaves.follow(leaves.typical())
 
 
-def typical_order(graph: CostGraph) -> Order:
-    """The order that ignores sizes; it fits every graph with the same variables and edges."""
-    return _Leaves(graph).typical()
-
-
 def forget_orders() -> None:
     """Empty the cache of elimination orders, so that the next search starts cold."""
     order.cache_clear()
     _places.cache_clear()
     _followed.cache_clear()
     folding.cache_clear()
-
-
-def follow(graph: CostGraph, plan: Order) -> Schedule:
-    """The schedule of `graph` in the order of a graph with the same variables and edges."""
-    return _Leaves(graph).follow(plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

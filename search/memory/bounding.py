@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 
 from ..costgraph import CostGraph, memory_tables
-from ..elimination.conditioning import Minimiser, Minimum, prepare, prepared
+from ..elimination.conditioning import Minimiser, prepared
 from ..elimination.shared_orders import last_of
 from .lagrangian import ENTRIES, FIRST_PRICE, STRIDE
-from .lines import Lines, Point, crossing, height, lines_of, point
+from .lines import Lines, Point, crossing, lines_of, point
 
 PRICES = 8
 """Prices that are tried at most."""
@@ -38,36 +38,12 @@ class Bounded:
     choices: tuple[int, ...]
 
 
-class DualFunction:
-    """L of the formula above: the least cost + price * memory, at one price after another."""
-
-    def __init__(self, graph: CostGraph) -> None:
-        memory_tables(graph)
-        self._small, self._solver = prepare(graph, max_entries=ENTRIES)
-        self._last: Minimum | None = None
-
-    def at(self, price: float) -> Bounded:
-        """Return L at a price, or a lower bound of it, with the choices that give it.
-
-        Raises `NoAssignment` if all assignments are forbidden.
-        """
-        self._last = self._solver.minimise(price, self._last, improve=False)
-        choices = tuple(self._small.restore(self._last.choices))
-        return Bounded(bound=self._last.bound, price=price, choices=choices)
-
-
 def bound_within(
-    graph: CostGraph,
-    limit: float,
-    *,
-    price: float = 0.0,
-    enough: float = math.inf,
-    or_nothing: bool = False,
+    graph: CostGraph, limit: float, *, price: float = 0.0, enough: float = math.inf
 ) -> Bounded:
     """Return a bound that is `enough`, or nearly the best of all prices.
 
-    The search for a price begins at `price`. With `or_nothing`, any bound will do where none is
-    enough.
+    The search for a price begins at `price`.
     """
     memory_tables(graph)
     small, solver = prepared(graph, max_entries=ENTRIES)
@@ -80,40 +56,17 @@ def bound_within(
             limit,
             price,
             enough,
-            or_nothing,
         )
-    if not known.tried or not _is_settled(known, limit, enough, or_nothing):
-        _raise(solver, known, limit, price, enough, or_nothing)
+    if not known.tried or known.highest(limit).bound(limit) < enough:
+        _raise(solver, known, limit, price, enough)
     best = known.highest(limit)
     return Bounded(
         bound=best.bound(limit), price=best.price, choices=tuple(small.restore(best.point.choices))
     )
 
 
-def _is_settled(known: Lines, limit: float, enough: float, or_nothing: bool) -> bool:
-    """Whether no further price is worth a try.
-
-    That is so if the known bound is enough; with `or_nothing`, also if no bound can be, as none is
-    above the point where the lines cross.
-    """
-    if known.highest(limit).bound(limit) >= enough:
-        return True
-    over, within = known.sides(limit)
-    return (
-        or_nothing
-        and over is not None
-        and within is not None
-        and height(over, within, limit) < enough
-    )
-
-
-def _raise(
-    solver: Minimiser, known: Lines, limit: float, price: float, enough: float, or_nothing: bool
-) -> None:
-    """Try prices until the bound is enough, or nearly the best.
-
-    With `or_nothing` the tries end, too, when the bound surely cannot be enough.
-    """
+def _raise(solver: Minimiser, known: Lines, limit: float, price: float, enough: float) -> None:
+    """Try prices until the bound is enough, or nearly the best."""
     minimum = None
     over, within = known.sides(limit)
     price = crossing(over, within) if over and within else price
@@ -128,9 +81,6 @@ def _raise(
             within = optimum
         bound = known.highest(limit).bound(limit)
         if bound >= enough or (over is None and price == 0.0) or bound >= line - NEAR * abs(line):
-            break
-        # No bound is above what fits, and none of these prices' above the lines.
-        if or_nothing and min(line, within.cost if within else math.inf) < enough:
             break
         price = _next(price, over, within, limit)
 

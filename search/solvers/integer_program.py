@@ -31,7 +31,6 @@ METHOD = "integer_program"
 LARGEST = 1e4
 """The scaled value of the largest cost."""
 INFEASIBLE = 2
-OUT_OF_TIME = 1
 
 
 class NotSolved(ValueError):

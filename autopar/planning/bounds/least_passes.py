@@ -19,8 +19,7 @@ room for that waiting,
 give p step >= K' X + g. If only the part of g counts by which communication slows its pass, which
 is 1 - 1 / s of it, K' takes the place of K' + 1.
 
-The paths, and their means, are those of `mixed_paths`. With several chunks a stage they may go
-around all devices with a micro-batch, whose messages count then, too.
+The paths, and their means, are those of `mixed_paths`.
 
 Where devices need not be weighted differently, equal stages are the fastest cut if there are more
 micro-batches than stages. With fewer, unequal stages may save a share of the passes. `UNEVEN` holds
@@ -32,7 +31,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.order.schedules import schedule_named, step_seconds
@@ -40,10 +39,7 @@ from autopar.order.times import Times
 from autopar.planning.stages.estimate import Pipe
 from autopar.planning.tables.parameters.traffic import FORWARD
 
-from .mixed_paths import Mean, Paths, mixed
-
-Weights = tuple[float, ...]
-"""The weights of the devices in a bound, with the sum 1."""
+from .mixed_paths import Paths, most_passes
 
 UNEVEN = (
     (0.25, (0.085, 1.0)),
@@ -61,17 +57,15 @@ The first share is for the passes alone, the second for passes beside work that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """The work and the messages that a bound counts beside passes.
+    """The work that a bound counts beside passes.
 
     `once`: 1 if updates and what parameters send once a step count, else 0. `under`: 1 if that work
     counts in full, and one pass of its device, under which it may run, does not. With 0 the pass
-    counts, and of the work only what slows the pass. `around`: whether paths go around all devices
-    with a micro-batch, so that its messages count.
+    counts, and of the work only what slows the pass.
     """
 
     once: float
     under: float
-    around: bool = False
 
     def hidden(self, backend: str) -> float:
         """Return the share of the parameters' collectives that does not count."""
@@ -92,7 +86,7 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> float:
     splits = row.splits
     # Merged passes keep more in flight, so that unequal stages save more.
     if chunks > 1 or row.merges:
-        return mixed(_paths(pipe, schedule, chunks, sight)).passes - sight.under
+        return most_passes(_paths(pipe, schedule, chunks, sight)) - sight.under
     if pipe.micro_batches == 1 and not splits:
         # The stages run one after the other, each while all others wait.
         return pipe.stages - sight.once * (pipe.stages - 1) - sight.under
@@ -104,34 +98,13 @@ def least_passes(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> float:
     return (equal - waited) * (1 - saved) - sight.under
 
 
-def weighted(pipe: Pipe, schedule: str, chunks: int, sight: Sight, weights: Weights) -> Mean:
-    """Return K, and how often messages count, of a bound with other weights of the devices.
-
-    With weights w of the sum 1, a step takes at least K times the sum over e of w_e x_e. Nothing
-    that is done once a step may be in sight.
-    """
-    if pipe.share < 1.0:
-        return Mean(passes=pipe.micro_batches, messages=(0.0,) * pipe.stages)
-    return mixed(replace(_paths(pipe, schedule, chunks, sight), weights=weights))
-
-
-def least_messages(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> tuple[float, ...]:
-    """Return how often a step surely has the messages from each device to the next one.
-
-    It takes them and the passes of the same sight, which has rounds in it.
-    """
-    return mixed(_paths(pipe, schedule, chunks, sight)).messages
-
-
 def _paths(pipe: Pipe, schedule: str, chunks: int, sight: Sight) -> Paths:
     """Return the paths of a schedule that a bound is a mean of."""
     return Paths(
         count=pipe.micro_batches,
         chunks=chunks,
-        weights=(1 / pipe.stages,) * pipe.stages,
         more=_more_weights(pipe.stages, chunks, sight.once),
         drained=FORWARD if schedule_named(schedule).splits else 1.0,
-        rounds=chunks - 1 if sight.around else 0,
     )
 
 

@@ -9,8 +9,7 @@ the micro-batches that stage s has in flight, p stages take for any f
 in the mode (recompute, ZeRO) where that is least. For stage s holds stored_s + f_s saved_s <= M.
 Weighted by max(1, f / f_s), its stored bytes count once at the least, and those that it saves f
 times, so that the sum over all stages is what q prices. With the fewest of all stages as f all have
-the weight 1; with the most, each stage counts as if it had as much in flight as the first one. One
-price lets a layer store on one stage what it saves on another: `stage_shares` has prices for each.
+the weight 1; with the most, each stage counts as if it had as much in flight as the first one.
 
 No gradient counts twice, and one stage works on the loss (`last_backward`). Optimizer state that
 may be in host memory takes nothing at first; in the last look g has the seconds of its way there
@@ -22,10 +21,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from autopar.costmodel.step.host_offload import state_bytes
 from autopar.order.schedules import in_flight
@@ -37,17 +34,13 @@ from autopar.search import NoAssignment, bound_within
 
 from .forced_recompute import least_used
 from .last_backward import at_once, counted_once
-from .least_passes import NOTHING, UPDATES, Sight, Weights
-from .stage_shares import Group, Stages, shares_bound
-from .units import units_of
+from .least_passes import NOTHING, UPDATES, Sight
 from .with_stages import PipelineBounds, Schedule
 
 LOOKS = 3
 """How often a leaf of one mode and schedule is bounded; the last time with state in host memory."""
 TOGETHER = 2
 """How often a leaf of several modes or schedules is bounded before it is divided."""
-PRICED = 8
-"""The most groups of stages that have prices of their own."""
 ROWS = 16
 """The most groups of stages that have weights of their own."""
 GROUPS = (1, 2, 4, 1 << 30)
@@ -153,51 +146,14 @@ class StagesWithinMemory:
         """Return a leaf with its bound within the memory.
 
         The first look weighs all stages alike, the others those more that have less in flight. The
-        second one sees, too, that a layer stays together. The last one has the optimizer's state on
-        the device, or in host memory for its seconds.
+        last one has the optimizer's state on the device, or in host memory for its seconds.
         """
         bound = leaf.bound
         try:
             bound = max(bound, self._least_within(candidate, leaf, room, enough))
-            if leaf.looks == 1 and bound < enough and room < math.inf:
-                bound = max(bound, self._by_shares(candidate, leaf, room, bound))
         except NoAssignment:
             bound = math.inf
         return replace(leaf, bound=bound, looks=leaf.looks + 1)
-
-    def _by_shares(self, candidate: Candidate, leaf: Leaf, room: float, known: float) -> float:
-        """Return seconds of a step from the shares of the model that its stages can do.
-
-        `known`: a bound of them; 0 is returned where shares prove no more.
-        """
-        sight = replace(NOTHING, around=self._sight(candidate, leaf).around)
-        work = self.pipelines.work(candidate, leaf.recompute, 1.0, NOTHING)
-        # Bytes are in proportion to what is in flight, so that two tables tell both of their parts.
-        idle, flying = (
-            self._of_modes(candidate, leaf, replace(work, in_flight=number))
-            for number in (0.0, 1.0)
-        )
-        pairs = zip(idle.graph.memory or (), flying.graph.memory or (), strict=True)
-        saved = [np.maximum(together - stored, 0.0) for stored, together in pairs]
-
-        def means(weights: Weights) -> tuple[float, float]:
-            passes, messages = zip(
-                *(
-                    self.pipelines.weighted(candidate, schedule, sight, weights)
-                    for schedule in leaf.schedules
-                ),
-                strict=True,
-            )
-            return min(passes), min(messages)
-
-        stages = Stages(
-            groups=tuple(_groups(candidate, leaf.schedules, PRICED)),
-            chunks=max(chunks for _, chunks in leaf.schedules),
-            memory=room / candidate.stages / least_used(leaf.recompute),
-            means=means,
-        )
-        units = units_of(idle, self.pipelines.folded.counts, saved)
-        return shares_bound(units, stages, known)
 
     def _of_modes(
         self, candidate: Candidate, leaf: Leaf, work: Multiplicities, *, hosting: bool = False
@@ -215,9 +171,7 @@ class StagesWithinMemory:
         The mode is the fastest of the leaf, with the memory of its thriftiest.
         """
         hosting = leaf.looks == LOOKS - 1
-        sight = self._sight(candidate, leaf)
-        if hosting:
-            sight = replace(UPDATES, around=sight.around)
+        sight = UPDATES if hosting else self._sight(candidate, leaf)
         passes = max(
             min(self.pipelines.passes(candidate, schedule, sight) for schedule in leaf.schedules),
             0.0,
@@ -230,19 +184,13 @@ class StagesWithinMemory:
         graph = self._of_modes(candidate, leaf, work, hosting=hosting).graph
         weights = max(_weights(candidate, schedule, flying) for schedule in leaf.schedules)
         limit = weights * room / least_used(leaf.recompute)
-        messages = min(
-            self.pipelines.messages(candidate, schedule, sight) for schedule in leaf.schedules
-        )
         near = bound_within(
-            graph,
-            limit,
-            price=self._prices.get(candidate, 0.0),
-            enough=(enough - messages) * candidate.stages,
+            graph, limit, price=self._prices.get(candidate, 0.0), enough=enough * candidate.stages
         )
         # A search that begins at next to nothing would never reach a price that counts.
         counts = near.price * limit > EFFORT.bounded * abs(near.bound)
         self._prices[candidate] = near.price if counts else 0.0
-        return near.bound / candidate.stages + messages
+        return near.bound / candidate.stages
 
     def _sight(self, candidate: Candidate, leaf: Leaf) -> Sight:
         """Return the sight that gave the highest bound without a limit of memory."""
@@ -278,24 +226,17 @@ def _flying(candidate: Candidate, schedule: Schedule, stage: int) -> float:
     return in_flight(name, stage, candidate.stages, candidate.micro_batches, chunks)
 
 
-def _groups(candidate: Candidate, schedules: Sequence[Schedule], most: int) -> Iterator[Group]:
-    """Yield at most so many groups of a candidate's stages.
-
-    Later stages have no more in flight, so that the last of some in a row stands for all.
-    """
-    stages = candidate.stages
-    length = math.ceil(stages / most)
-    for first in range(0, stages, length):
-        behind = min(first + length, stages)
-        flying = min(_flying(candidate, schedule, behind - 1) for schedule in schedules)
-        yield Group(stages=behind - first, flying=flying)
-
-
 def _weights(candidate: Candidate, schedule: Schedule, flying: float) -> float:
     """Return the mean over all stages of max(1, flying / f), or a little more."""
-    groups = _groups(candidate, [schedule], ROWS)
-    total = sum(group.stages * max(1.0, flying / group.flying) for group in groups)
-    return total / candidate.stages
+    stages = candidate.stages
+    length = math.ceil(stages / ROWS)
+    total = 0.0
+    for first in range(0, stages, length):
+        behind = min(first + length, stages)
+        # Later stages have no more in flight, so that the last of some in a row stands for all.
+        fewest = _flying(candidate, schedule, behind - 1)
+        total += (behind - first) * max(1.0, flying / fewest)
+    return total / stages
 
 
 def _without_state(tables: Tables) -> Tables:

@@ -3,16 +3,14 @@
 With K and K' of `least_passes`, X the least seconds of a pass over all strategies, and g the
 seconds of what is sent of parameters, or done to them, once a step, p stages take
 
-    p T >= min over the schedules of  max( K X,  min over strategies of K' X + g )  +  p R
+    p T >= min over the schedules of  max( K X,  min over strategies of K' X + g )
 
-R: the messages of paths that go around with a micro-batch, where K and K' are of these, else 0.
-Both are tried. Smaller micro-batches are never faster: m' X' >= m X where m' >= m. So what is
-proven of some number of micro-batches also bounds larger numbers on the same mesh.
+Smaller micro-batches are never faster: m' X' >= m X where m' >= m. So what is proven of some number
+of micro-batches also bounds larger numbers on the same mesh.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,17 +22,7 @@ from autopar.planning.tables import Tables
 from autopar.search import nearly
 
 from .by_mesh import Bounds
-from .least_passes import (
-    ALL,
-    NOTHING,
-    UPDATES,
-    Sight,
-    Weights,
-    least_messages,
-    least_passes,
-    weighted,
-)
-from .message_floor import message_floor
+from .least_passes import ALL, NOTHING, UPDATES, Sight, least_passes
 
 Schedule = tuple[str, int]
 """The name of a schedule, and its chunks on each stage."""
@@ -69,7 +57,6 @@ class PipelineBounds:
         self.folded = bounds.folded
         self.request = bounds.request
         self.backend = self.request.cluster.backend
-        self._floors: dict[tuple[Candidate, int], list[float]] = {}
         self._proven: dict[tuple[Candidate, str], Proven] = {}
         self._passed: dict[tuple[Candidate, str], Proven] = {}
 
@@ -137,9 +124,8 @@ class PipelineBounds:
         before = proven.micro_batches
         nothing = Seen(sight=NOTHING, passes=before, seconds=proven.passes)
         bounds = dict[Sight, float]()
-        for seen, around in itertools.product((nothing, *proven.seen), self._ways(schedule)):
-            sight = replace(seen.sight, around=around)
-            passes = self.passes(candidate, schedule, sight)
+        for seen in (nothing, *proven.seen):
+            passes = self.passes(candidate, schedule, seen.sight)
             more = passes / count - seen.passes / before
             if more >= 0:
                 # Further passes take at least their own seconds.
@@ -148,40 +134,8 @@ class PipelineBounds:
                 # With fewer passes only a share of the proven seconds is certain.
                 share = passes / count * before / seen.passes
                 seconds = seen.seconds * max(share, 0.0)
-            seconds += max(passes, 0.0) / count * forced
-            bounds[sight] = seconds + candidate.stages * self.messages(candidate, schedule, sight)
+            bounds[seen.sight] = seconds + max(passes, 0.0) / count * forced
         return bounds
-
-    def messages(self, candidate: Candidate, schedule: Schedule, sight: Sight) -> float:
-        """Return the least seconds of the messages that are in sight."""
-        if not sight.around:
-            return 0.0
-        name, chunks = schedule
-        pipe = self.bounds.pipe(candidate.stages, candidate.micro_batches)
-        return self._taking(candidate, chunks, least_messages(pipe, name, chunks, sight))
-
-    def weighted(
-        self, candidate: Candidate, schedule: Schedule, sight: Sight, weights: Weights
-    ) -> tuple[float, float]:
-        """Return K of a bound with such weights of the stages, and the seconds of its messages."""
-        name, chunks = schedule
-        pipe = self.bounds.pipe(candidate.stages, candidate.micro_batches)
-        mean = weighted(pipe, name, chunks, sight, weights)
-        messages = self._taking(candidate, chunks, mean.messages) if sight.around else 0.0
-        return mean.passes, messages
-
-    def _taking(self, candidate: Candidate, chunks: int, often: Sequence[float]) -> float:
-        """Return the seconds of so many messages from each stage to the next one, at the least."""
-        key = (candidate, chunks)
-        if key not in self._floors:
-            self._floors[key] = message_floor(self.folded, candidate, chunks)
-        return sum(n * floor for n, floor in zip(often, self._floors[key], strict=True))
-
-    def _ways(self, schedule: Schedule) -> tuple[bool, ...]:
-        """Return whether the rounds of a schedule's chunks may be out of sight, and in sight."""
-        # Where cores are shared, or all cuts are given, their messages are left out.
-        known = self.request.cluster.core_share == 1.0 and self.request.cuts is None
-        return (False, True) if schedule[1] > 1 and known else (False,)
 
     def schedules(self, candidate: Candidate) -> tuple[Schedule, ...]:
         """Return the schedules whose chunks are no more than the pieces of a model."""

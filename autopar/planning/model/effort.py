@@ -72,10 +72,6 @@ class Effort:
     """Programs up to this much behind the best are split into finer meshes, and pipelines played
     at other shares: they were up to 6 % faster there.
     """
-    fronts: int = 8
-    """Devices up to which fronts of small models are played: of more there are too many."""
-    brief: float = 1e-2
-    """Seconds of a step up to which fronts are played: tables of longer steps tell enough."""
 
     # --- The programs of the whole graph. ---
 

@@ -42,7 +42,6 @@ from .misfits import Misfit
 from .modes_in_turn import ModesInTurn
 from .neighbours import Neighbours
 from .node_queue import Estimates, Node, NodeQueue, Place, by_promise
-from .scarce_schedules import ScarceSchedules
 from .whole_programs import WholePrograms
 
 
@@ -65,14 +64,12 @@ class BestFirst:
         self.hiding = Book(CandidateSolver(folded, request, hiding=True), self.aim, self.clock)
         self.whole = WholePrograms(self.evaluator)
         self.incumbents = Incumbents(self.whole)
-        self.scarce = ScarceSchedules(self.evaluator, self.incumbents, self.clock)
         self.queue = NodeQueue(Estimates(folded, self.book).of)
         self.micro_batches = MicroBatches(self.solver)
         self.modes = ModesInTurn()
         self.neighbours = Neighbours(
             evaluator=self.evaluator,
             incumbents=self.incumbents,
-            micro_batches=self.micro_batches,
             modes=self.modes,
             clock=self.clock,
             play=self._play,
@@ -131,8 +128,6 @@ class BestFirst:
             self._search()
         if not self._is_near_enough():
             self.neighbours.try_finer_meshes()
-            self.neighbours.try_micro_batches()
-            self.scarce.try_waiting()
 
     def _close_in(self) -> None:
         """Raise the bounds of all plans, those that hide exchanges first, as they are lower."""
@@ -210,7 +205,7 @@ class BestFirst:
                 if group is not place[0]:
                     self.hiding.enter(allowed)
                 self._report(str(allowed[0]))
-                self.micro_batches.enter(allowed, place[1])
+                self.micro_batches.enter(allowed)
                 for candidate in allowed:
                     self.queue.push(self.book.sure[candidate], candidate)
                 return
@@ -326,7 +321,6 @@ class BestFirst:
         best = self.incumbents.best
         try:
             programs = self.evaluator.play(solved, best)
-            self.scarce.look_at(programs)
             for played in programs:
                 self.incumbents.note(played)
             if any(played.limited for played in programs):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-from autopar.planning.bounds.held_inputs import with_held_inputs
 from autopar.planning.bounds.last_backward import at_once, counted_once, without_gradients
 from autopar.planning.bounds.within_memory import least_within
 from autopar.planning.space.candidates import Candidate
@@ -12,7 +11,6 @@ from autopar.planning.space.modes import Mode
 from autopar.planning.tables.parameters.traffic import most_hidden
 from autopar.planning.tables.requested import with_host_choices
 from autopar.planning.tables.tables import Tables
-from autopar.sharding.schedule import PLAINLY
 
 from .candidate_solver import CandidateSolver
 
@@ -45,7 +43,4 @@ def loosest(
     # With one micro-batch gradients appear as activations are freed.
     one = candidate.micro_batches == 1
     tables = without_gradients(tables) if one else counted_once(tables, work)
-    tables = at_once(tables, work.segments, candidate.micro_batches)
-    # Recomputed segments begin elsewhere, and other units than by bytes may be asked for.
-    plain = not work.segments and solver.request.reductions == PLAINLY
-    return with_held_inputs(tables, work) if plain else tables
+    return at_once(tables, work.segments, candidate.micro_batches)

@@ -4,6 +4,7 @@ the tables promise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,6 @@ from autopar.costmodel.memory.states import certain_bytes
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.order.schedules import in_flight
 from autopar.planning.bounds.by_mesh import Bounds
-from autopar.planning.bounds.too_slow import TooSlow
 from autopar.planning.model.counts import Counts
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
@@ -27,7 +27,8 @@ from autopar.planning.stages.parts import Group
 from autopar.planning.tables.parameters.traffic import exposed_seconds, hideable
 from autopar.planning.tables.requested import with_host_choices
 from autopar.planning.tables.tables import Tables
-from autopar.search import Solution, nearly
+from autopar.search import Solution, bound_within, nearly
+from autopar.sharding.mesh import Mesh
 from autopar.sharding.schedule import Schedule
 
 
@@ -45,7 +46,8 @@ class CandidateSolver:
         self.always = certain_bytes(folded.analysis(short=False))
         self.bounds = Bounds(folded, request, hiding=hiding)
         self.binding: set[tuple[Candidate, Mode]] = set()
-        self.too_slow = TooSlow()
+        # Of a byte, in seconds: the last one on each mesh.
+        self._prices: dict[tuple[int, int, Mesh], float] = {}
 
     # --- The parts of a candidate. ---
 
@@ -190,37 +192,12 @@ class CandidateSolver:
         self.binding.add((candidate, mode))
         return new and self.request.may_offload
 
-    def scarce_schedules(self, candidate: Candidate) -> list[tuple[str, int]]:
-        """The schedules of one chunk a stage that wait less than the one that keeps least.
-
-        Whether the thriftiest schedule fits decides whether a pipeline does. For these memory may
-        be short even then.
-        """
-        stages = candidate.stages
-        count = candidate.micro_batches
-        if stages == 1:
-            return []
-        pipe = self.bounds.pipe(stages, count)
-        most = pipe.bubble(self.bounds.thrifty(stages, count))
-        return [
-            (name, chunks)
-            for name, chunks in self.bounds.schedules(stages, count)
-            if chunks == 1 and pipe.bubble(name) < most
-        ]
-
     # --- Solutions. ---
 
     def recomputed(self, candidate: Candidate, mode: Mode) -> float:
         """Seconds of a step that a mode's recompute costs at the least: the arithmetic's share."""
         # At best all devices share the repeated work evenly.
         return self.bounds.recompute.seconds(mode.recompute) / candidate.devices
-
-    @property
-    def is_brief(self) -> bool:
-        """Whether the model is small and its step so brief that it mostly launches."""
-        devices = self.request.cluster.devices
-        brief = self.bounds.least_seconds(devices) < EFFORT.brief
-        return devices <= EFFORT.fronts and brief and self.folded.is_small
 
     @property
     def is_exact(self) -> bool:
@@ -304,9 +281,14 @@ class CandidateSolver:
         self, candidate: Candidate, tables: Tables, room: float, below: float
     ) -> bool:
         """Whether nothing within `room` bytes takes less than `below` seconds a step."""
-        # Seconds of a step for each second of the tables' sum.
-        share = self.least(candidate, 1.0)
-        return self.too_slow.proves(candidate, tables.graph, room, share, below)
+        if below == math.inf:
+            return False
+        enough = self.enough(candidate, below)
+        # The best price is mostly near that of the last candidate on the same mesh.
+        price = self._prices.get(candidate.place, 0.0)
+        near = bound_within(tables.graph, room, price=price, enough=enough)
+        self._prices[candidate.place] = near.price
+        return near.bound >= enough
 
     def least(self, candidate: Candidate, bound: float) -> float:
         """Seconds of a step from a bound of the tables' sum, under the schedule that waits least.

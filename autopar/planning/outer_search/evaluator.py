@@ -21,14 +21,14 @@ from autopar.planning.solve.within_limits import quick_method
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.stage import Slower
-from autopar.planning.stages.staged_program import StagedProgram, best_pipeline, thriftier_pipeline
+from autopar.planning.stages.staged_program import StagedProgram, best_pipeline
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.tables import Tables
 from autopar.search import Infeasible, Interrupted, NoAssignment
 
 from .candidate_solver import CandidateSolver
 from .free_solutions import Free, FreeSolutions
-from .memory_bound import MemoryBound
+from .memory_bound import solve_bound
 from .written_out import WrittenOut
 
 
@@ -61,7 +61,6 @@ class Evaluator:
         self.solver = solver
         self.folded = solver.folded
         self.request = solver.request
-        self.memory_bound = MemoryBound(solver)
         self.interrupted: Solved | None = None
         self.free = FreeSolutions(solver)
         self.written_out = WrittenOut(solver)
@@ -83,7 +82,7 @@ class Evaluator:
             if bound is not None:
                 # What memory binds at one share it binds at others, so that no solution without a
                 # limit is needed, and programs need as much beyond their tables.
-                return self.memory_bound.solve(case, self.tables(case)(), bound.beyond)
+                return solve_bound(self.solver, case, self.tables(case)(), bound.beyond)
             return self._promise(case, below)
         except Interrupted as interrupt:
             if interrupt.best is not None:
@@ -115,7 +114,7 @@ class Evaluator:
         self, case: Case, tables: Callable[[], Tables], below: float, free: Free
     ) -> Solved | None:
         if free.solution is None:
-            return self.memory_bound.solve(case, tables(), 0.0)
+            return solve_bound(self.solver, case, tables(), 0.0)
         solver = self.solver
         candidate = case.candidate
         bound = free.solution.lower_bound
@@ -146,7 +145,7 @@ class Evaluator:
         loosest = max(room, room - free.beyond)
         if solver.is_exact and solver.proves_too_slow(candidate, offered, loosest, below):
             return None
-        return self.memory_bound.solve(case, offered, free.beyond)
+        return solve_bound(solver, case, offered, free.beyond)
 
     # --- Programs. ---
 
@@ -170,12 +169,10 @@ class Evaluator:
             except Infeasible as error:
                 failures.append(error)
                 continue
-            # A pipeline that is far behind at one share is so at others.
-            # On fronts it is seen at once which are, and whether one is depends on the memory.
-            far = played is None and not self.memory_bound.on_fronts
-            if far and (staged or split):
-                break
             if played is None:
+                # A pipeline that is far behind at one share is so at others.
+                if staged or split:
+                    break
                 continue
             programs.append(played)
             enough = min(enough, played.seconds) if not staged else enough
@@ -203,10 +200,8 @@ class Evaluator:
             with contextlib.suppress(Infeasible, NoAssignment):
                 case = replace(solved.case, hidden=share)
                 other = self.promise(case, bound=None if solved.free else solved)
-                # The same choices make the same program, but may lie on another front.
-                if other is not None and (
-                    self.memory_bound.on_fronts or other.solution.choices not in seen
-                ):
+                # The same choices make the same program.
+                if other is not None and other.solution.choices not in seen:
                     seen.add(other.solution.choices)
                     yield other
 
@@ -217,14 +212,6 @@ class Evaluator:
         """
         if solved.candidate.stages > 1:
             return self._pipeline(solved, below)
-        if self.memory_bound.on_fronts:
-            # Tables tell little of steps that mostly launch.
-            if solved.free and solved.seconds >= EFFORT.brief:
-                return self._alone(solved, below, best)
-            try:
-                return self._on_front(solved, solved.tables, below)
-            except Infeasible as error:
-                raise self._misfit(solved.candidate, error.minimum_memory) from None
         return self._alone(solved, below, best)
 
     def _misfit(self, candidate: Candidate, memory: float) -> Infeasible:
@@ -260,19 +247,6 @@ class Evaluator:
             draft=fitting,
         )
 
-    def _on_front(self, solved: Solved, tables: Tables, below: float) -> Played | None:
-        """The fastest program on the front of a case, as far as the tables let it be below."""
-        candidate = solved.candidate
-        front = self.memory_bound.front(solved.case, tables)
-        best = front.best(below=below, rate=self.solver.promise_of(candidate, 1.0))
-        if best is None or best.seconds >= below:
-            return None
-        return Played(
-            solved=replace(solved, made=lambda: tables, solution=best.solution),
-            seconds=best.seconds,
-            limited=front.tightened,
-        )
-
     # --- Pipelines. ---
 
     def _pipeline(self, solved: Solved, below: float) -> Played | None:
@@ -297,8 +271,6 @@ class Evaluator:
 
     def _cut(self, solved: Solved, tables: Tables, below: float) -> Played | None:
         """The fastest cuts on some tables of a pipeline."""
-        if self.memory_bound.on_fronts:
-            return self._on_front(solved, tables, below)
         try:
             program = self._cut_program(solved, tables, below)
         except Slower:
@@ -311,27 +283,6 @@ class Evaluator:
             solved=replace(solved, made=lambda: part.tables, solution=part.solution),
             seconds=program.seconds,
             limited=full and program.tightened,
-        )
-
-    def under_scarce_schedules(self, played: Played, below: float) -> Played | None:
-        """The fastest pipeline of a case under schedules for which the played one lacks memory.
-
-        None where thriftier strategies make none that takes less than `below` seconds.
-        """
-        solved = played.solved
-        candidate = solved.candidate
-        # Few cases come here, and the quick method misses some of what barely fits.
-        terms = replace(self._terms(solved), request=self.request)
-        part = terms.part(self.solver.group(candidate), solved.tables, solved.solution)
-        scarce = self.solver.scarce_schedules(candidate)
-        program = thriftier_pipeline([part], terms, scarce, too_slow=below)
-        if program is None:
-            return None
-        thrifty = program.parts[0]
-        return Played(
-            solved=replace(solved, made=lambda: thrifty.tables, solution=thrifty.solution),
-            seconds=program.seconds,
-            limited=True,
         )
 
     def _terms(self, solved: Solved) -> Terms:

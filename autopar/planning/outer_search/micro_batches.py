@@ -1,8 +1,6 @@
 """The micro-batches of a mesh: which number is solved next, and what it tells of the others.
 
-Smaller micro-batches are never faster, so that a solution bounds all larger numbers of them. Few of
-the possible numbers are tried. At the end those come that lie next to the fastest program's: where
-memory binds, three micro-batches may fit, and two not.
+Smaller micro-batches are never faster, so that a solution bounds all larger numbers of them.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 from autopar.planning.solve.solved_candidate import Case
 from autopar.planning.space.candidates import Candidate
@@ -31,32 +28,10 @@ class MicroBatches:
         self._promises: defaultdict[Candidate, float] = defaultdict(float)
         self._left_out: defaultdict[Candidate, set[Case]] = defaultdict(set)
         self._on_mesh: dict[tuple[int, int, Mesh], Sequence[Candidate]] = {}
-        self._tried: dict[tuple[int, int], list[int]] = {}
-        self._possible: dict[tuple[int, int], list[int]] = {}
 
-    def enter(self, candidates: Sequence[Candidate], possible: Sequence[Candidate]) -> None:
-        """Add the candidates of a mesh that are tried, by rising numbers of micro-batches.
-
-        `possible`: those with every number that there may be.
-        """
-        first = candidates[0]
-        self._on_mesh[first.place] = candidates
-        # Meshes of as many devices have the same numbers, those that are split at the end, too.
-        self._tried[first.devices, first.stages] = [c.micro_batches for c in candidates]
-        self._possible[first.devices, first.stages] = [c.micro_batches for c in possible]
-
-    def beside(self, candidate: Candidate) -> list[Candidate]:
-        """A candidate with the numbers between those that were tried just below and above its."""
-        place = candidate.devices, candidate.stages
-        own = candidate.micro_batches
-        tried = self._tried.get(place, [])
-        least = max((count for count in tried if count < own), default=0)
-        most = min((count for count in tried if count > own), default=math.inf)
-        return [
-            replace(candidate, micro_batches=count)
-            for count in self._possible.get(place, [])
-            if least < count < most and count != own
-        ]
+    def enter(self, candidates: Sequence[Candidate]) -> None:
+        """Add the candidates of a mesh, by rising numbers of micro-batches."""
+        self._on_mesh[candidates[0].place] = candidates
 
     def promise(self, candidate: Candidate) -> float:
         """Seconds that solutions of fewer micro-batches promise; 0 where there are none."""

@@ -1,4 +1,4 @@
-"""Neighbours of the fastest candidates: finer meshes, and numbers of micro-batches beside theirs.
+"""Neighbours of the fastest candidates: finer meshes.
 
 The search tries meshes of up to two axes, as there are few of them. Of these the fastest are
 likely to be split into still faster ones: with experts, for one, an axis of 128 devices may take
@@ -20,7 +20,6 @@ from autopar.search import Infeasible, NoAssignment
 from .candidate_solver import CandidateSolver
 from .evaluator import Evaluator, Played
 from .incumbents import Incumbents
-from .micro_batches import MicroBatches
 from .modes_in_turn import ModesInTurn
 
 
@@ -33,7 +32,6 @@ class Neighbours:
 
     evaluator: Evaluator
     incumbents: Incumbents
-    micro_batches: MicroBatches
     modes: ModesInTurn
     clock: Clock
     play: Callable[[Solved], None]
@@ -48,16 +46,6 @@ class Neighbours:
                 self.clock.look()
                 self._try(cases, fast)
         self.incumbents.settle()
-
-    def try_micro_batches(self) -> None:
-        """Play the fastest program's case with the numbers of micro-batches next to its own."""
-        if not self.incumbents:
-            return
-        case = self.incumbents.played[0].solved.case
-        for candidate in self.micro_batches.beside(case.candidate):
-            self.clock.look()
-            self._promising(self.evaluator.solver.case(candidate, case.mode))
-            self.incumbents.settle()
 
     def _try(self, cases: Iterable[Case], coarser: Played) -> None:
         """Play the cases of a mesh as long as its fastest program may lead to faster ones.

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import NoPlanFits, UsageError
-from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
 from autopar.planning.model.stops import Clock
-from autopar.planning.programs.joined_axes import joined_mesh
 from autopar.planning.programs.merged_passes import exchanges_rows, merged_forms
 from autopar.planning.programs.priced_program import PricedProgram
 from autopar.planning.programs.rank import first_of
 from autopar.planning.programs.writing import Certificate
 from autopar.planning.space.candidates import micro_batches_to_try
 from autopar.planning.stages.staged_program import StagedProgram, with_more_in_flight
-from autopar.search import Infeasible
-from autopar.sharding.mesh import Mesh
 
 from .best_first import BestFirst
 from .no_plan import no_candidate, nothing_fits
@@ -117,7 +113,7 @@ def _search_each(
 def _over_all(
     searches: Sequence[BestFirst], unequal: UnequalGroups, programs: list[Program]
 ) -> list[Program]:
-    """Pipelines over unequal groups, and simpler, interleaved or merged forms of programs."""
+    """Pipelines over unequal groups, and interleaved or merged forms of programs."""
     search = searches[0]
     more: list[Program] = []
     if (pipeline := unequal.best(search.solver)) is not None:
@@ -127,37 +123,12 @@ def _over_all(
     best = first_of([*programs, *more])
     if isinstance(best, StagedProgram):
         more.append(with_more_in_flight(best, search.request, always=search.solver.always))
-    # Axes of a space differ in what they do.
-    elif search.request.mesh is None and search.request.space is None:
-        more += _with_joined_axes(searches, best)
     # Pinned on, all programs are merged already.
     if search.request.overlap_experts is None:
         if isinstance(best, PricedProgram):
             more += _in_more_micro_batches(searches, best)
-        beside = [one for search in searches for one in _beside_incumbents(search, best)]
-        more += merged_forms([*programs, *more, *beside], search.request)
+        more += merged_forms([*programs, *more], search.request)
     return more
-
-
-def _beside_incumbents(search: BestFirst, best: Program) -> Iterator[Program]:
-    """The fastest programs without stages that were no incumbents, where merging may help them.
-
-    Candidates are ranked without merging, so that a pipeline, or another mesh, may have been faster
-    than what is the fastest once its exchanges hide.
-    """
-    incumbents = search.incumbents
-    tried = {played.solved.candidate for played in incumbents.played}
-    alone = [one for one in incumbents.fastest.values() if one.solved.candidate.stages == 1]
-    hiding = search.hiding
-    for played in sorted(alone, key=lambda one: one.seconds)[: EFFORT.split]:
-        candidate = played.solved.candidate
-        # Finer meshes are in no book.
-        least = hiding.sure.get(candidate, 0.0)
-        if candidate in tried or not hiding.solver.bounds.cover(candidate):
-            continue
-        if least < (1 - EFFORT.close) * best.seconds:
-            with contextlib.suppress(Infeasible):
-                yield search.whole.program(played)
 
 
 def _in_more_micro_batches(searches: Sequence[BestFirst], best: PricedProgram) -> list[Program]:
@@ -172,7 +143,7 @@ def _in_more_micro_batches(searches: Sequence[BestFirst], best: PricedProgram) -
         return []
     several: list[Program] = []
     for count in (count for count in micro_batches_to_try(folded, 1) if count > 1):
-        pinned = _in_its_mode(searches, best, best.assignment.mesh, count)
+        pinned = _in_its_mode(searches, best, count)
         search = BestFirst(folded, replace(pinned, overlap_experts=True), searches[0].clock)
         # A pin that holds for the whole batch may not hold for parts of it.
         with contextlib.suppress(NoPlanFits, UsageError):
@@ -184,29 +155,12 @@ def _in_more_micro_batches(searches: Sequence[BestFirst], best: PricedProgram) -
     return several
 
 
-def _with_joined_axes(searches: Sequence[BestFirst], best: PricedProgram) -> list[Program]:
-    """The program on the mesh of fewer axes on which the best one lies, if there is such a mesh.
-
-    Of equally fast plans the one on the simpler mesh is told.
-    """
-    mesh = joined_mesh(best)
-    if mesh is None:
-        return []
-    # In the same mode the tables of both meshes have the same optimum.
-    pinned = _in_its_mode(searches, best, mesh, best.schedule.micro_batches)
-    simpler = BestFirst(searches[0].folded, pinned, searches[0].clock)
-    simpler.find()
-    return simpler.incumbents.programs
-
-
-def _in_its_mode(
-    searches: Sequence[BestFirst], best: PricedProgram, mesh: Mesh, micro_batches: int
-) -> Request:
-    """The request for plans on a mesh in the mode of a program."""
+def _in_its_mode(searches: Sequence[BestFirst], best: PricedProgram, micro_batches: int) -> Request:
+    """The request for plans on the mesh and in the mode of a program."""
     pinned = replace(
         searches[0].request,
         cluster=best.tables.prices.cluster,
-        mesh=mesh,
+        mesh=best.assignment.mesh,
         stages=1,
         micro_batches=micro_batches,
         gap=None,

@@ -176,20 +176,6 @@ def splits_named(mesh: Mesh, finer: Mesh) -> bool:
     return whole and {first.name, last.name} <= names
 
 
-def refines(finer: Mesh, mesh: Mesh) -> bool:
-    """Whether `finer` is `mesh` with some of its axes split in several."""
-    left = list(finer.shape)
-    if len(left) <= len(mesh.shape):
-        return False
-    for size in mesh.shape:
-        # Only neighbouring axes join, so the finer sizes are used up in their order.
-        while left and size > 1 and size % left[0] == 0:
-            size //= left.pop(0)
-        if size > 1:
-            return False
-    return not left
-
-
 def device_counts(given: int) -> tuple[int, ...]:
     """Return the numbers of devices to try: all given ones, and some smaller numbers.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from copy import copy
 
 import numpy as np
 
@@ -56,18 +55,7 @@ class Cutter:
         self.unit_bytes = unit_bytes
         self.costs = costs
         self.pieces = self.costs.pieces
-        # By schedule, chunks and cuts before they were shifted.
-        self._shifts: dict[tuple[str, int, tuple[int, ...]], Pipeline] = {}
         self.even = EvenCuts(self.costs, limits, hosts)
-
-    def unlimited(self) -> Cutter:
-        """Return a cutter of the same model without a limit of memory."""
-        # The costs of pieces are the same, and stay shared.
-        cutter = copy(self)
-        cutter._shifts = dict(self._shifts)
-        without = [math.inf] * len(self.places)
-        cutter.even = EvenCuts(self.costs, without, without)
-        return cutter
 
     def best(
         self, schedules: Iterable[tuple[str, int]], too_slow: float = math.inf
@@ -101,10 +89,6 @@ class Cutter:
             (place, pipeline) for place, pipeline in fitting if (1 - GAIN) * pipeline.step <= least
         ]
         return min(near, key=lambda placed: placed[0])[1] if near else None
-
-    def reaches_end(self, schedules: Iterable[tuple[str, int]]) -> bool:
-        """Return whether stages within their limits can hold the whole model."""
-        return any(map(self.even.reaches_end, self._thrifty(schedules)))
 
     def least_memory(self, schedules: Iterable[tuple[str, int]]) -> float:
         """Return the least bytes of the fullest device over all cuts.
@@ -180,12 +164,8 @@ class Cutter:
         # Stages name operators, cuts are numbers of pieces.
         ends = [pipeline.stages[0].start, *(stage.stop for stage in pipeline.stages)]
         cuts = tuple(int(place) for place in np.searchsorted(self.pieces, ends))
-        key = (pipeline.schedule, pipeline.interleave, cuts)
-        if key in self._shifts:
-            return self._shifts[key]
         moves = list(itertools.product(range(1, len(cuts) - 1), (-1, 1), (False, True)))
         in_vain = 0
-        refused = False
         for place, by, far in moves * SHIFTS:
             if in_vain == len(moves):
                 break
@@ -195,16 +175,12 @@ class Cutter:
                 continue
             shifted = (*cuts[:place], moved, *cuts[place + 1 :])
             if not self.even.fit_together(shifted, flying):
-                refused = True
                 continue
             candidate = self._pipeline(shifted, best.schedule, best.interleave, flying)
             if candidate.step < ROUNDED_DOWN * best.step:
                 best = candidate
                 cuts = shifted
                 in_vain = 0
-        # Without a limit of memory these cuts shift in the same way, unless memory refused some.
-        if not refused:
-            self._shifts[key] = best
         return best
 
     def _moved(self, cuts: tuple[int, ...], place: int, by: int, *, far: bool) -> int | None:

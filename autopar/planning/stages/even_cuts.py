@@ -47,10 +47,6 @@ class EvenCuts:
         self.limits = limits
         self.hosts = hosts
 
-    def reaches_end(self, flying: Sequence[float]) -> bool:
-        """Return whether stages within their limits can hold the whole model."""
-        return self._reaches_end(flying, self.limits)
-
     def least_memory(self, flying: Sequence[float]) -> float:
         """Return the least bytes of a device with which stages hold the whole model."""
         low = 0.0

@@ -19,7 +19,6 @@ from autopar.planning.tables.requested import with_host_choices
 from autopar.search import Infeasible, Solution
 from autopar.sharding.schedule import Schedule
 
-from .cutter import Cutter
 from .parts import Group, Part, Terms
 from .stage import Pipeline, Slower
 from .table_limits import TableLimits
@@ -226,40 +225,6 @@ def pipeline_of(group: Group, tables: Tables, solution: Solution, terms: Terms) 
         needed = cutter.least_memory(schedules) + terms.always
         raise Infeasible(max(needed, math.nextafter(limit, math.inf)), limit)
     return StagedProgram(parts=parts, pipeline=pipeline, schedule=terms.schedule)
-
-
-class CutSolution:
-    """A solution on one group, to be cut into stages.
-
-    `fits`: whether there are cuts within the memory of each device.
-    """
-
-    def __init__(self, group: Group, tables: Tables, solution: Solution, terms: Terms) -> None:
-        self.always = terms.always
-        self.cutter, self.schedules = terms.cutter([terms.part(group, tables, solution)])
-        self.fits = self.cutter.reaches_end(self.schedules)
-
-    def needed(self) -> float:
-        """Return the least bytes of the fullest device over all cuts."""
-        return self.cutter.least_memory(self.schedules) + self.always
-
-    def ideal(self) -> float:
-        """Return seconds that no cuts undercut."""
-        return min((self.cutter.ideal(*pair) for pair in self.schedules), default=math.inf)
-
-    def free(self) -> tuple[float, float]:
-        """Return the seconds of the best cuts without a limit, and bytes of the fullest device."""
-        return self._best(self.cutter.unlimited())
-
-    def within(self) -> tuple[float, float]:
-        """Return the same within the memory; infinite seconds and the bytes needed if none fit."""
-        return self._best(self.cutter)
-
-    def _best(self, cutter: Cutter) -> tuple[float, float]:
-        pipeline = cutter.best(self.schedules)
-        if pipeline is None:
-            return math.inf, self.needed()
-        return pipeline.step, pipeline.memory + self.always
 
 
 def _solutions(

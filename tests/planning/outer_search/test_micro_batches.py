@@ -1,11 +1,8 @@
-"""Which numbers of micro-batches lie next to one that was tried, and which are left out."""
+"""Which numbers of micro-batches are left out, and taken in again."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-
-import pytest
 
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.shape import Shape
@@ -15,38 +12,24 @@ from autopar.planning.outer_search.candidate_solver import CandidateSolver
 from autopar.planning.outer_search.micro_batches import MicroBatches
 from autopar.planning.planner import folded_of
 from autopar.planning.solve.solved_candidate import Case
-from autopar.planning.space.candidates import Candidate, meshes
+from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.groups import CandidateGroups
 from autopar.planning.space.modes import Mode
 
 TINY = Shape(layers=1, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=512, sequence=64)
 
 
-def entered(pinned: int | None = None) -> tuple[MicroBatches, list[Candidate]]:
+def entered() -> tuple[MicroBatches, list[Candidate]]:
     """The micro-batches of 24 samples, and the candidates of a mesh of 4 devices."""
     graph = transformer(TINY, batch=24).graph
-    request = Request(cluster=load_cluster("dgx-h100").sized(4), micro_batches=pinned)
+    request = Request(cluster=load_cluster("dgx-h100").sized(4))
     folded = folded_of(graph, request)
     numbers = MicroBatches(CandidateSolver(folded, request))
-    few, every = next(
+    few, _ = next(
         place for place in CandidateGroups(folded, request).groups(4) if place[0][0].stages == 1
     )
-    numbers.enter(few, every)
+    numbers.enter(few)
     return numbers, list(few)
-
-
-@pytest.mark.parametrize(
-    ("pinned", "own", "beside"),
-    [(None, 1, []), (None, 4, [3, 6]), (None, 8, [6, 12]), (None, 24, [12]), (4, 4, [])],
-)
-def test_numbers_beside_one(pinned: int | None, own: int, beside: list[int]) -> None:
-    numbers, few = entered(pinned)
-    request = numbers.solver.request
-    mesh = next(mesh for mesh in meshes(request.cluster) if len(mesh.shape) == 2)
-    # A mesh that was split at the end did not enter, and has the same numbers.
-    candidate = replace(few[0], mesh=mesh, micro_batches=own)
-    assert [one.micro_batches for one in numbers.beside(candidate)] == beside
-    assert numbers.beside(replace(candidate, stages=2)) == []
 
 
 def test_smaller_ones_are_left_out_until_the_programs_of_larger_ones_lack_memory() -> None:

@@ -232,30 +232,6 @@ def test_a_search_with_fewer_restrictions_finds_as_much(
             {},
             id="meshes are compared where both hide as much",
         ),
-        pytest.param(
-            "mixtral-4-tight",
-            {"stages": 2, "zero": 1},
-            None,
-            {"recompute": "full"},
-            id="thriftier strategies make room for zero-bubble",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "mixtral-4-tight",
-            {"stages": 2},
-            (2,),
-            {"schedule": "zero_bubble"},
-            id="in each mode near the best",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "deepseek-8",
-            {"micro_batches": 4},
-            None,
-            {"stages": 1},
-            id="a program is merged though a pipeline was faster than it",
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_what_one_restriction_more_finds(
@@ -270,16 +246,6 @@ def test_what_one_restriction_more_finds(
         pinned = replace(pinned, mesh=next(one for one in every if one.shape == shape))
     step, restricted = (search_plan(graph, one).predicted.step for one in (free, pinned))
     assert step <= (1 + FASTER) * restricted
-
-
-def test_a_number_of_micro_batches_between_those_tried_is_found() -> None:
-    """In half of the memory two micro-batches do not fit, and three are faster than four."""
-    case = RESTRICTED["llama-8b-4-tight"]
-    graph = case.graph
-    request = case.request(graph)
-    free, three = (search_plan(graph, one) for one in (request, replace(request, micro_batches=3)))
-    assert free.schedule.micro_batches == 3
-    assert free.predicted.step <= (1 + FASTER) * three.predicted.step
 
 
 def test_a_chain_of_restrictions() -> None:
