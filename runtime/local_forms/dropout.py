@@ -70,12 +70,17 @@ torch.library.register_fake("autopar::keep_mask", _fake_mask, lib=_LIBRARY)
 def exact_dropout(input: Tensor, p: float, shape: Sequence[int], cuts: Cuts) -> Tensor:
     """Mask and scale as `torch.nn.functional.dropout` does on a CPU.
 
-    Each rank draws the whole mask from the same seed.
+    Each rank draws the whole mask from the same seed, in the order of the input's memory.
     """
     if p >= 1:
         # A product as in torch, where NaN and infinity give NaN.
         return input * 0
-    whole = torch.empty(tuple(shape), dtype=input.dtype, device=input.device).bernoulli_(1 - p)
+    order = list(range(input.ndim))
+    # Masks of whole channels, which have dims of size 1, are contiguous in torch.
+    if 1 not in shape:
+        order.sort(key=lambda dim: -input.stride(dim))
+    whole = torch.empty_permuted(tuple(shape), order, dtype=input.dtype, device=input.device)
+    whole.bernoulli_(1 - p)
     return input * shard_of(whole, [Cut(*cut) for cut in cuts]).div(1 - p)
 
 
