@@ -98,7 +98,7 @@ def parallelize(
     )
     module.engine.plan = plan
     if model.torch is not None:
-        module.planned_in(model.module)
+        module.planned_in(model.module, model.torch.reads)
     agree({"the weights": module.weights_digest}, device=device)
     if check and (said := check_first_step(model, plan, world, values, device)) and world.rank == 0:
         print(f"autopar: {said}", file=sys.stderr)

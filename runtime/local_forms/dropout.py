@@ -78,7 +78,7 @@ def exact_dropout(input: Tensor, p: float, shape: Sequence[int], cuts: Cuts) -> 
     order = list(range(input.ndim))
     # Masks of whole channels, which have dims of size 1, are contiguous in torch.
     if 1 not in shape:
-        order.sort(key=lambda dim: -input.stride(dim))
+        order.sort(key=lambda dim: -input.stride()[dim])
     whole = torch.empty_permuted(tuple(shape), order, dtype=input.dtype, device=input.device)
     whole.bernoulli_(1 - p)
     return input * shard_of(whole, [Cut(*cut) for cut in cuts]).div(1 - p)

@@ -21,6 +21,8 @@ SIZES = 16
 
 _Made = tuple[Execution, Mapping[str, Tensor], tuple[Fact, ...]]
 
+_BRANCHES = "the model's own code reads its mode (self.training), which is evaluation now"
+
 
 class Modes:
     """The engine of each mode, and of each change; all but the planned one are made when needed.
@@ -37,6 +39,8 @@ class Modes:
         self.planned = True
         self.only = ""
         self.parts: Mapping[str, bool] = {}
+        self.branches = False
+        """Whether code of the model itself asks for its mode, which only an export can follow."""
         self.compiled: Mapping[str, Any] | None = None
         self._engines: dict[tuple[object, ...], Engine] = {}
         self._sizes: dict[Shapes, None] = {}
@@ -61,9 +65,16 @@ class Modes:
                 changes.append(Change.of_mode(path, part.training, words))
         return changes
 
-    def planned_in(self, original: nn.Module) -> None:
-        """Take over the mode in which the original was planned, and know whether it has another."""
+    def planned_in(self, original: nn.Module, reads: Mapping[str, frozenset[str]]) -> None:
+        """Take over the mode in which the original was planned, and know whether it has another.
+
+        `reads`: the attributes that the model's code has read, by its parts' paths.
+        """
         self.planned = original.training
+        self.branches = any(
+            "training" in reads.get(path, ()) and not type(part).__module__.startswith("torch.")
+            for path, part in original.named_modules()
+        )
         parts = {path: part for path, part in original.named_modules() if has_modes(part)}
         self.parts = {path: part.training for path, part in parts.items()}
         changing = list(parts)
@@ -90,6 +101,8 @@ class Modes:
         if training and not self.planned and self.only:
             changes = (*changes, Change.of_mode("", training, self.only))
         evaluating = self.planned and not training
+        if evaluating and self.branches and self.follows:
+            changes = (*changes, Change.of_mode("", training, _BRANCHES))
         keys = tuple(sorted(change.key for change in changes))
 
         def made(ends: tuple[str, ...]) -> _Made:
@@ -181,6 +194,7 @@ class Modes:
         other.planned = self.planned
         other.only = self.only
         other.parts = self.parts
+        other.branches = self.branches
         other.compiled = self.compiled
         return other
 

@@ -134,10 +134,10 @@ class ParallelModule(HeldShards):
         self._hold(values, model, aliases, debug=options.debug)
         self._guards = Guards(self, self._modes)
 
-    def planned_in(self, original: nn.Module) -> None:
+    def planned_in(self, original: nn.Module, reads: Mapping[str, frozenset[str]]) -> None:
         """Be in the modes in which the original was planned, and know whether there are others."""
         self.train(original.training)
-        self._modes.planned_in(original)
+        self._modes.planned_in(original, reads)
         self._guards = Guards(self, self._modes)
         self._guards.take_over(original)
 
