@@ -17,7 +17,7 @@ from .analysis.import_proofs import proof_of
 from .configured import load_any
 from .errors import PlanError
 from .frontends.load import options_asked
-from .model import LoadedModel
+from .model import LoadedModel, checks_by_default
 from .operators import bring_rules, provide_rules
 from .options.checking import completed
 from .options.keywords import PlanKeywords
@@ -199,7 +199,7 @@ def parallelize(
     exact_random: bool = False,
     debug: bool = False,
     weights: str | Path | None = None,
-    check: bool = True,
+    check: bool | None = None,
 ) -> ParallelModule:
     """The model as an `nn.Module` that runs the plan on this rank.
 
@@ -215,7 +215,8 @@ def parallelize(
     ranks' batches are compared in the first steps and some later, with `debug` in all and whole.
 
     `check`: the planned order of a step (micro-batches, stages, ZeRO, reductions) runs once on a
-    small drawn batch, and its loss and gradients are compared with those of one undivided pass.
+    small drawn batch, and its loss and gradients are compared with those of one undivided pass. By
+    default it does, unless the environment has AUTOPAR_CHECKS=off.
 
     `weights`: a `.safetensors` file or a Hugging Face folder of such files. Each rank reads the
     slices that its shards need, in the planned types; the model may then be on the meta device.
@@ -250,7 +251,7 @@ def parallelize(
         weights=weights,
         parts=context.in_parts,
         broadcast=context.parameter_broadcast,
-        check=check,
+        check=checks_by_default() if check is None else check,
     )
 
 

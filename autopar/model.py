@@ -5,6 +5,7 @@ They hold an imported model on its way from a frontend to the planner and the ru
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,15 @@ from .ir import Graph, Operator
 
 if TYPE_CHECKING:
     from .facts import Facts
+
+
+CHECKS = "AUTOPAR_CHECKS"
+"""The environment variable that leaves out proofs of imports and checks of steps: off."""
+
+
+def checks_by_default() -> bool:
+    """Whether imports are proved and first steps are checked where nothing else is said."""
+    return os.environ.get(CHECKS) != "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.errors import RunError
-from autopar.model import LoadedModel
+from autopar.model import LoadedModel, checks_by_default
 from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
@@ -188,8 +188,10 @@ def _run_rank(job: _Job, device: torch.device, values: Values) -> _Result:
     module.engine.plan = job.plan
     inputs = [value.to(device) for value in job.inputs]
     if not job.check:
-        said = check_first_step(job.model, job.plan, module.engine.world, values, device)
-        if said and module.engine.world.rank == 0:
+        world = module.engine.world
+        checked = checks_by_default()
+        said = check_first_step(job.model, job.plan, world, values, device) if checked else ""
+        if said and world.rank == 0:
             print(f"autopar: {said}", file=sys.stderr)
         losses, seconds, measured = _timed(module, inputs, job)
         return _Result(

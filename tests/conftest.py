@@ -18,6 +18,8 @@ settings.load_profile("repeatable")
 os.environ.pop("COLUMNS", None)
 # Answers of other runs are not remembered (`autopar.remembered`).
 os.environ["AUTOPAR_CACHE"] = ""
+# Most tests compare with one device themselves; those of proofs and checks ask for them.
+os.environ["AUTOPAR_CHECKS"] = "off"
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autopar.model import LoadedModel
+from autopar.model import LoadedModel, checks_by_default
 from autopar.remembered import key_of, recalled, remember, source_of
 
 _ROOMS = (
@@ -35,10 +35,11 @@ def proof_of(model: LoadedModel, *, runs: bool = False) -> str:
     An ONNX model is proved where it is asked for, or where the model `runs` and torch is at hand.
     Raises `ModelError` where the graph computes something else than the model.
     """
-    if model.proof is False:
-        return LEFT_OUT
-    if model.weights is not None and not (runs or model.proof):
+    if model.weights is not None and model.proof is None and not runs:
         return ""
+    wanted = checks_by_default() if model.proof is None else model.proof
+    if not wanted:
+        return LEFT_OUT
     key = _key(model)
     said = _proofs.get(key) or recalled(key) if key else None
     if said is None:

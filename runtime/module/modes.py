@@ -98,11 +98,8 @@ class Modes:
         `modes`: the present modes of all parts. `carries`: gradients come back from all outputs,
         where the order of the step allows it. `shapes`: of the inputs, where they are other ones.
         """
-        if training and not self.planned and self.only:
-            changes = (*changes, Change.of_mode("", training, self.only))
         evaluating = self.planned and not training
-        if evaluating and self.branches and self.follows:
-            changes = (*changes, Change.of_mode("", training, _BRANCHES))
+        changes = (*changes, *self._change_of_mode(training=training))
         keys = tuple(sorted(change.key for change in changes))
 
         def made(ends: tuple[str, ...]) -> _Made:
@@ -131,6 +128,14 @@ class Modes:
             # Without ways back from them, its backward pass refuses their gradients.
             self._engines[*key, ends] = engine
             return engine
+
+    def _change_of_mode(self, *, training: bool) -> list[Change]:
+        """The change of the whole module's mode, where a rewritten graph does not follow it."""
+        if training and not self.planned and self.only:
+            return [Change.of_mode("", training, self.only)]
+        if self.planned and not training and self.branches and self.follows:
+            return [Change.of_mode("", training, _BRANCHES)]
+        return []
 
     def _make_room(self, shapes: Shapes) -> None:
         """Hold programs of `SIZES` sizes at most: all ranks meet the same sizes in one order."""

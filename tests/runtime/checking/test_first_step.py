@@ -39,7 +39,7 @@ def told(
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            autopar.parallelize(module, plan, given)
+            autopar.parallelize(module, plan, given, check=True)
     except AutoparError as error:
         return f"{type(error).__name__}: {error}"
     return said.getvalue()
@@ -109,7 +109,7 @@ def test_a_check_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autopar.runtime.parallelize.check_first_step", never)
     autopar.parallelize(module, plan, given, check=False)
     with pytest.raises(RunError, match="not asked for"):
-        autopar.parallelize(module, plan, given)
+        autopar.parallelize(module, plan, given, check=True)
 
 
 def test_dropout_is_off_in_both_passes() -> None:

@@ -174,6 +174,7 @@ def test_halves_are_proved_in_float32_and_the_module_stays_as_it_is() -> None:
 
 
 def test_a_plan_says_what_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOPAR_CHECKS", "on")
     asked: dict[str, Any] = {"devices": 2, "cluster": "local-cpu", "scheme": "data"}
     assert "proved on one device" in autopar.plan(Net(), (ROWS,), **asked).model.proof
     assert autopar.plan(Net(), (ROWS,), proof=False, **asked).model.proof == LEFT_OUT
