@@ -62,15 +62,6 @@ BACKWARD = 1.2
 """Widening of the interval of backward attention, whose rule rests on published ratios, not on
 rows: assumed.
 """
-ALIKE: Mapping[str, str] = {
-    "barrier": "all_reduce",
-    "broadcast": "all_gather",
-    "reduce": "reduce_scatter",
-    "gather": "all_to_all",
-    "scatter": "all_to_all",
-    "send": "all_to_all",
-}
-"""Collectives that were not measured, by the one that they run as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from autopar.errors import UsageError
 from autopar.order.actions import Action, Pair, Word, one_by_one
 from autopar.order.pipeline import as_csv, neighbours, pipeline_order
-from autopar.order.playing import OrderError, check_order, play
+from autopar.order.playing import OrderError, play
 from autopar.order.schedules import SCHEDULES
+from tests.order.order_checks import check_order
 
 SENDS = (Word.SEND_FORWARD, Word.SEND_BACKWARD)
 RECEIVES = (Word.RECEIVE_FORWARD, Word.RECEIVE_BACKWARD)
@@ -249,7 +250,7 @@ from autopar.costmodel import load_cluster
 from autopar.order.schedules import step_seconds
 from autopar.order.times import Times
 from autopar.order.pipeline import neighbours, pipeline_order
-from autopar.order.playing import check_order
+from tests.order.order_checks import check_order
 assert build_parser().parse_args(["plan", "m", "--schedule", "one_by_one"]).schedule == "one_by_one"
 assert SchedulePlan(pipeline="one_by_one").pipeline == "one_by_one"
 assert SchedulePlan.model_json_schema()["properties"]["pipeline"]["enum"][-1] == "one_by_one"

@@ -21,7 +21,6 @@ from autopar.ir import Graph, Role
 from autopar.order.actions import Word
 from autopar.order.execution import Chunk, Execution
 from autopar.order.plan_on_mesh import Decided
-from autopar.order.playing import check_order
 from autopar.order.ranks import rank_order, tied_parameters
 from autopar.order.stages import Pipelined, staged_execution
 from autopar.order.value_flow import makes, reads
@@ -33,6 +32,7 @@ from autopar.sharding.program import Assignment, Compute, Program, Redistribute
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.rules import without_parameters
 from autopar.sharding.schedule import PLAIN, Schedule
+from tests.order.order_checks import check_order
 from tests.sharding.assigned import graph_of
 
 SHAPE = Shape(
