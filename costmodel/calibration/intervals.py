@@ -15,8 +15,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.costmodel.cluster.axis_binding import parse_span
 from autopar.costmodel.cluster.cluster import Cluster
-from autopar.costmodel.cluster.residual import Residual
+from autopar.costmodel.cluster.residual import Residual, left_by
 from autopar.costmodel.cluster.source import Kind, Source
 from autopar.costmodel.device import FAMILIES
 from autopar.costmodel.device.kernel_seconds import TENSOR, experts_kernel, stands_for
@@ -62,6 +63,15 @@ BACKWARD = 1.2
 """Widening of the interval of backward attention, whose rule rests on published ratios, not on
 rows: assumed.
 """
+ALIKE: Mapping[str, str] = {
+    "barrier": "all_reduce",
+    "broadcast": "all_gather",
+    "reduce": "reduce_scatter",
+    "gather": "all_to_all",
+    "scatter": "all_to_all",
+    "send": "all_to_all",
+}
+"""Collectives that were not measured, by the one that they run as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +208,31 @@ lie.
 def assumed_constants(cluster: Cluster) -> list[str]:
     """Names of the constants of a cluster that rest on no measurement and no data sheet."""
     return sorted(name for name, source in cluster.sources.items() if source.kind == "assumed")
+
+
+def collective_interval(
+    kind: str, nbytes: float, group: int, *, level: str, cluster: Cluster
+) -> Interval:
+    """Return the interval of a price of `collective_time`.
+
+    It comes from the residuals of the outermost level, or of the measured curve.
+    """
+    span = parse_span(cluster, level, group)
+    for entry in cluster.measured:
+        if (entry.kind, entry.level, entry.group) == (kind, level, group):
+            # Of normally distributed errors around 0, nine in ten are below twice their mean size.
+            apart = 2 * entry.residual + entry.spread
+            return _of(
+                Residual(low=-apart, middle=0.0, high=apart, rows=1),
+                Source(text="its own curve", kind="measured"),
+            )
+    if not span:
+        return _of(Residual(low=0.0, middle=0.0, high=0.0, rows=0), Source(text="nothing is sent"))
+    name = left_by(ALIKE.get(kind, kind), nbytes)
+    left = span[-1][0].residuals.get(name)
+    if left is None:
+        return _wide("collectives")
+    return _of(left, Source(text=f"{name} on {span[-1][0].name}", kind="fitted"))
 
 
 def _products(cluster: Cluster, dtype: str) -> Interval | None:

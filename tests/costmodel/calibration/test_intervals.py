@@ -16,11 +16,13 @@ from autopar.costmodel.calibration.intervals import (
     MEMORY,
     WIDE,
     chance_to_fit,
+    collective_interval,
     kernel_interval,
     step_interval,
 )
 from autopar.costmodel.calibration.run_kinds import EXPERTS, RUN_KINDS, UNMEASURED, run_kind
-from autopar.costmodel.cluster.residual import Residual
+from autopar.costmodel.cluster.measured_collectives import Curve, Measured
+from autopar.costmodel.cluster.residual import Residual, left_by
 from autopar.costmodel.device.measured_kernels import SHEET, Fitted, kernels_of, measured
 from autopar.errors import ClusterError
 
@@ -146,6 +148,50 @@ def test_mistakes_are_named() -> None:
         kernel_interval(H100, "links")
     with pytest.raises(ClusterError, match="unknown dtype 'bf16'"):
         kernel_interval(H100, "products", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("kind", "as_kind"),
+    [("all_reduce", "all_reduce"), ("send", "all_to_all"), ("broadcast", "all_gather")],
+)
+def test_collectives_have_the_interval_of_their_level_and_size(kind: str, as_kind: str) -> None:
+    for nbytes in (1e3, 2.0**20, 1e9):
+        left = H100.level("nvlink").residuals[left_by(as_kind, nbytes)]
+        actual = collective_interval(kind, nbytes, 8, level="nvlink", cluster=H100)
+        assert (actual.low, actual.high, actual.rows) == (
+            pytest.approx(math.exp(left.low)),
+            pytest.approx(math.exp(left.high)),
+            left.rows,
+        )
+        assert not actual.assumed
+    assert left_by(as_kind, 2**20 - 1) != left_by(as_kind, 2**20)
+
+
+def test_the_outermost_level_counts_and_a_group_of_one_sends_nothing() -> None:
+    among = H100.sized(16)
+    across = collective_interval("all_reduce", 1e9, 16, level="nvlink:8+nic:2", cluster=among)
+    assert across.assumed and (across.low, across.high) == WIDE["collectives"]
+    alone = collective_interval("all_reduce", 1e9, 1, level="nvlink", cluster=H100)
+    assert (alone.low, alone.high) == (1.0, 1.0)
+
+
+def test_a_measured_curve_has_its_own_interval() -> None:
+    curve = Measured(
+        kind="all_reduce",
+        level="nvlink",
+        group=8,
+        curve=Curve(alpha=1e-5, beta=1e-11),
+        residual=0.05,
+        spread=0.02,
+    )
+    actual = collective_interval(
+        "all_reduce", 1e6, 8, level="nvlink", cluster=replace(H100, measured=(curve,))
+    )
+    assert (actual.low, actual.high, actual.source.kind) == (
+        pytest.approx(math.exp(-0.12)),
+        pytest.approx(math.exp(0.12)),
+        "measured",
+    )
 
 
 def test_links_that_are_assumed_to_be_alike_have_no_residuals() -> None:
