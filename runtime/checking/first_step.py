@@ -125,7 +125,7 @@ def _calls(model: LoadedModel, plan: Plan) -> Iterator[tuple[Any, str]]:
     if model.at_sizes is None or model.call is None:
         return
     call = pytree.tree_map_only(torch.Tensor, lambda value: value.to("meta"), model.call)
-    parts = _parts(plan, model.graph)
+    parts = _parts(plan)
     # A single sample would let dims of size 1 pass for others.
     samples = max(plan.schedule.micro_batches * parts, 2)
     length = LENGTH * (plan.mesh_.devices // parts)
@@ -134,13 +134,13 @@ def _calls(model: LoadedModel, plan: Plan) -> Iterator[tuple[Any, str]]:
     yield cut_call(call, samples, 0, frozenset()), f"{samples} samples"
 
 
-def _parts(plan: Plan, graph: Graph) -> int:
-    """The parts into which the mesh cuts a micro-batch: those of dim 0 of the graph's inputs."""
+def _parts(plan: Plan) -> int:
+    """The parts into which the mesh cuts a micro-batch: the most of dim 0 of an activation."""
     most = 1
     axes = plan.meshes()
     for name, operator in plan.operators.items():
         for tensor, layout in operator.inputs:
-            if tensor in graph.inputs:
+            if tensor not in plan.parameters:
                 pairs = zip(parse_layout(layout), axes[name], strict=True)
                 most = max(most, math.prod(axis.size for place, axis in pairs if place == S(0)))
     return most

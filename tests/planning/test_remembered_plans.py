@@ -206,7 +206,7 @@ def test_commands_share_their_searches(
     texts = {(tmp_path / f"{name}.json").read_text() for name in ("one", "two", "three")}
     assert len(texts) == 1
     run(["cache", "show", "--json"])
-    assert json.loads(capsys.readouterr().out)["counts"] == {"figure": 1, "graph": 1, "plan": 1}
+    assert json.loads(capsys.readouterr().out)["counts"] == {"graph": 1, "plan": 1}
     run(["cache", "show"])
     assert "1 figure, 1 graph, 1 plan" in capsys.readouterr().out
     run(["cache", "clear"])
