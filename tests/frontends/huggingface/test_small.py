@@ -69,6 +69,7 @@ def config_of(model: LoadedModel) -> Any:
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOPAR_CHECKS", "on")
     monkeypatch.setattr(import_proofs, "_proofs", {})
     monkeypatch.setenv(FOLDER, str(tmp_path / "answers"))
 
