@@ -139,7 +139,7 @@ def _on_rank(runs: Sequence[tuple[Habit, Workshop]]) -> list[Ended]:
 
 
 def verdicts(draws: Sequence[Draw]) -> list[str]:
-    """What came out of each draw; one that ends the ranks of all is tried on ranks of its own."""
+    """The outcome of each draw; one that ends the ranks of all is tried on ranks of its own."""
     told = [""] * len(draws)
     runs: dict[int, tuple[Habit, Workshop]] = {}
     wanted = {}

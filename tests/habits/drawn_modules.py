@@ -237,7 +237,8 @@ def indented(text: str, depth: int = 2) -> str:
 def module_text(random: Random) -> str:
     """The source of `Layer` and `Drawn`, which takes tokens and labels and returns its loss."""
     composer = Composer(random)
-    inner, outer = composer.tree(2), composer.tree(1)
+    inner = composer.tree(2)
+    outer = composer.tree(1)
     head = "self.head = nn.Linear(W, V, bias=False)"
     if random.random() < 0.2:
         head += "\nself.head.weight = self.embed.weight"
