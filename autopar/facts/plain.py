@@ -71,7 +71,7 @@ def are_equal(value: object, other: object) -> bool:
 def is_literal(value: object) -> bool:
     """Whether a value is made of numbers and texts, so that its `repr` tells all of it."""
     if isinstance(value, Mapping):
-        return all(is_literal(item) for pair in value.items() for item in pair)
+        return all(is_literal(item) for pair in _pairs(value) for item in pair)
     if isinstance(value, (*SEQUENCES, set, frozenset)):
         return all(map(is_literal, value))
     return isinstance(value, _LITERALS)
@@ -117,8 +117,9 @@ def attribute(value: Any, key: str) -> Any:
 def inside(value: Any) -> Iterator[tuple[Step | None, Any, Any]]:
     """The values that a value holds: the step to each, and the key under which it is found."""
     if isinstance(value, Mapping):
-        yield from ((None, None, key) for key in list(value))
-        yield from (((item, key), key, held) for key, held in _pairs(value))
+        pairs = _pairs(value)
+        yield from ((None, None, key) for key, _ in pairs)
+        yield from (((item, key), key, held) for key, held in pairs)
     elif isinstance(value, SEQUENCES):
         yield from (((item, place), place, held) for place, held in enumerate(value))
     elif isinstance(value, (set, frozenset)):

@@ -197,3 +197,29 @@ def test_without_the_record_state_is_kept_at_its_first_value(
 ) -> None:
     monkeypatch.setattr(whole_importer, "with_facts", lambda module, imported: imported())
     assert import_torch(Counted(), (X,)).graph.operators
+
+
+class _Loading(dict):  # type: ignore[type-arg]
+    """A mapping that fails where it is asked for its items, as one that loads them may."""
+
+    def keys(self) -> Any:
+        raise ValueError("not installed")
+
+    def __iter__(self) -> Any:
+        raise ValueError("not installed")
+
+    def __getitem__(self, key: object) -> Any:
+        raise ValueError("not installed")
+
+
+def test_a_mapping_that_loads_its_items_is_not_asked_for_them() -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.table = _Loading(a=1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.linear(x) if self.table is not None else x
+
+    assert import_torch(Held(), (torch.randn(2, 4),)).graph.operators

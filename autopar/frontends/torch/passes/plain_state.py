@@ -177,10 +177,10 @@ def _changes(noted: _Noted, *, identical: bool = False) -> Iterator[Written]:
     if isinstance(holder, types.CellType):
         pairs = [(None, before, attribute(holder, "cell_contents"))]
     elif isinstance(holder, (type, dict)):
-        present = vars(holder) if isinstance(holder, type) else holder
-        further = present if noted.form != "{key}" else {}
-        names = [name for name in {**before, **further} if name not in OF_TORCH]
+        # Past the methods of a mapping that loads what it is asked for, as transformers' do.
         had = _copied(holder)
+        further = had if noted.form != "{key}" else {}
+        names = [name for name in {**before, **further} if name not in OF_TORCH]
         pairs = [(key, before.get(key, GONE), had.get(key, GONE)) for key in names]
     for key, was, now in pairs:
         if was is now or (_alike(was, now) and not (identical and key is not None)):
