@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import types
 from typing import Any
@@ -223,3 +224,26 @@ def test_a_mapping_that_loads_its_items_is_not_asked_for_them() -> None:
             return self.linear(x) if self.table is not None else x
 
     assert import_torch(Held(), (torch.randn(2, 4),)).graph.operators
+
+
+def test_what_the_collector_of_garbage_calls_is_no_code_of_the_model() -> None:
+    calls = []
+
+    def counted(phase: str, info: dict[str, int]) -> None:
+        calls.append(len(calls))
+
+    class Collecting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            gc.collect()
+            return self.linear(x)
+
+    gc.callbacks.append(counted)
+    try:
+        import_torch(Collecting(), (torch.randn(2, 4),))
+        assert counted in gc.callbacks
+    finally:
+        gc.callbacks.remove(counted)

@@ -220,6 +220,9 @@ def recorded(module: nn.Module) -> Iterator[Recording]:
     """Record the passes of a module, and put back what they write."""
     recording = Recording(module)
     before = sys.gettrace()
+    # Garbage is collected at any line of a pass, and what is called then is none of its code.
+    callbacks = list(gc.callbacks)
+    gc.callbacks.clear()
     hooks = (
         module.register_forward_pre_hook(recording.begin),
         module.register_forward_hook(recording.end, always_call=True),
@@ -230,6 +233,7 @@ def recorded(module: nn.Module) -> Iterator[Recording]:
         for hook in hooks:
             hook.remove()
         sys.settrace(before)
+        gc.callbacks[:] = callbacks
         recording.state.restore()
 
 
