@@ -208,7 +208,7 @@ def test_commands_share_their_searches(
     run(["cache", "show", "--json"])
     assert json.loads(capsys.readouterr().out)["counts"] == {"graph": 1, "plan": 1}
     run(["cache", "show"])
-    assert "1 figure, 1 graph, 1 plan" in capsys.readouterr().out
+    assert "1 graph, 1 plan" in capsys.readouterr().out
     run(["cache", "clear"])
     assert "removed: 3" in capsys.readouterr().out
     assert not list(folder.iterdir())
