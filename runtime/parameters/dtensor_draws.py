@@ -7,7 +7,8 @@ Here each rank draws the whole value from its generator, which all ranks must ha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -46,6 +47,19 @@ def draw_whole_values() -> None:
     for name, fill in list(vars(nn.init).items()):
         if name.endswith("_") and callable(fill) and not name.startswith("_"):
             setattr(nn.init, name, _of_whole_values(fill))
+
+
+@contextmanager
+def torchs_own_draws() -> Iterator[None]:
+    """Within it DTensors are filled as torch does, for code that is to run so without us."""
+    handlers = cast(dict[Any, Any], DTensor._op_dispatcher._custom_op_handlers)
+    ours = {target: draw for target, draw in handlers.items() if draw is _drawn}
+    for target in ours:
+        del handlers[target]
+    try:
+        yield
+    finally:
+        handlers.update(ours)
 
 
 def _of_whole_values(fill: Callable[..., Any]) -> Callable[..., Any]:

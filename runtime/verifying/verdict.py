@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.launch import run_ranks
+from autopar.runtime.parameters.dtensor_draws import torchs_own_draws
 
 from .case import Case
 from .operator_watch import Finding, Watch, close, difference, scaled_by
@@ -119,7 +120,7 @@ def _rank(case: Case, whole: _Whole) -> _Report:
     loss = None
     failure = None
     try:
-        with watch:
+        with torchs_own_draws(), watch:
             loss = case.loss_of(sharded)
             loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:

@@ -151,7 +151,7 @@ REFUSED = {
     "models": "rank 1 cannot take part: the plan (for Sequential) does not match the model",
     "plans": "the plan of rank 1 is another",
     "batches": "the batch of rank 1 is another",
-    "sizes": "rank 1 cannot take part: input",
+    "sizes": "the batch of rank 1 is another than that of rank 0",
     "": "",
 }
 

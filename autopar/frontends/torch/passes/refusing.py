@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from autopar.errors import ModelError
+from autopar.frontends.torch.caches import without_caches
 from autopar.ir import text_of
 from autopar.model import TorchModel
 
@@ -25,6 +26,12 @@ from .recording import Recording, recorded
 
 def with_facts(module: nn.Module, imported: Callable[[], TorchModel]) -> TorchModel:
     """The model that `imported` gives, with the facts that it rests on."""
+    # What is put back is from inside: the export's own switching must end after that.
+    with without_caches(module):
+        return _with_facts(module, imported)
+
+
+def _with_facts(module: nn.Module, imported: Callable[[], TorchModel]) -> TorchModel:
     with recorded(module) as recording:
         model = imported()
     uses = recording.uses()
