@@ -29,6 +29,7 @@ RUNTIME = (
     "autopar.runtime",
     "autopar.integrations.oneflow",
     "autopar.frontends.torch",
+    "autopar.facts",
     "autopar.torch_operators",
 )
 """Rooms that need torch: ranks run on Linux."""
