@@ -46,9 +46,13 @@ def twin_of(module: nn.Module, *, wide: bool) -> nn.Module:
 
 
 def leave_out_equal(
-    module: nn.Module, reads: Mapping[str, frozenset[str]], keep: Collection[str] = ()
+    module: nn.Module,
+    reads: Mapping[str, frozenset[str]],
+    keep: Collection[str] = (),
+    *,
+    each: int = 1,
 ) -> int:
-    """Leave out layers of lists that are equal to an earlier one; how many there were.
+    """Leave out layers of lists that are equal to `each` earlier ones; how many there were.
 
     The others keep their names. `reads`: the attributes that the code has read, by the parts'
     paths. `keep`: operators whose layers stay.
@@ -61,7 +65,8 @@ def leave_out_equal(
         for name, layer in list(part.named_children()):
             place = f"{path}.{name}" if path else name
             wanted = any(each.startswith((f"{place}.", f"{place}/")) for each in keep)
-            if not wanted and any(equal_layers(layer, other, place, reads) for other in remaining):
+            equal = sum(equal_layers(layer, other, place, reads) for other in remaining)
+            if not wanted and equal >= each:
                 left_out += 1
                 del part._modules[name]
             else:

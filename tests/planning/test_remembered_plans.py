@@ -210,5 +210,5 @@ def test_commands_share_their_searches(
     run(["cache", "show"])
     assert "1 graph, 1 plan" in capsys.readouterr().out
     run(["cache", "clear"])
-    assert "removed: 3" in capsys.readouterr().out
+    assert "removed: 2" in capsys.readouterr().out
     assert not list(folder.iterdir())

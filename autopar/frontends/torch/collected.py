@@ -11,6 +11,7 @@ import torch
 from autopar.ir import Operator, Ref, Role, Tensor, Value
 
 from .assertions import place_of
+from .folding import CALL
 
 
 def settled_size(size: int | torch.SymInt) -> int | None:
@@ -132,11 +133,12 @@ class Collected:
     def detached(self, name: Any) -> Any:
         """The result of a `no_grad` region.
 
-        Where it depends on a trainable parameter, no gradient passes it.
+        Where it depends on a trainable parameter, no gradient passes it. The inputs of a layer that
+        is exported on its own may depend on one, and its call stands for its parameters.
         """
-        warm = {tensor.name for tensor in self.tensors.values() if tensor.trainable}
+        warm = {t.name for t in self.tensors.values() if t.trainable or t.role is Role.INPUT}
         for op in self.operators:
-            if warm.intersection(op.inputs):
+            if op.kind == CALL or warm.intersection(op.inputs):
                 warm.update(op.outputs)
         if name not in warm or not self.tensors[name].is_float:
             return name

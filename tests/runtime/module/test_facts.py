@@ -23,7 +23,7 @@ from autopar.runtime.module.modes import Modes
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 PLANS: dict[str, dict[str, Any]] = {
     "data": {"scheme": "data"},
-    "tp": {"scheme": "megatron/tp"},
+    "tp": {"scheme": "megatron"},
     "search": {},
 }
 STEP: dict[str, Any] = {"n": 1, "unread": 0}
@@ -139,7 +139,7 @@ def _followed(name: str) -> None:
         planned(X).backward()
         alone(X).backward()
         assert float(alone(X)) != before
-        assert float(planned(X)) == pytest.approx(float(alone(X)), rel=1e-12)
+        assert float(planned(X)) == pytest.approx(float(alone(X)), rel=1e-12), kind.__name__
         gradients = {n: p.grad for n, p in planned.graph_parameters().items()}
         wanted = {n: p.grad for n, p in alone.named_parameters()}
         torch.testing.assert_close(planned.full_values(gradients), wanted, rtol=1e-9, atol=1e-12)
