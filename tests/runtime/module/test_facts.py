@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import types
 from collections.abc import Callable
@@ -128,6 +129,7 @@ READ: dict[type[Base], Callable[[], object]] = {
 
 
 def _followed(name: str) -> None:
+    gc.freeze()
     for kind, change in READ.items():
         module = kind()
         alone = kind()

@@ -58,9 +58,15 @@ class Recording:
     def begin(self, *_: Any) -> None:
         """A pass of the module begins."""
         self.state.restore()
-        for value in gc.get_objects() if not self._functions else ():
-            if type(value) is types.FunctionType and is_own(value.__code__.co_filename):
-                self._functions.setdefault(value.__code__, []).append(value)
+        if not self._functions:
+            # Frozen objects are none that are told.
+            frozen = gc.get_freeze_count()
+            gc.unfreeze()
+            for value in gc.get_objects():
+                if type(value) is types.FunctionType and is_own(value.__code__.co_filename):
+                    self._functions.setdefault(value.__code__, []).append(value)
+            if frozen:
+                gc.freeze()
         for path, part in self.module.named_modules():
             self.state.note_part(part, path)
         sys.settrace(self._called)
