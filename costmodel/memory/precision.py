@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES, Tensor
 from autopar.sharding.schedule import Types
 
@@ -56,10 +55,3 @@ PRECISIONS: Mapping[str, Precision] = {
 bytes with Adam (Rajbhandari et al., arXiv:1910.02054, section 3.1). `mixed-main`: gradients summed
 in float32, 18 bytes with Adam (Megatron-LM's page on its distributed optimizer).
 """
-
-
-def precision_named(name: str) -> Precision:
-    """The precision called `name`; an unknown name is an error that lists the valid ones."""
-    if name not in PRECISIONS:
-        raise UsageError(unknown("precision", name, PRECISIONS))
-    return PRECISIONS[name]

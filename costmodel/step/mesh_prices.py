@@ -187,14 +187,6 @@ class MeshPrices:
         ((_, beta),) = self.unit_lines(kind, axes)
         return beta * nbytes
 
-    @property
-    def longest_unit(self) -> float:
-        """Seconds of reducing a full unit on the axis where that takes longest."""
-        axes = [(axis,) for axis, one in enumerate(self.mesh.axes) if one.size > 1]
-        return max(
-            (self.unit_share("reduce_scatter", axis, self.unit_bytes) for axis in axes), default=0.0
-        )
-
     def seconds(self, kind: str, axes: Axes, nbytes: int) -> float:
         """Seconds of one collective of `nbytes` over `axes`."""
         size, level = self.place(axes)

@@ -1,13 +1,16 @@
 """Differences of a run from the reference, within tolerances.
 
-Elements that rounding noise makes incomparable are left out.
+Elements that rounding noise makes incomparable are left out. Where a run is outside its tolerance,
+the reference may be made again with its weights off by a rounding (`nudged`):
+
+    tolerance = max(tolerance, SPREAD * |perturbed reference - reference|), at most WIDEST * tolerance
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +32,12 @@ NOISE = 64
 """Rounding noise of a gradient in units of the machine precision, as a fraction of the largest
 magnitude.
 """
+
+SPREAD = 4.0
+"""Units of what one rounding of the weights changes that are no difference."""
+
+WIDEST = 30.0
+"""No model is so sensitive that errors of more tolerances than this are taken for rounding."""
 
 LEARNING_RATES: Mapping[str, float] = {"adamw": 1e-3, "muon": 1e-3, "sgd": 1e-2}
 MOMENTUM = 0.9
@@ -126,18 +135,43 @@ def _plural(what: str, count: int) -> str:
     return f"{what}es" if what.endswith("s") else f"{what}s"
 
 
+def nudged(value: Tensor) -> Tensor:
+    """A copy of a value whose floats are one rounding of their type larger or smaller, at random."""
+    up = torch.randint(2, value.shape, generator=torch.Generator().manual_seed(0))
+    eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0
+    return value + value * (eps * (2 * up - 1)).to(value)
+
+
 def differences(
     reference: Observation,
     observed: Observation,
     *,
     graph: Graph | None = None,
     optimizer: str = "adamw",
+    perturbed: Callable[[], Observation] | None = None,
 ) -> Report:
     """Compare a run with the reference; gradients and weights on one side only are infinite errors.
 
     The tolerance is that of the tensor's dtype, or of the coarsest float dtype in the `graph`
-    behind a parameter.
+    behind a parameter. `perturbed`: the reference of weights that are `nudged`.
     """
+    report = _compared(reference, observed, graph, optimizer)
+    if report.passed or perturbed is None:
+        return report
+    moved = {
+        (e.what, e.tensor): SPREAD * e.error / e.tolerance
+        for e in _compared(reference, perturbed(), graph, optimizer).entries
+    }
+    entries = [
+        replace(e, tolerance=e.tolerance * min(max(1.0, moved[e.what, e.tensor]), WIDEST))
+        for e in report.entries
+    ]
+    return Report(entries=tuple(entries))
+
+
+def _compared(
+    reference: Observation, observed: Observation, graph: Graph | None, optimizer: str
+) -> Report:
     dtypes = _dtypes(graph) if graph else {v.dtype for v in reference.gradients.values()}
     coarsest = max(
         (d for d in dtypes if d in TOLERANCES), key=lambda d: TOLERANCES[d], default=torch.float64

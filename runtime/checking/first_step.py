@@ -40,7 +40,7 @@ from autopar.sharding.layout import S, parse_layout
 from autopar.sharding.rules.modes import evaluated
 
 from .check import observe
-from .differences import Observation, Report, differences
+from .differences import Observation, Report, differences, nudged
 
 TIMES = 4
 """The memory of a check beside the planned module: the model whole, its gradients, two sums."""
@@ -197,7 +197,14 @@ def _compared(
         try:
             undivided = _undivided(graph, present, inputs)
             planned = replace(planned, outputs={})
-            answer = [differences(undivided, planned, graph=graph, optimizer="none")]
+
+            def perturbed() -> Observation:
+                moved = {n: nudged(v) for n, v in present.items() if isinstance(v, Tensor)}
+                return _undivided(graph, {**present, **moved}, inputs)
+
+            answer = [
+                differences(undivided, planned, graph=graph, optimizer="none", perturbed=perturbed)
+            ]
             if not all(map(math.isfinite, (*planned.losses, *undivided.losses))):
                 answer = ["its loss is no finite number for drawn inputs"]
         except Exception as error:  # the other ranks wait for the answer

@@ -130,7 +130,13 @@ def _difference(sides: Sides, written: Side, read: Side) -> str:
             none = "gets a gradient in the model and none in its graph"
             some = "gets a gradient in its graph and none in the model"
             return f"{name!r} {some if gradient is None else none}{readers(graph, name)}"
-    report = differences(_observed(written), _observed(read), graph=graph, optimizer="none")
+    report = differences(
+        _observed(written),
+        _observed(read),
+        graph=graph,
+        optimizer="none",
+        perturbed=lambda: _observed(sides.perturbed()),
+    )
     if report.passed:
         return ""
     entry = _first(report)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from autopar.runtime.checking.differences import nudged
 from autopar.runtime.checking.reference import Original
 from autopar.runtime.models.graph_run import Watch, run_operators
 
@@ -73,6 +74,17 @@ class Sides:
                 if name is not None and isinstance(value, Tensor)
             }
             return self._side(outputs, dict(module.named_buffers(remove_duplicate=False)))
+
+    def perturbed(self) -> Side:
+        """The module as written, with its parameters off by a rounding."""
+        before = {value: value.data for value in self.parameters.values()}
+        try:
+            for value, data in before.items():
+                value.data = nudged(data)
+            return self.written()
+        finally:
+            for value, data in before.items():
+                value.data = data
 
     def tensors(self) -> dict[str, Tensor]:
         """Inputs, parameters, buffers and constants, by their names in the graph."""

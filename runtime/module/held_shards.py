@@ -239,20 +239,21 @@ class HeldShards(Recalling):
         """The whole tensor on every rank from our shard of a parameter (or of its gradient)."""
         return self._storages.whole(name, local_of(local).detach())
 
-    def full_values(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def full_values(self, values: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """The whole tensors on every rank, from each rank's shards of parameters (or gradients).
 
         Collective: every rank calls it, also one that holds none of them.
         """
         names = [tensor.name for tensor in self._graph.parameters]
-        present = torch.tensor([float(name in values) for name in names], device=self._device)
+        given = {name: value for name, value in values.items() if value is not None}
+        present = torch.tensor([float(name in given) for name in names], device=self._device)
         # Ranks of one stage do not know which gradients another has.
         if self._engine.world.staged:
             dist.all_reduce(present)
         whole = {}
         for name, holders in zip(names, present.tolist(), strict=True):
             if holders:
-                shard = local_of(values[name]).detach() if name in values else None
+                shard = local_of(given[name]).detach() if name in given else None
                 # A collective for each name: all ranks have the same list in the same order.
                 whole[name] = self._storages.whole(name, shard)
         return whole

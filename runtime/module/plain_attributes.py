@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -79,12 +80,17 @@ class Original:
                 yield from find.of(value, (), self.named(name), name, find.names.get(name, ""))
 
     def value(self, name: str, owner: nn.Module) -> Any:
-        """An attribute of the original: its own, its class's, or a property of the `owner`."""
+        """An attribute of the original: its own, its class's, or a property of the `owner`; of a
+        layer of torch's also a method, such as `reset_parameters`.
+        """
         if name in self.attributes:
             return self.attributes[name]
         value = inspect.getattr_static(self.kind, name, None)
         if isinstance(value, property) and value.fget is not None:
             return value.fget(owner)
+        if self.path and inspect.isfunction(value) and self.kind.__module__.startswith("torch.nn."):
+            # Torch's own layers have none that call what a planned part cannot.
+            return MethodType(value, owner)
         if callable(value) or isinstance(value, (classmethod, staticmethod)):
             raise AttributeError(
                 f"{name!r} is a method of {self.kind.__name__}, of which a planned module has "

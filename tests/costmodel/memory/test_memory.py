@@ -24,7 +24,7 @@ from autopar.costmodel.known.part_seconds import Parts
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute, live_bytes
 from autopar.costmodel.memory.peak import Memory, autograd_memory, predicted_memory
-from autopar.costmodel.memory.precision import PRECISIONS, Precision, precision_named
+from autopar.costmodel.memory.precision import PRECISIONS, Precision
 from autopar.costmodel.memory.saved_values import facts_of, saved_values
 from autopar.costmodel.memory.stage_occupancy import (
     ACTIVATION_SLACK,
@@ -36,7 +36,6 @@ from autopar.costmodel.memory.stage_occupancy import (
 )
 from autopar.costmodel.memory.states import Training, states_of
 from autopar.costmodel.step.mesh_prices import MeshPrices
-from autopar.errors import UsageError
 from autopar.ir import DTYPE_BYTES, Graph
 from autopar.order.execution import execution
 from autopar.planning.model.request import Request
@@ -592,11 +591,6 @@ def test_a_stage_takes_the_largest_excess_of_what_it_holds() -> None:
     assert middle.transient == layer.excess
     assert middle.activations == 3 * 4 * layer.saved
     assert middle.parameters == pytest.approx(4 * layer.states.parameters)
-
-
-def test_unknown_precision_lists_the_valid_ones() -> None:
-    with pytest.raises(UsageError, match="same, mixed, mixed-main"):
-        precision_named("half")
 
 
 def test_bytes_of_every_dtype_are_known_to_the_precisions() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from autopar.runtime.checking import Observation, differences
+from autopar.runtime.checking.differences import nudged
 
 NOISY = 3e-17
 """A gradient that is zero but for rounding, beside one of about one."""
@@ -73,3 +77,36 @@ def test_noise_is_what_the_first_step_shows() -> None:
     )
     report = differences(pair[0], still, optimizer="adamw")
     assert not report.passed and not report.excluded
+
+
+def deep_gradient(weight: Tensor, dtype: torch.dtype) -> Observation:
+    """A pass of 20 layers with batch norms of four rows, which makes much of rounding."""
+    weight = weight.detach().to(dtype).clone().requires_grad_()
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 64, generator=draw).to(dtype)
+    for _ in range(20):
+        x = functional.batch_norm(torch.tanh(x @ weight), None, None, training=True)
+    loss = (x * torch.randn(4, 64, generator=draw).to(dtype)).mean()
+    (gradient,) = torch.autograd.grad(loss, [weight])
+    return Observation(
+        outputs={},
+        losses=(float(loss.detach()),),
+        gradients={"weight": gradient.float()},
+        smallest={},
+        largest={},
+        weights={},
+    )
+
+
+def test_a_sensitive_model_has_the_noise_that_its_reference_shows() -> None:
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) / 8
+    reference = deep_gradient(weight, torch.float32)
+    other = deep_gradient(weight, torch.float64)
+
+    def perturbed() -> Observation:
+        return deep_gradient(nudged(weight), torch.float32)
+
+    assert not differences(reference, other).passed
+    assert differences(reference, other, perturbed=perturbed).passed
+    wrong = replace(other, gradients={"weight": other.gradients["weight"] * 1.001})
+    assert not differences(reference, wrong, perturbed=perturbed).passed

@@ -117,8 +117,7 @@ def test_a_module_is_proved_with_two_layers_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [Powered, Normed, lambda: Centred(Centring), lambda: Centred(lambda: nn.Linear(8, 8))],
+    "kind", [Powered, Normed, lambda: Centred(Centring), lambda: Centred(lambda: nn.Linear(8, 8))]
 )
 def test_what_once_was_misread_is_proved(kind: Callable[[], nn.Module]) -> None:
     assert prove_import(loaded(kind())).proved
@@ -135,7 +134,7 @@ def test_a_gradient_through_a_region_without_is_told(
     monkeypatch: pytest.MonkeyPatch, layer: Callable[[], nn.Module]
 ) -> None:
     monkeypatch.setattr(reader.Reader, "detached", lambda self, name: name)
-    with pytest.raises(ModelError, match="the gradient 'layers.1"):
+    with pytest.raises(ModelError, match=r"the gradient 'layers\.1"):
         prove_import(loaded(Centred(layer)))
 
 

@@ -217,6 +217,27 @@ def test_attributes(ranks: int, schemes: list[str]) -> None:
         assert result == [EXPECTED] * len(plans)
 
 
+def _reset(scheme: str) -> dict[str, list[Tensor]]:
+    """The parameters after a script has drawn them anew by type, planned and on one device."""
+    plan = autopar.plan(build(), X, devices=2, cluster="local-cpu", scheme=scheme)
+    planned = autopar.parallelize(build(), plan)
+    alone = build()
+    for module in (planned, alone):
+        torch.manual_seed(1)
+        for part in module.modules():
+            if hasattr(part, "reset_parameters"):
+                part.reset_parameters()
+    drawn = planned.full_values({**planned.graph_parameters(), "nothing": None})
+    return {name: [value.detach(), drawn[name]] for name, value in alone.named_parameters()}
+
+
+@pytest.mark.parametrize("scheme", ["zero3", "megatron"])
+def test_methods_of_torchs_layers_are_those_of_one_device(scheme: str) -> None:
+    for told in run_ranks(_reset, 2, scheme):
+        for wanted, actual in told.values():
+            torch.testing.assert_close(actual, wanted)
+
+
 def test_the_original_is_let_go() -> None:
     """Nothing of the planned module holds the original, or a weight of it."""
     model = build()
