@@ -3,7 +3,7 @@
 Elements that rounding noise makes incomparable are left out. Where a run is outside its tolerance,
 the reference may be made again with its weights off by a rounding (`nudged`):
 
-    tolerance = max(tolerance, SPREAD * |perturbed reference - reference|), at most WIDEST * tolerance
+    tolerance = max(tolerance, min(SPREAD * |perturbed - reference|, WIDEST * tolerance))
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _plural(what: str, count: int) -> str:
 
 
 def nudged(value: Tensor) -> Tensor:
-    """A copy of a value whose floats are one rounding of their type larger or smaller, at random."""
+    """A copy of a value whose floats are one rounding larger or smaller, at random."""
     up = torch.randint(2, value.shape, generator=torch.Generator().manual_seed(0))
     eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0
     return value + value * (eps * (2 * up - 1)).to(value)
