@@ -10,7 +10,6 @@ make is sent behind both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from .actions import Action, Pair, Word, one_by_one
 from .playing import (
@@ -148,22 +147,3 @@ def _messages(
         # Chunks of one stage find each other's values in memory.
         if not hands.near(action.chunk, other)
     ]
-
-
-def as_csv(orders: Orders) -> str:
-    """Orders as torch's pipelining reads them (`compute_comms`): a line for each stage.
-
-    Torch hands values on to the next chunk and gradients to the one before; other messages have no
-    text there. Merged passes stand there one after the other.
-    """
-    listed = [list(one_by_one(order)) for order in orders]
-    far = [
-        a for order in listed for a in order if a.peer is not None and abs(a.peer - a.chunk) != 1
-    ]
-    if far:
-        raise OrderError(
-            f"torch's pipelining hands values on to the next chunk only, not as {far[0]}"
-        )
-    return "".join(
-        ",".join(str(replace(action, peer=None)) for action in order) + "\n" for order in listed
-    )

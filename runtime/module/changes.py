@@ -185,7 +185,12 @@ class Remaking:
     def _on_plan(self, graph: Graph, ends: Sequence[str], *, resized: bool = False) -> Execution:
         train = self.plan.model.mode == "train"
         analysis = analyse(graph, train=train, ends=tuple(ends))
-        return execution_at(self.plan, analysis) if resized else self.plan.execution(analysis)
+        made = execution_at(self.plan, analysis) if resized else self.plan.execution(analysis)
+        if self.plan.stages and graph is not self.graph:
+            pairs = zip(made.chunks, self.execution().chunks, strict=True)
+            if any(now.stored.keys() - planned.stored.keys() for now, planned in pairs):
+                raise PlanError("the stages' operators then read parameters that other stages hold")
+        return made
 
     def _require_alike(self, graph: Graph) -> None:
         """Raise unless a graph takes, gives and stores what the planned one does."""

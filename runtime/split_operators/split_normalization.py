@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from autopar.ir import Value
 from autopar.runtime.operators.local_call import LocalCall
@@ -60,6 +61,8 @@ class _Normalise(torch.autograd.Function):
         ctx.count = count
         ctx.biased = bias is not None
         ctx.save_for_backward(x, weight, mean, scale)
+        # What follows may draw in the order of memory, which is that of torch's own batch norm.
+        y = y.contiguous(memory_format=suggest_memory_format(x))
         return y.to(x.dtype), mean, variance
 
     @staticmethod
