@@ -205,6 +205,11 @@ class ParallelModule(HeldShards):
     @runs_as_it_is
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs in their original structure."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise PlanError(
+                "transforms of functions (grad, vmap, jacrev and others of torch.func) do not see "
+                "into a planned module: call it plainly, with loss.backward()"
+            )
         if not self._structured:
             return self.local_outputs(*args, **kwargs)
         self._require_no_gradient_from_outputs()

@@ -24,6 +24,10 @@ FIXED = [range(begin, begin + TOGETHER) for begin in range(0, 40, TOGETHER)]
 """The draws that are always the same, those that the same ranks run together."""
 
 
+FOUND = ((1, 13), (11, 33), (305, 6))
+"""The seeds and numbers of draws that were faults once."""
+
+
 def _draws(numbers: range) -> list[Draw]:
     return [drawn(SEED, number) for number in numbers]
 
@@ -42,6 +46,11 @@ def test_drawn_habits_are_right_or_refused(numbers: range) -> None:
     refused = sum(said.startswith("refused: ") for said in told.values())
     # A part of few may be above the share that holds for many.
     assert refused <= 2 * MOST_REFUSED * len(told), told
+
+
+def test_faults_of_once_are_none() -> None:
+    told = verdicts([drawn(seed, number) for seed, number in FOUND])
+    assert not [said for said in told if is_fault(said)]
 
 
 def test_a_draw_is_equal_for_equal_numbers_and_python_for_all() -> None:

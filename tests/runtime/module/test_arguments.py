@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 import autopar
 from autopar.errors import PlanError
@@ -149,3 +150,25 @@ def test_calls(ranks: int) -> None:
         assert same == [True] * len(RIGHT)
         for message, (_, _, _, reason) in zip(messages, WRONG, strict=True):
             assert reason in message
+
+
+def _transformed() -> list[str]:
+    plan = autopar.plan(build(), X, devices=2, cluster="local-cpu")
+    module = autopar.parallelize(build(), plan)
+    values = {name: value.detach() for name, value in module.named_parameters()}
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        result: Tensor = functional_call(module, values, (X,)).square().mean()
+        return result
+
+    said = []
+    for call in (lambda: grad(loss)(values), lambda: vmap(lambda row: module(row[None]))(X)):
+        with pytest.raises(PlanError) as error:
+            call()
+        said.append(str(error.value))
+    return said
+
+
+def test_transforms_of_functions_are_refused_on_every_rank() -> None:
+    for said in run_ranks(_transformed, 2):
+        assert all("do not see into a planned module" in each for each in said)
