@@ -170,7 +170,7 @@ def _fewer_layers(keys: Mapping[str, Any], stacks: list[list[frozenset[str]]]) -
         value
         for key, value in keys.items()
         if isinstance(value, int) and _LAYERS.search(key) and not _NO_LAYERS.search(key)
-    }
+    } | {len(stack) for stack in stacks}
     rows = [*stacks, *(value for key, value in keys.items() if _is_row(key, value))]
     cut_to = {n: _first_of_all([row for row in rows if len(row) == n], n) for n in counts if n > 1}
     most = max(counts, default=0)
@@ -194,6 +194,8 @@ def _fewer_layers(keys: Mapping[str, Any], stacks: list[list[frozenset[str]]]) -
 
 def _is_row(key: str, value: Any) -> bool:
     """Whether a value may have one entry for each layer: a list, or the letters of a pattern."""
+    if _are_places(key, value) and len({*value}) == len(value):
+        return False
     return isinstance(value, list) or (isinstance(value, str) and "pattern" in key)
 
 
@@ -294,7 +296,8 @@ def _narrower(keys: Mapping[str, Any], factor: int, *, stated: bool) -> dict[str
         if _HEADS.search(key):
             return value if keep else value // factor
         if _WIDTH.search(key) and not _NO_WIDTH.search(key):
-            return -(-value // factor)
+            # Kernels take rows of whole 16 bytes.
+            return value // factor if value % factor == 0 else 8 * -(-value // (8 * factor))
         return value
 
     return {key: divided(key, value) for key, value in keys.items()}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.func
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 import autopar
 from autopar.errors import PlanError
@@ -154,15 +154,19 @@ def test_calls(ranks: int) -> None:
 
 def _transformed() -> list[str]:
     plan = autopar.plan(build(), X, devices=2, cluster="local-cpu")
-    module = autopar.parallelize(build(), plan)
+    transforms: Any = torch.func
+    module: Any = autopar.parallelize(build(), plan)
     values = {name: value.detach() for name, value in module.named_parameters()}
 
     def loss(values: dict[str, Tensor]) -> Tensor:
-        result: Tensor = functional_call(module, values, (X,)).square().mean()
+        result: Tensor = transforms.functional_call(module, values, (X,)).square().mean()
         return result
 
     said = []
-    for call in (lambda: grad(loss)(values), lambda: vmap(lambda row: module(row[None]))(X)):
+    for call in (
+        lambda: transforms.grad(loss)(values),
+        lambda: transforms.vmap(lambda row: module(row[None]))(X),
+    ):
         with pytest.raises(PlanError) as error:
             call()
         said.append(str(error.value))
