@@ -268,9 +268,9 @@ def _imported(
         caching,
         import_torch,
         none_of_its_own,
+        on_one_device,
         recast,
         with_attributes,
-        without_caches,
     )
 
     dtype = getattr(torch, options.dtype) if options.dtype else None
@@ -285,7 +285,7 @@ def _imported(
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs))
         if isinstance(leaf, torch.Tensor)
     )
-    record = Imported(torch=imported, inputs=inputs, call=(args, kwargs), calling=without_caches)
+    record = Imported(torch=imported, inputs=inputs, call=(args, kwargs), calling=on_one_device)
     plain = replace(options, dtype=None, precision=None)
     return LoadedModel(
         graph=finished(imported.graph, options),

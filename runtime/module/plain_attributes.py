@@ -80,9 +80,7 @@ class Original:
                 yield from find.of(value, (), self.named(name), name, find.names.get(name, ""))
 
     def value(self, name: str, owner: nn.Module) -> Any:
-        """An attribute of the original: its own, its class's, or a property of the `owner`; of a
-        layer of torch's also a method, such as `reset_parameters`.
-        """
+        """An attribute of the original or its class, a property, or a method of torch's layers."""
         if name in self.attributes:
             return self.attributes[name]
         value = inspect.getattr_static(self.kind, name, None)

@@ -2,7 +2,7 @@
 
 from .archive import read_archive
 from .attributes import with_attributes
-from .caches import NOTE, caching, without_caches
+from .caches import NOTE, caching, on_one_device
 from .cast import recast
 from .folding import equal_layers
 from .importer import import_torch, read_exported
@@ -14,9 +14,9 @@ __all__ = [
     "equal_layers",
     "import_torch",
     "none_of_its_own",
+    "on_one_device",
     "read_archive",
     "read_exported",
     "recast",
     "with_attributes",
-    "without_caches",
 ]

@@ -1,12 +1,13 @@
-"""Switches off the key-value caches of language models during export.
+"""Switches off the key-value caches of language models, and batch norms that communicate.
 
-A planned pass begins with an empty cache.
+A planned pass begins with an empty cache, and its statistics are those of the whole batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,13 +35,21 @@ def caching(module: torch.nn.Module) -> list[Any]:
 
 
 @contextmanager
-def without_caches(module: torch.nn.Module) -> Iterator[None]:
-    """While this lasts, no configuration in the module asks for a key-value cache."""
+def on_one_device(module: torch.nn.Module) -> Iterator[None]:
+    """While this lasts, no configuration in the module asks for a key-value cache, and synchronized
+    batch norms, which run on GPUs alone, are plain ones.
+    """
     asking = caching(module)
+    parts = [part for part in module.modules() if isinstance(part, torch.nn.SyncBatchNorm)]
+    synchronized = [part for part in parts if "forward" not in vars(part)]
+    for part in synchronized:
+        part.forward = partial(torch.nn.BatchNorm1d.forward, part)  # type: ignore[arg-type]
     for config in asking:
         config.use_cache = False
     try:
         yield
     finally:
+        for part in synchronized:
+            del part.forward
         for config in asking:
             config.use_cache = True

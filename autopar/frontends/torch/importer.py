@@ -14,7 +14,7 @@ import torch
 from autopar.errors import ModelError
 from autopar.model import TorchModel
 
-from .caches import without_caches
+from .caches import on_one_device
 from .export import export_fake, export_folded
 from .folding import folding_of
 from .known_arguments import KnownArguments
@@ -80,7 +80,7 @@ def _folded(
 ) -> TorchModel:
     """The model by calls of its layers; `ModelError` where these cannot be exported apart."""
     with (
-        without_caches(module),
+        on_one_device(module),
         recorded_reads(module) as reads,
         folding_of(module, reads) as folding,
     ):
@@ -104,7 +104,7 @@ def _exported(
     dtype: torch.dtype | None,
 ) -> tuple[torch.export.ExportedProgram, dict[str, frozenset[str]]]:
     """The exported program, and the attributes on which it rests."""
-    with without_caches(module):
+    with on_one_device(module):
         try:
             with recorded_reads(module) as reads:
                 program = export_fake(module, args, kwargs, dtype, KnownArguments())

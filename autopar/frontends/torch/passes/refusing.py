@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autopar.errors import ModelError
-from autopar.frontends.torch.caches import without_caches
+from autopar.frontends.torch.caches import on_one_device
 from autopar.ir import text_of
 from autopar.model import TorchModel
 
@@ -27,7 +27,7 @@ from .recording import Recording, recorded
 def with_facts(module: nn.Module, imported: Callable[[], TorchModel]) -> TorchModel:
     """The model that `imported` gives, with the facts that it rests on."""
     # What is put back is from inside: the export's own switching must end after that.
-    with without_caches(module):
+    with on_one_device(module):
         return _with_facts(module, imported)
 
 
