@@ -59,23 +59,21 @@ class Possible:
     scheme: Scheme
     # The graph's own, so that the scheme alone tells two of them apart.
     analysis: Analysis = field(repr=False)
-    whole: dict[Mesh, dict[str, bool]] = field(default_factory=dict, repr=False)
+    whole: dict[Mesh, dict[str, bool] | None] = field(default_factory=dict, repr=False)
 
     def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
         """Raise `NoAssignment` if a part of the batch lacks a split that the whole batch offers."""
         by_axis = self.scheme.by_axis(mesh)
         if mesh not in self.whole:
-            impossible = self.scheme.lacks(self.analysis, mesh) is not None
-            self.whole[mesh] = (
-                {}
-                if impossible
-                else offered(by_axis, self.analysis, self.scheme.profiles(self.analysis), mesh)
-            )
-        if not self.whole[mesh]:
+            lacks = self.scheme.lacks(self.analysis, mesh)
+            of_whole = self.scheme.profiles(self.analysis)
+            self.whole[mesh] = None if lacks else offered(by_axis, self.analysis, of_whole, mesh)
+        whole = self.whole[mesh]
+        if whole is None:
             raise NoAssignment
         profiles = self.scheme.profiles(analysis)
         here = offered(by_axis, analysis, profiles, mesh)
-        if any(able and not here.get(name, True) for name, able in self.whole[mesh].items()):
+        if any(able and not here.get(name, True) for name, able in whole.items()):
             raise NoAssignment
         return axis_limits(by_axis, analysis, profiles, mesh)
 

@@ -100,3 +100,25 @@ def test_schemes_of_rows_follow_the_batch(name: str) -> None:
         for scheme, count in (("data", 1), ("data", 2), ("zero3", 1), ("zero3", 4))
     ]
     assert wrong(net, inputs, plans) == [[]] * 4
+
+
+class Factors(nn.Module):
+    """Ratings as products of two looked-up rows: no operator is a product of a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = nn.Embedding(10, 4)
+        self.items = nn.Embedding(12, 4)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """The loss of pairs."""
+        return ((self.users(users) * self.items(items)).sum(-1) - 1).square().mean()
+
+
+def test_a_model_of_look_ups_alone_has_the_schemes_of_rows() -> None:
+    torch.manual_seed(0)
+    net = Factors().double()
+    inputs = [torch.randint(10, (8,)) for _ in range(2)]
+    plans = [planned(net, inputs, scheme=scheme, stages=1) for scheme in ("data", "zero3")]
+    assert all(plan.operators["mul"].strategy == ("d0",) for plan in plans)
+    assert wrong(net, inputs, plans) == [[]] * 2

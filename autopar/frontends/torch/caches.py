@@ -43,7 +43,7 @@ def on_one_device(module: torch.nn.Module) -> Iterator[None]:
     parts = [part for part in module.modules() if isinstance(part, torch.nn.SyncBatchNorm)]
     synchronized = [part for part in parts if "forward" not in vars(part)]
     for part in synchronized:
-        part.forward = partial(torch.nn.BatchNorm1d.forward, part)  # type: ignore[arg-type]
+        part.forward = partial(torch.nn.BatchNorm1d.forward, part)  # type: ignore[method-assign]
     for config in asking:
         config.use_cache = False
     try:
