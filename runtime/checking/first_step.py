@@ -42,8 +42,8 @@ from autopar.sharding.rules.modes import evaluated
 from .check import observe
 from .differences import Observation, Report, differences, nudged
 
-TIMES = 4
-"""The memory of a check beside the planned module: the model whole, its gradients, two sums."""
+TIMES = 5
+"""Parameters' bytes of a check: the model and its gradients, whole, planned, and on their way."""
 LENGTH = 8
 """Tokens of a sequence for each device of a mesh, which may split it."""
 
@@ -96,12 +96,13 @@ def check_first_step(
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of memory that are free on a device, or on its host where it is a CPU."""
+    """Bytes of memory that are free on a device; of CPUs, a rank's part of those on its host."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with open("/proc/meminfo", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
-    return int(lines["MemAvailable"].split()[0]) * 1024
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return int(lines["MemAvailable"].split()[0]) * 1024 // ranks
 
 
 def _smallest(model: LoadedModel, plan: Plan, room: int, *, whole: bool) -> _Step:
@@ -169,10 +170,11 @@ def _planned(model: LoadedModel, plan: Plan, said: str, room: int) -> _Step:
 
 
 def _require_room(model: LoadedModel, room: int) -> None:
-    """Refuse a pass that may keep more than half of the free memory."""
-    held = sum(tensor.bytes for tensor in model.graph.tensors.values())
-    if 2 * held > room:
-        raise PlanError(f"one pass keeps {held / 2**30:.1f} GiB, and {room / 2**30:.1f} are free")
+    """Refuse a step that may need more than the free memory: its passes keep values twice."""
+    held = 2 * sum(tensor.bytes for tensor in model.graph.tensors.values())
+    held += (TIMES - 2) * sum(tensor.bytes for tensor in model.graph.parameters)
+    if held > room:
+        raise PlanError(f"it takes {held / 2**30:.1f} GiB, and {room / 2**30:.1f} are free")
 
 
 def _analysis(model: LoadedModel) -> Analysis:
