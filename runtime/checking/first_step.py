@@ -170,9 +170,9 @@ def _planned(model: LoadedModel, plan: Plan, said: str, room: int) -> _Step:
 
 
 def _require_room(model: LoadedModel, room: int) -> None:
-    """Refuse a step that may need more than the free memory: its passes keep values twice."""
+    """Refuse a step that may need more than the free memory: all values twice, and gradients."""
     held = 2 * sum(tensor.bytes for tensor in model.graph.tensors.values())
-    held += (TIMES - 2) * sum(tensor.bytes for tensor in model.graph.parameters)
+    held += 3 * sum(tensor.bytes for tensor in model.graph.parameters)
     if held > room:
         raise PlanError(f"it takes {held / 2**30:.1f} GiB, and {room / 2**30:.1f} are free")
 
