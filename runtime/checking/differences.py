@@ -158,15 +158,15 @@ def differences(
     report = _compared(reference, observed, graph, optimizer)
     if report.passed or perturbed is None:
         return report
-    moved = {
-        (e.what, e.tensor): SPREAD * e.error / e.tolerance
-        for e in _compared(reference, perturbed(), graph, optimizer).entries
-    }
-    entries = [
-        replace(e, tolerance=e.tolerance * min(max(1.0, moved[e.what, e.tensor]), WIDEST))
-        for e in report.entries
-    ]
-    return Report(entries=tuple(entries))
+    entries = _compared(reference, perturbed(), graph, optimizer).entries
+    errors = {(entry.what, entry.tensor): entry.error for entry in entries}
+
+    def widened(entry: Entry) -> Entry:
+        moved = SPREAD * errors.get((entry.what, entry.tensor), 0.0)
+        wider = max(entry.tolerance, min(moved, WIDEST * entry.tolerance))
+        return replace(entry, tolerance=wider)
+
+    return Report(entries=tuple(map(widened, report.entries)))
 
 
 def _compared(
