@@ -22,16 +22,11 @@ from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
 from autopar.sharding.matrices import MUON
 
-from .checking.check import (
-    CollectiveLog,
-    Observation,
-    Report,
-    differences,
-    observe,
-    planned_optimizer,
-)
+from .checking import Observation, Report, differences, observe
+from .checking.check import planned_optimizer
 from .checking.first_step import check_first_step
 from .checking.reference import exact, reference_observation
+from .execution.collective_log import CollectiveLog
 from .files.module_weights import fill_module
 from .launch import forked_on, in_steps, launched, require_backend, run_ranks
 from .models.example_inputs import with_values

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from autopar.errors import RunError, unknown
 from autopar.ir import Graph
-from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import in_steps, run_ranks
 from autopar.runtime.local_forms.single_device import mean_square
 from autopar.runtime.module.held_shards import Values
@@ -29,22 +28,7 @@ from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Assignment, Decision, Program
 from autopar.sharding.program_builder import build_program
 
-from .differences import LEARNING_RATES, MOMENTUM, Entry, Observation, Report, differences
-
-__all__ = [
-    "CollectiveLog",
-    "Entry",
-    "Loss",
-    "Observation",
-    "Report",
-    "compare",
-    "differences",
-    "observe",
-    "observe_model",
-    "one_device",
-    "optimizer_of",
-    "planned_optimizer",
-]
+from .differences import LEARNING_RATES, MOMENTUM, Observation, Report, differences
 
 Loss = Callable[[tuple[Tensor, ...]], Tensor]
 

@@ -18,14 +18,10 @@ from autopar.model import LoadedModel
 from autopar.order.execution import Execution
 from autopar.plan import Plan
 from autopar.planning.model.request import Request
-from autopar.runtime.checking.check import (
-    CollectiveLog,
-    Observation,
-    differences,
-    observe,
-    one_device,
-)
+from autopar.runtime.checking import Observation, differences, observe
+from autopar.runtime.checking.check import one_device
 from autopar.runtime.checking.reference import reference_observation
+from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.local_forms.randomness import is_random
 from autopar.runtime.models.example_inputs import example_values

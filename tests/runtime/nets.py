@@ -13,7 +13,7 @@ from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.execution import Execution, execution
 from autopar.order.plan_on_mesh import Decided
 from autopar.order.stages import Pipelined, staged_execution
-from autopar.runtime.checking.check import CollectiveLog
+from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
 from autopar.runtime.ranks.world import World
 from autopar.sharding.analysis import Analysis, analyse

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import random
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -188,8 +192,33 @@ def test_counters_that_nothing_reads_and_caches_pass(kind: type[Base]) -> None:
     assert _state(module) == before
 
 
+class Drawing(Base):
+    """A generator or an iterator that a pass takes a number from, of the module or outside."""
+
+    def __init__(self, source: Any, take: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.source = source
+        self.take = take
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.take(self.source)
+
+
+GIVING: dict[str, tuple[Any, Callable[[Any], float]]] = {
+    "random": (random.Random(0), lambda source: source.random()),
+    "numpy": (np.random.default_rng(0), lambda source: float(source.random())),
+    "count": (itertools.count(1), next),
+}
+
+
+@pytest.mark.parametrize("name", GIVING)
+def test_what_gives_another_number_each_time_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=r"takes from a generator or an iterator \(test_passes"):
+        import_torch(Drawing(*GIVING[name]), (X,))
+
+
 def test_a_clock_is_refused_where_its_time_is_computed_with() -> None:
-    with pytest.raises(ModelError, match=r"asks for the time \(test_passes\.py:\d+\)"):
+    with pytest.raises(ModelError, match=r"asks for the time, or .* \(test_passes\.py:\d+\)"):
         import_torch(Timed(), (X,))
 
 

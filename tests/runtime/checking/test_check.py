@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor
 import autopar
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.plan import Plan
-from autopar.runtime.checking.check import observe_model, optimizer_of, planned_optimizer
+from autopar.runtime.checking import observe_model
+from autopar.runtime.checking.check import optimizer_of, planned_optimizer
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.optimizers import LocalOptimizer

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.execution import Execution
-from autopar.runtime.checking.check import CollectiveLog
 from autopar.runtime.execution import autograd_node
+from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.sharding.analysis import analyse

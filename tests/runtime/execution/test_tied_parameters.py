@@ -13,7 +13,7 @@ from torch import Tensor
 
 from autopar.order.execution import Execution
 from autopar.order.ranks import tied_parameters
-from autopar.runtime.checking.check import CollectiveLog
+from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.parameters.storage import local_of
 from autopar.runtime.redistribution.steps import gather_full

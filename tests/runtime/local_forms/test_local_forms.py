@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from autopar.ir import Graph
-from autopar.runtime.checking.check import Observation, differences, observe, one_device
+from autopar.runtime.checking import Observation, differences, observe
+from autopar.runtime.checking.check import one_device
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.local_forms.attention_dropout import attention
 from autopar.runtime.local_forms.dropout import dropout, native_dropout, onnx_dropout

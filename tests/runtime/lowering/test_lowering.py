@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autopar.runtime.checking.check import CollectiveLog, Observation, differences, observe
+from autopar.runtime.checking import Observation, differences, observe
+from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.ranks.device_groups import DeviceGroups

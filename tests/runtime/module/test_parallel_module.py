@@ -19,7 +19,8 @@ from autopar.errors import PlanError
 from autopar.ir import Graph
 from autopar.order.scheduled import scheduled
 from autopar.order.unit_collectives import reduce_rounds
-from autopar.runtime.checking.check import CollectiveLog, compare
+from autopar.runtime.checking import compare
+from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.parameters.torch_layouts import device_mesh, placements_of

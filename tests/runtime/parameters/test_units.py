@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autopar.order.execution import Chunk, Execution
 from autopar.order.scheduled import scheduled
-from autopar.runtime.checking.check import CollectiveLog
+from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.parameters.gradients import Gradients

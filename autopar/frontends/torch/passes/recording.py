@@ -11,12 +11,14 @@ import functools
 import gc
 import operator
 import os
+import random
 import sys
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -36,6 +38,7 @@ from .own_code import Uses, codes_within
 from .plain_state import CONTAINERS, PlainState, Written, has_tensors
 
 _ASKED = frozenset({"get_default_dtype", "is_grad_enabled", "get_float32_matmul_precision"})
+_GIVING = (Iterator, random.Random, np.random.Generator, np.random.RandomState)
 _CLOCKS = frozenset({"time", "datetime", "uuid", "secrets"})
 _ENVIRONMENT = type(os.environ).__getitem__.__code__
 _AROUND = (os.__file__, "<frozen _collections_abc>", "<frozen os>")
@@ -176,13 +179,14 @@ class Recording:
         return Facts(of_code=tuple(once.values()), names=uses.steps, whole=whole)
 
     def clocks(self, uses: Uses) -> str | None:
-        """The place where the code asks a clock, if it does."""
-        for scope in self.globals.values():
-            for name in uses.roots.keys() & scope.keys():
+        """The place where the code asks a clock, a generator or an iterator, if it does."""
+        parts = [(uses.steps, vars(part)) for part in self.module.modules()]
+        for names, scope in (*((uses.roots, scope) for scope in self.globals.values()), *parts):
+            for name in names.keys() & scope.keys():
                 value = scope[name]
                 known = {getattr(value, "__name__", None), getattr(value, "__module__", None)}
-                if known & _CLOCKS:
-                    return uses.roots[name]
+                if known & _CLOCKS or isinstance(value, _GIVING):
+                    return names[name]
         return None
 
 

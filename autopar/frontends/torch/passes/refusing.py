@@ -70,8 +70,9 @@ def _require_cache(
         return
     if not mine:
         raise ModelError(
-            f"{type(module).__name__} asks for the time ({clock}), and a program would have "
-            "that of its export in every step: give it as an argument of the model"
+            f"{type(module).__name__} asks for the time, or takes from a generator or an iterator "
+            f"({clock}), and a program would have what its export was given in every step: give it "
+            "as an argument of the model, or draw by torch"
         )
     raise _refused((still or mine)[0], first.uses())
 
