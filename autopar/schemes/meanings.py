@@ -151,6 +151,9 @@ def _all_named(kind: str, rule: Rule, meanings: list[tuple[str, ...]]) -> list[t
     """The words of each factor: where no input has any, those of the operator's kind."""
     rest = _rest(kind)
     named = [("vocabulary",) if factor.special == "masked" else (rest,) for factor in rule.factors]
+    if "embedding_bag" in kind:
+        # Bags are dims of the result alone: which indices are in one is data.
+        named[rule.outputs[0][0][0]] = _BATCH
     return [words or other for words, other in zip(meanings, named, strict=True)]
 
 

@@ -10,7 +10,11 @@ from autopar.ir.graph import Tensor
 from autopar.model import LoadedModel
 from autopar.sharding.rules import RULES
 
-_TABLES = {"aten.embedding.default": ("weight", "indices"), "onnx.Gather": ("data", "indices")}
+_TABLES = {
+    "aten.embedding.default": ("weight", "indices"),
+    "aten.embedding_bag.padding_idx": ("weight", "indices"),
+    "onnx.Gather": ("data", "indices"),
+}
 DEFAULT_HIGH = 2
 """Integers that look nothing up are drawn below this."""
 
@@ -22,9 +26,16 @@ def example_values(graph: Graph, seed: int = 0) -> tuple[torch.Tensor, ...]:
     """
     generator = torch.Generator().manual_seed(seed)
     rows = rows_looked_up(graph)
-    return tuple(
-        _draw(graph.tensors[name], rows.get(name, DEFAULT_HIGH), generator) for name in graph.inputs
-    )
+    values = {
+        name: _draw(graph.tensors[name], rows.get(name, DEFAULT_HIGH), generator)
+        for name in graph.inputs
+    }
+    for operator in graph.operators:
+        if "embedding_bag" in operator.kind and (offsets := operator.inputs[2]) in values:
+            # Each bag has the element of its number, and the last one all others.
+            starts = torch.arange(len(values[offsets])).to(values[offsets])
+            values[offsets] = starts.clamp(max=graph.tensors[operator.inputs[1]].shape[0])
+    return tuple(values.values())
 
 
 def with_values(model: LoadedModel, seed: int) -> LoadedModel:

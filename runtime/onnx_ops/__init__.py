@@ -7,56 +7,22 @@ has made local.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 import torch
-
-from . import (
-    attention,
-    casts,
-    contraction,
-    detection,
-    elementwise,
-    features,
-    indexing,
-    losses,
-    normalization,
-    quantization,
-    recurrent,
-    reduction,
-    shape,
-    signal,
-    state,
-    training,
-    windows,
-)
 
 Function = Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
 
 _FAMILIES = (
-    attention,
-    casts,
-    contraction,
-    detection,
-    elementwise,
-    features,
-    indexing,
-    losses,
-    normalization,
-    quantization,
-    recurrent,
-    reduction,
-    shape,
-    signal,
-    state,
-    training,
-    windows,
+    "attention casts contraction detection elementwise features indexing losses normalization "
+    "quantization recurrent reduction shape signal state training windows"
 )
 
 
 def _table() -> dict[str, Function]:
     functions: dict[str, Function] = {}
-    for family in _FAMILIES:
-        for name, function in family.FUNCTIONS.items():
+    for family in _FAMILIES.split():
+        for name, function in import_module(f"{__name__}.{family}").FUNCTIONS.items():
             # Other domains than the default one are written out.
             kind = name if "." in name else f"onnx.{name}"
             if kind in functions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,16 +63,17 @@ def _scan(
 def _run(
     X: Tensor,
     initial: Sequence[Tensor | None],
-    *,
     hidden: int,
-    lengths: Tensor | None,
-    direction: str,
-    layout: int,
     cell: Callable[[int], Step],
+    *,
+    sequence_lens: Tensor | None = None,
+    direction: str = "forward",
+    layout: int = 0,
+    hidden_size: int | None = None,
 ) -> tuple[Tensor, ...]:
     """All directions of a layer: the outputs and the last states, in ONNX's layouts.
 
-    layout: 0 with the sequence first, 1 with the batch first.
+    layout: 0 with the sequence first, 1 with the batch first. `hidden_size` is that of the weights.
     """
     # The steps run over the first dim.
     x = X.transpose(0, 1) if layout else X
@@ -85,7 +87,7 @@ def _run(
                 states.append(X.new_zeros(x.shape[1], hidden))
             else:
                 states.append((state.transpose(0, 1) if layout else state)[index])
-        y, last = _scan(x, tuple(states), lengths, reverse, cell(index))
+        y, last = _scan(x, tuple(states), sequence_lens, reverse, cell(index))
         outputs.append(y)
         finals.append(last)
     y = torch.stack(outputs, dim=1)
@@ -109,13 +111,10 @@ def rnn(
     W: Tensor,
     R: Tensor,
     B: Tensor | None = None,
-    sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None,
-    hidden_size: int | None = None,
     activations: tuple[str, ...] | None = None,
     clip: float | None = None,
-    direction: str = "forward",
-    layout: int = 0,
+    **order: Any,
 ) -> tuple[Tensor, ...]:
     """A plain recurrent layer."""
     hidden = R.shape[-1]
@@ -129,15 +128,7 @@ def rnn(
 
         return step
 
-    return _run(
-        X,
-        [initial_h],
-        hidden=hidden,
-        lengths=sequence_lens,
-        direction=direction,
-        layout=layout,
-        cell=cell,
-    )
+    return _run(X, [initial_h], hidden, cell, **order)
 
 
 def gru(
@@ -146,14 +137,11 @@ def gru(
     W: Tensor,
     R: Tensor,
     B: Tensor | None = None,
-    sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None,
-    hidden_size: int | None = None,
     activations: tuple[str, ...] | None = None,
     clip: float | None = None,
-    direction: str = "forward",
-    layout: int = 0,
     linear_before_reset: int = 0,
+    **order: Any,
 ) -> tuple[Tensor, ...]:
     """A gated recurrent layer; gates in the order update, reset, hidden."""
     hidden = R.shape[-1]
@@ -175,15 +163,7 @@ def gru(
 
         return step
 
-    return _run(
-        X,
-        [initial_h],
-        hidden=hidden,
-        lengths=sequence_lens,
-        direction=direction,
-        layout=layout,
-        cell=cell,
-    )
+    return _run(X, [initial_h], hidden, cell, **order)
 
 
 def lstm(
@@ -192,16 +172,13 @@ def lstm(
     W: Tensor,
     R: Tensor,
     B: Tensor | None = None,
-    sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None,
     initial_c: Tensor | None = None,
     P: Tensor | None = None,
-    hidden_size: int | None = None,
     activations: tuple[str, ...] | None = None,
     clip: float | None = None,
-    direction: str = "forward",
-    layout: int = 0,
     input_forget: int = 0,
+    **order: Any,
 ) -> tuple[Tensor, ...]:
     """A long short-term memory layer with peepholes `P`.
 
@@ -225,15 +202,7 @@ def lstm(
 
         return step
 
-    return _run(
-        X,
-        [initial_h, initial_c],
-        hidden=hidden,
-        lengths=sequence_lens,
-        direction=direction,
-        layout=layout,
-        cell=cell,
-    )
+    return _run(X, [initial_h, initial_c], hidden, cell, **order)
 
 
 FUNCTIONS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"RNN": rnn, "GRU": gru, "LSTM": lstm}
