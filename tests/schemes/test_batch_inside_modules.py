@@ -122,3 +122,28 @@ def test_a_model_of_look_ups_alone_has_the_schemes_of_rows() -> None:
     plans = [planned(net, inputs, scheme=scheme, stages=1) for scheme in ("data", "zero3")]
     assert all(plan.operators["mul"].strategy == ("d0",) for plan in plans)
     assert wrong(net, inputs, plans) == [[]] * 2
+
+
+class Bags(nn.Module):
+    """Means of looked-up rows, of which an input says where each begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(20, 16)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, indices: Tensor, offsets: Tensor | None = None) -> Tensor:
+        """The loss of bags, by offsets or as rows of one length."""
+        return self.out(self.bags(indices, offsets)).square().mean()
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_schemes_of_rows_follow_the_bags(flat: bool) -> None:
+    torch.manual_seed(0)
+    net = Bags().double()
+    rows = torch.randint(20, (8, 3))
+    starts = torch.tensor([0, 2, 5, 5, 10, 14, 18, 20])
+    inputs = [rows.flatten(), starts] if flat else [rows]
+    plans = [planned(net, inputs, scheme=scheme, stages=1) for scheme in ("data", "zero3")]
+    assert all(plan.operators["out/linear"].strategy == ("d0",) for plan in plans)
+    assert wrong(net, inputs, plans) == [[]] * 2

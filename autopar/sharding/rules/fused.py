@@ -135,17 +135,15 @@ def _grouped_product(call: Call) -> str:
 
 
 def _embedding_bag(call: Call) -> str:
-    """Bags of rows: bags are split, each rank choosing its own among all indices, unless gradients
-    count these; and the width of a row, unless weights of the rows need whole products with them.
+    """Bags of rows: the width of a row is split, unless weights of the rows need whole products
+    with them.
     """
     # The gradient of a row's weight is a product over all of the row's width.
     wide = "!h" if call.position("per_sample_weights") is not None else "h"
-    bag = "!b" if call.get("scale_grad_by_freq") or call.get("sparse") else "b"
-    outs = [f"{bag} {wide}"]
+    outs = [f"!b {wide}"]
     for i, tensor in enumerate(call.outputs[1:]):
         columns = len(tensor.shape) == 2 and tensor.shape[1] == call.inputs[0].shape[1]
-        rest = bag if i and tensor.shape == call.outputs[0].shape[:1] else whole(tensor.shape, "o")
-        outs.append(f"{bag} {wide}" if columns else rest)
+        outs.append(f"!b {wide}" if columns else whole(tensor.shape, f"o{i}_"))
     return by_name(call, {"weight": f"!v {wide}"}, outs)
 
 
