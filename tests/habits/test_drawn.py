@@ -32,14 +32,7 @@ def _draws(numbers: range) -> list[Draw]:
     return [drawn(SEED, number) for number in numbers]
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        pytest.param(numbers, id=f"{numbers[0]}-{numbers[-1]}", marks=marks)
-        for place, numbers in enumerate(FIXED)
-        for marks in [() if place < 2 else pytest.mark.slow]
-    ],
-)
+@pytest.mark.parametrize("numbers", FIXED, ids=lambda numbers: f"{numbers[0]}-{numbers[-1]}")
 def test_drawn_habits_are_right_or_refused(numbers: range) -> None:
     told = dict(zip(numbers, verdicts(_draws(numbers)), strict=True))
     assert not {number: said for number, said in told.items() if is_fault(said)}
