@@ -34,7 +34,7 @@ magnitude.
 """
 
 SPREAD = 4.0
-"""Units of what one rounding of the weights changes that are no difference."""
+"""How many times what one rounding of the weights changes is still no difference."""
 
 WIDEST = 30.0
 """No model is so sensitive that errors of more tolerances than this are taken for rounding."""

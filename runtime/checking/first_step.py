@@ -170,7 +170,10 @@ def _planned(model: LoadedModel, plan: Plan, said: str, room: int) -> _Step:
 
 
 def _require_room(model: LoadedModel, room: int) -> None:
-    """Refuse a step that may need more than the free memory: all values twice, and gradients."""
+    """Refuse a step that may need more than the free memory.
+
+    It holds all values twice, and of the parameters the gradients of both sides and one on its way.
+    """
     held = 2 * sum(tensor.bytes for tensor in model.graph.tensors.values())
     held += 3 * sum(tensor.bytes for tensor in model.graph.parameters)
     if held > room:

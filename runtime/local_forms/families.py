@@ -1,4 +1,4 @@
-"""All families of local forms; importing them fills the table."""
+"""Imports all families of local forms, which fill the table."""
 
 from importlib import import_module
 

@@ -114,7 +114,8 @@ def _joined(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     if _all_take_part(ours, others):
         whole = holders.exchanged(listed)
         if torch.is_grad_enabled() and any(value.requires_grad for value in listed):
-            whole = list(_Told.apply(torch.ones((), requires_grad=True), *whole))  # type: ignore[no-untyped-call]
+            one = torch.ones((), requires_grad=True)
+            whole = list(_Told.apply(one, *whole))  # type: ignore[no-untyped-call]
         return holders.wrap(func(whole, *args[1:], **kwargs))
     # Some rank has all of them, and does not wait for the others.
     if others:

@@ -210,7 +210,8 @@ def _whole_along(
 
 def _common(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """The shape of what is elementwise of tensors."""
-    return tuple(torch.broadcast_shapes(*(one.shape for one in tensors)))  # type: ignore[no-untyped-call]
+    shapes = [one.shape for one in tensors]
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def _deepened(value: Known, rank: int) -> Known:

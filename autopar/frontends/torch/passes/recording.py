@@ -62,7 +62,7 @@ class Recording:
         """A pass of the module begins."""
         self.state.restore()
         if not self._functions:
-            # Frozen objects are none that are told.
+            # `gc.get_objects` leaves out frozen ones.
             frozen = gc.get_freeze_count()
             gc.unfreeze()
             for value in gc.get_objects():
