@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from autopar.errors import ModelError
+from autopar.ir import Graph
 from autopar.model import LoadedModel
 from autopar.runtime.checking.differences import Entry, Observation, Report, differences
 from autopar.runtime.models.graph_run import OperatorFails
@@ -139,16 +140,17 @@ def _difference(sides: Sides, written: Side, read: Side) -> str:
     )
     if report.passed:
         return ""
-    entry = _first(report)
+    entry = _first(report, graph)
     what = f"the {entry.what} {entry.tensor!r} differs by {entry.error:.1e} of its largest element"
     return what + first_difference(sides, entry.tensor, of_gradient=entry.what == "gradient")
 
 
-def _first(report: Report) -> Entry:
-    """The difference to tell: of an output where there is one, else the largest of a gradient."""
+def _first(report: Report, graph: Graph) -> Entry:
+    """The difference to tell: of an output where there is one, else of the gradient made first."""
     wrong = [entry for entry in report.entries if not entry.passed]
     outputs = [entry for entry in wrong if entry.what == "output"]
-    return max(outputs or wrong, key=lambda entry: entry.error)
+    read = {name: place for place, op in enumerate(graph.operators) for name in op.inputs}
+    return max(outputs or wrong, key=lambda entry: (read.get(entry.tensor, -1), entry.error))
 
 
 def _observed(side: Side) -> Observation:

@@ -134,7 +134,7 @@ def test_a_gradient_through_a_region_without_is_told(
     monkeypatch: pytest.MonkeyPatch, layer: Callable[[], nn.Module]
 ) -> None:
     monkeypatch.setattr(reader.Reader, "detached", lambda self, name: name)
-    with pytest.raises(ModelError, match=r"the gradient 'layers\.1"):
+    with pytest.raises(ModelError, match=r"the gradient 'layers\.1\."):
         prove_import(loaded(Centred(layer)))
 
 
@@ -181,7 +181,7 @@ def test_the_parameter_of_a_wrong_gradient_is_named() -> None:
         made: Tensor = Doubling.apply(self)
         return made
 
-    said = pytest.raises(ModelError, match=r"the gradient 'layers.0.* its first reader is")
+    said = pytest.raises(ModelError, match=r"the gradient 'layers.1.* its first reader is")
     with known_as("aten.relu.default", wrong), said:
         prove_import(loaded(Net()))
 

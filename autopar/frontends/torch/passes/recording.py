@@ -62,14 +62,11 @@ class Recording:
         """A pass of the module begins."""
         self.state.restore()
         if not self._functions:
-            # `gc.get_objects` leaves out frozen ones.
-            frozen = gc.get_freeze_count()
+            # `gc.get_objects` leaves out frozen ones. To freeze them anew would keep the rest, too.
             gc.unfreeze()
             for value in gc.get_objects():
                 if type(value) is types.FunctionType and is_own(value.__code__.co_filename):
                     self._functions.setdefault(value.__code__, []).append(value)
-            if frozen:
-                gc.freeze()
         for path, part in self.module.named_modules():
             self.state.note_part(part, path)
         sys.settrace(self._called)
