@@ -126,7 +126,7 @@ gpu:
 prove: $(VENV)/.dev
 	$(BIN)/python -m tests.sharding.proof -o docs/proof-aten.json
 	$(BIN)/python -m tests.sharding.onnx_proof docs/proof-onnx.json
-	$(BIN)/python -m tests.runtime.onnx_ops.node_report docs/onnx-node-tests.json
+	$(BIN)/python -m tests.frontends.onnx.lowering.node_report docs/onnx-node-tests.json
 	$(BIN)/python -m tests.sharding.operators_page
 
 operators: $(VENV)/.dev

@@ -102,14 +102,12 @@ def kinds_of(given: Any) -> tuple[str, ...]:
 
 
 def _kind(name: str) -> str:
-    """A kind as graphs spell it: torch's have three parts, ONNX's a domain and a name."""
+    """A kind as graphs spell it: a namespace, a name and an overload."""
     if "::" in name:
         name = name.replace("::", ".")
         return name if name.count(".") > 1 else f"{name}.default"
     if not _KIND.fullmatch(name):
-        raise RuleError(
-            f"{name!r} is no operator kind: write namespace.name.overload, or onnx.Name"
-        )
+        raise RuleError(f"{name!r} is no operator kind: write namespace.name.overload")
     return name
 
 

@@ -21,7 +21,6 @@ _ROOMS = (
     "runtime/import_proof",
     "runtime/operators",
     "runtime/models",
-    "runtime/onnx_ops",
 )
 """The code of this package that a proof rests on."""
 _PACKAGES = ("autopar", "torch", "numpy", "onnx", "onnxruntime", "transformers", "diffusers")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .graph import Graph, Operator, Value
+from .graph import Graph, Operator
 
 HALVES = ("float16", "bfloat16")
 """The types of 16 bits."""
 FLOATS = ("float64", "float32", *HALVES)
-# Numbers of the ONNX element types, as in onnx.TensorProto.DataType.
-_ONNX_TYPES = {"float32": 1, "float16": 10, "float64": 11, "bfloat16": 16}
 
 
 def cast_graph(graph: Graph, dtype: str) -> Graph:
@@ -26,14 +24,6 @@ def cast_graph(graph: Graph, dtype: str) -> Graph:
 
 
 def _cast_operator(op: Operator, dtype: str) -> Operator:
-    changed: dict[str, Value] = {}
-    for name, value in op.attributes.items():
-        if name == "dtype" and value in FLOATS:
-            changed[name] = dtype
-        elif (
-            op.kind.startswith("onnx.")
-            and name in ("to", "dtype", "stash_type")
-            and value in _ONNX_TYPES.values()
-        ):
-            changed[name] = _ONNX_TYPES[dtype]
-    return replace(op, attributes={**op.attributes, **changed}) if changed else op
+    if op.attributes.get("dtype") not in FLOATS:
+        return op
+    return replace(op, attributes={**op.attributes, "dtype": dtype})

@@ -123,7 +123,7 @@ class Tensor:
 class Operator:
     """One call of an operator.
 
-    `kind` is the spelling of its source: `aten.linear.default`, `onnx.MatMul`,
+    `kind` is the spelling of its source: `aten.linear.default`, `aten.matmul.default`,
     `autopar.mean_square`.
 
     `attributes` holds every other argument by its formal name; a `Ref` into `inputs` marks the

@@ -126,20 +126,14 @@ ALIGNED = 16
 """Products whose sides are no multiples of it have no narrow kernels (Transformer Engine, "FP8
 dimensions must be divisible by 16").
 """
-CHOOSING = frozenset(
-    (
-        *("aten.topk.default", "aten.sort.default", "aten.argmax.default"),
-        *("onnx.TopK", "onnx.ArgMax"),
-    )
-)
+CHOOSING = frozenset((*("aten.topk.default", "aten.sort.default", "aten.argmax.default"),))
 """Operators that choose experts: the product that scores them is a router's."""
 ATTENTION = "aten.scaled_dot_product_attention.default"
-ATTENTIONS = frozenset((ATTENTION, "onnx.Attention"))
+ATTENTIONS = frozenset((ATTENTION,))
 MULTIPLYING = frozenset(
     (
         *(*STORED, EXPERTS, *ATTENTIONS),
         *("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.addmm.default"),
-        *("onnx.MatMul", "onnx.Gemm"),
     )
 )
 
@@ -272,7 +266,7 @@ def _is_product(graph: Graph, operator: Operator) -> bool:
 VIEWS = frozenset(
     (
         *("aten.view.default", "aten.reshape.default", "aten.transpose.int"),
-        *("aten.contiguous.default", "onnx.Reshape", "onnx.Transpose"),
+        "aten.contiguous.default",
     )
 )
 
@@ -300,10 +294,5 @@ def _read_once(graph: Graph, narrow: Iterable[str]) -> frozenset[str]:
     return frozenset(alone)
 
 
-KEEPING = frozenset(
-    (
-        *("aten.relu.default", "aten.tanh.default", "aten.sigmoid.default"),
-        *("onnx.Relu", "onnx.Tanh", "onnx.Sigmoid"),
-    )
-)
+KEEPING = frozenset((*("aten.relu.default", "aten.tanh.default", "aten.sigmoid.default"),))
 """Operators whose result is kept for their own backward pass."""

@@ -33,15 +33,13 @@ _SOURCES: Mapping[str, _Names] = {
     "aten.mm.default": _Names(values="self", matrix="mat2"),
     "aten.matmul.default": _Names(values="self", matrix="other"),
     "aten.addmm.default": _Names(values="mat1", matrix="mat2", bias="self"),
-    "onnx.MatMul": _Names(values="A", matrix="B"),
-    "onnx.Gemm": _Names(values="A", matrix="B", bias="C"),
 }
 _PLAIN: Mapping[str, float] = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 """Further arguments of those operators, where they change nothing."""
 _TRANSPOSING = frozenset(
     (
         *("aten.t.default", "aten.mT.default", "aten.numpy_T.default"),
-        *("aten.transpose.int", "aten.permute.default", "onnx.Transpose"),
+        *("aten.transpose.int", "aten.permute.default"),
     )
 )
 

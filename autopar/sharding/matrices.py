@@ -16,7 +16,7 @@ from .rules import RULES
 
 DIMS = (2, 3)
 """Dims of a matrix, and of a batch of them."""
-SUMS = frozenset(("aten.add.Tensor", "aten.add_.Tensor", "onnx.Add"))
+SUMS = frozenset(("aten.add.Tensor", "aten.add_.Tensor"))
 """Operators that join the branches of a residual network."""
 LOOKUPS = ("embedding", "Gather", "index")
 """Parts of the names of operators that take rows out of a table."""

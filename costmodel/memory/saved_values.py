@@ -158,13 +158,7 @@ class _Orders:
 
 
 _PERMUTING = frozenset(
-    (
-        "aten.transpose.int",
-        "aten.permute.default",
-        "aten.t.default",
-        "aten.mT.default",
-        "onnx.Transpose",
-    )
+    ("aten.transpose.int", "aten.permute.default", "aten.t.default", "aten.mT.default")
 )
 
 

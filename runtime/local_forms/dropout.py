@@ -127,27 +127,6 @@ def native_dropout(
     return input * mask * (1 / (1 - p) if p < 1 else 0.0), mask
 
 
-def onnx_dropout(
-    data: Tensor,
-    shape: Sequence[int],
-    cuts: Cuts,
-    operator: int,
-    ratio: float,
-    training_mode: bool,
-    seed: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """ONNX `Dropout`: the values, and the mask of the elements that stay; its seed is ignored."""
-    if not training_mode or not ratio:
-        return data, torch.ones_like(data, dtype=torch.bool)
-    draws = current()
-    if draws.exact:
-        whole = torch.rand(tuple(shape), dtype=torch.float32, device=data.device) >= ratio
-        mask = shard_of(whole, [Cut(*cut) for cut in cuts])
-    else:
-        mask = _stays(draws, operator, ratio, shape, cuts, data.device)
-    return data * mask / (1 - ratio), mask
-
-
 def alpha_dropout(
     kind: str, input: Tensor, p: float, train: bool, shape: Sequence[int], cuts: Cuts, operator: int
 ) -> Tensor:
@@ -202,7 +181,6 @@ register("aten.feature_dropout.default", knows=_CHANNELS, local=dropout)
 register(
     "aten.native_dropout.default", knows=_dropping("train", "p", untold=True), local=native_dropout
 )
-register("onnx.Dropout", knows=_dropping("training_mode", "ratio"), local=onnx_dropout)
 register(
     "aten.alpha_dropout.default",
     knows=_dropping("train", "p"),

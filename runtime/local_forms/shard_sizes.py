@@ -30,7 +30,7 @@ def _sizes(call: LocalCall) -> Mapping[str, Value]:
 
 def _split_dim(call: LocalCall) -> int:
     """The dim that an operator cuts or joins."""
-    dim = call.operator.attributes.get("dim", call.operator.attributes.get("axis", 0))
+    dim = call.operator.attributes.get("dim", 0)
     assert isinstance(dim, int)
     return dim % len(call.inputs[0].shape)
 
@@ -82,23 +82,6 @@ def _flat_group_norm(call: LocalCall) -> Mapping[str, Value]:
     return {"N": images, "C": channels, "group": call.local_output(1)[1]}
 
 
-def _onnx_slice(call: LocalCall) -> Mapping[str, Value]:
-    """The whole lengths of split dims, as in `_slice`, for several axes at once."""
-    starts, ends, axes = (call.operator.attributes.get(name) for name in ("starts", "ends", "axes"))
-    if not isinstance(starts, tuple) or not isinstance(ends, tuple):
-        return {}
-    dims = axes if isinstance(axes, tuple) else tuple(range(len(starts)))
-    rank = len(call.inputs[0].shape)
-    low = list(starts)
-    high = list(ends)
-    for i, dim in enumerate(dims):
-        assert isinstance(dim, int)
-        if call.split(0, dim % rank) > 1:
-            low[i] = 0
-            high[i] = call.local_output()[dim % rank]
-    return {"starts": tuple(low), "ends": tuple(high)}
-
-
 def count(name: str, index: int, dim: int) -> Changes:
     """A count (of groups, heads) that shrinks with the split of dim `dim` of input `index`."""
 
@@ -117,32 +100,11 @@ def count(name: str, index: int, dim: int) -> Changes:
     return rewrite
 
 
-def _all(*rewrites: Changes) -> Changes:
-    """Several changes as one."""
-    return lambda call: {
-        name: value for rewrite in rewrites for name, value in rewrite(call).items()
-    }
-
-
-def _three_dims(rewrite: Changes) -> Changes:
-    """A change of head counts, given where heads and width share the last of three dims."""
-    return lambda call: rewrite(call) if len(call.inputs[0].shape) == 3 else {}
-
-
 def _grid(call: LocalCall) -> Mapping[str, Value]:
     """`AffineGrid`: the size of the images, of which only the number is split."""
     size = call.operator.attributes["size"]
     assert isinstance(size, tuple)
     return {"size": (call.local_output()[0], *size[1:])}
-
-
-def _cropped(call: LocalCall) -> Mapping[str, Value]:
-    """`CenterCropPad`: the sizes of the dims named by `axes`, or of all."""
-    shape = call.local_output()
-    axes = call.operator.attributes.get("axes")
-    if isinstance(axes, tuple):
-        shape = tuple(shape[axis] for axis in axes if isinstance(axis, int))
-    return {"shape": shape}
 
 
 def _blocks(call: LocalCall) -> Mapping[str, Value]:
@@ -168,13 +130,12 @@ for _kinds, _sizes_of in (
         _added,
     ),
     ("aten.expand.default aten.broadcast_to.default", shape_as("size")),
-    ("aten.reshape.default onnx.Reshape onnx.Expand", shape_as("shape")),
+    ("aten.reshape.default", shape_as("shape")),
     ("aten.zeros.default aten.ones.default aten.full.default", shape_as("size")),
     (
         "aten.new_zeros.default aten.new_ones.default aten.new_full.default aten.new_empty.default",
         shape_as("size"),
     ),
-    ("onnx.Resize", shape_as("sizes")),
     (" ".join(f"aten.adaptive_avg_pool{d}d.default" for d in (1, 2, 3)), _blocks),
     ("aten.unflatten.int", _sizes),
     ("aten.split.Tensor aten.unsafe_split.Tensor", _split_size),
@@ -195,11 +156,9 @@ for _kinds, _sizes_of in (
     ),
     ("aten.native_group_norm.default", _flat_group_norm),
     ("aten.split.sizes", _split_sizes("split_size")),
-    ("onnx.Split", _split_sizes("split")),
     ("aten.slice.Tensor", _slice),
     ("aten.narrow.default", _narrow),
-    ("onnx.Slice", _onnx_slice),
-    ("aten.group_norm.default onnx.GroupNormalization", count("num_groups", 0, 1)),
+    ("aten.group_norm.default", count("num_groups", 0, 1)),
     ("aten.conv1d.default aten.conv2d.default aten.conv3d.default", count("groups", 1, 0)),
     ("aten.conv1d.padding aten.conv2d.padding", count("groups", 1, 0)),
     (
@@ -207,16 +166,5 @@ for _kinds, _sizes_of in (
         count("groups", 1, 0),
     ),
     ("aten.convolution.default aten._convolution.default", count("groups", 1, 0)),
-    ("onnx.Conv onnx.ConvTranspose", count("group", 1, 0)),
-    ("onnx.ConvInteger", count("group", 1, 0)),
-    ("onnx.QLinearConv", count("group", 3, 0)),
-    ("onnx.AffineGrid", _grid),
-    ("onnx.CenterCropPad", _cropped),
-    ("onnx.RotaryEmbedding", _three_dims(count("num_heads", 0, -1))),
-    ("onnx.LinearAttention", _all(count("q_num_heads", 0, -1), count("kv_num_heads", 1, -1))),
-    (
-        "onnx.Attention",
-        _three_dims(_all(count("q_num_heads", 0, -1), count("kv_num_heads", 1, -1))),
-    ),
 ):
     register(_kinds, sizes=_sizes_of)

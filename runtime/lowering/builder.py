@@ -14,15 +14,7 @@ from autopar.errors import PlanError
 from autopar.ir import Operator, Role
 from autopar.order.beside import works_before
 from autopar.order.scheduled import Scheduled, Segment
-from autopar.runtime.operators.functions import (
-    arguments_of,
-    is_onnx,
-    named,
-    on_device,
-    only,
-    returns_sequence,
-    writable,
-)
+from autopar.runtime.operators.functions import arguments_of, named, returns_sequence, writable
 from autopar.runtime.operators.local_call import LocalOperator
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.redistribution.steps import ON_ONE_DEVICE, step
@@ -317,12 +309,8 @@ class Builder:
                 for value, shared in zip(inputs, self.frame.shared(item), strict=True)
             ]
         arguments = arguments_of(local.function, local.attributes, inputs, self.device)
-        if is_onnx(operator.kind) and not inputs:
-            # ONNX's operators have no argument for a device: without inputs they make CPU tensors.
-            function = on_device(local.function, self.device)
-        else:
-            function = named(local.function)
-            arguments = writable(arguments)
+        function = named(local.function)
+        arguments = writable(arguments)
         # In a zero-bubble schedule gradients of weights wait until other stages have theirs of
         # values.
         weights = self.frame.weights(item) if self.late else {}
@@ -353,6 +341,4 @@ class Builder:
                 )
                 for i, output in enumerate(operator.outputs)
             ]
-        if is_onnx(operator.kind):
-            return [graph.call_function(only, (result,))]
         return [result]

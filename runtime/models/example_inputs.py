@@ -13,7 +13,6 @@ from autopar.sharding.rules import RULES
 _TABLES = {
     "aten.embedding.default": ("weight", "indices"),
     "aten.embedding_bag.padding_idx": ("weight", "indices"),
-    "onnx.Gather": ("data", "indices"),
 }
 DEFAULT_HIGH = 2
 """Integers that look nothing up are drawn below this."""

@@ -9,15 +9,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
-from autopar.errors import ModelError, UnsupportedOperators
+from autopar.errors import ModelError
 from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor
-from autopar.runtime.onnx_ops import ONNX_FUNCTIONS
-from autopar.runtime.operators.functions import is_onnx
 
 from .graph_run import last_uses, run_operators
 
 _NORMALIZATIONS = frozenset(
-    f"onnx.{name}Normalization" for name in ("Layer", "RMS", "Batch", "Instance", "Group")
+    f"aten.{name}_norm.default" for name in ("layer", "rms", "batch", "group")
 )
 _RAW: Mapping[str, tuple[type[np.generic], torch.dtype]] = {
     "bfloat16": (np.uint16, torch.bfloat16),
@@ -35,7 +33,7 @@ _RAW: Mapping[str, tuple[type[np.generic], torch.dtype]] = {
 # If values of inputs decide the sizes of outputs, the graph holds the sizes that the model file
 # declares.
 _SIZED_BY_VALUES = frozenset(
-    {"onnx.NonZero", "onnx.Compress", "onnx.Unique", "onnx.NonMaxSuppression"}
+    {"aten.nonzero.default", "aten.unique_dim.default", "autopar.non_max_suppression"}
 )
 # Elements narrower than a byte, and the types that hold them.
 _NARROW = {
@@ -78,7 +76,7 @@ def fresh_tensor(
         fan_in = min(tensor.shape)
     # By the root of the fan-in, so that activations neither grow nor vanish with the depth.
     values = values / math.sqrt(fan_in) if fan_in else values * 0.02
-    if statistic == "input_var":
+    if statistic == "running_var":
         # A variance must be positive.
         values = 1 + values.abs()
     elif scale:
@@ -105,7 +103,7 @@ def fresh_weights(graph: Graph, seed: int = 0) -> Iterable[tuple[str, torch.Tens
             _, formal = uses.get(tensor.name, ("", ""))
             yield (
                 tensor.name,
-                fresh_tensor(tensor, seed, scale=formal.lower() == "scale", statistic=formal),
+                fresh_tensor(tensor, seed, scale=formal == "weight", statistic=formal),
             )
 
 
@@ -121,12 +119,6 @@ class OnnxModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.graph = graph
-        unknown: dict[str, int] = {}
-        for operator in graph.operators:
-            if is_onnx(operator.kind) and operator.kind not in ONNX_FUNCTIONS:
-                unknown[operator.kind] = unknown.get(operator.kind, 0) + 1
-        if unknown:
-            raise UnsupportedOperators(unknown, ONNX_FUNCTIONS)
         self._keys: dict[str, str] = {}
         self._last_use = last_uses(graph)
         for name, array in graph.constants.items():

@@ -7,7 +7,6 @@ import functools
 import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -29,15 +28,6 @@ def known_as(kind: str, function: Function) -> Iterator[None]:
         yield
 
 
-def is_onnx(kind: str) -> bool:
-    """Whether an operator kind is one of ONNX, of the default domain or of another.
-
-    >>> is_onnx("onnx.Add"), is_onnx("ai.onnx.ml.Binarizer"), is_onnx("aten.add.Tensor")
-    (True, True, False)
-    """
-    return kind.startswith(("onnx.", "ai.onnx."))
-
-
 def function_of(kind: str) -> Function:
     """The function of an operator kind, called with keyword arguments.
 
@@ -47,12 +37,6 @@ def function_of(kind: str) -> Function:
     own = form_of(kind).function
     if own is not None:
         return own
-    if is_onnx(kind):
-        # The table is large, and models of torch need none of it.
-        table: Mapping[str, Function] = import_module("autopar.runtime.onnx_ops").ONNX_FUNCTIONS
-        if kind not in table:
-            raise UnsupportedOperators({kind: 1}, known=table)
-        return table[kind]
     namespace, _, rest = kind.partition(".")
     name, _, overload = rest.rpartition(".")
     try:
@@ -64,17 +48,6 @@ def function_of(kind: str) -> Function:
 
 _KEYWORDS = {f"{word}_": word for word in keyword.kwlist}
 """Words of Python itself, such as the argument `from` of random numbers, as a graph has them."""
-
-
-def on_device(function: Function, device: torch.device) -> Function:
-    """A function that makes tensors from nothing, bound to a device."""
-
-    @functools.wraps(function)
-    def make(**arguments: Any) -> Any:
-        with device:
-            return function(**arguments)
-
-    return make
 
 
 def named(function: Function) -> Function:
@@ -141,8 +114,3 @@ def returns_sequence(function: Function, operator: Operator) -> bool:
         returned = function._schema.returns
         return len(returned) > 1 or str(returned[0].type) == "List[Tensor]"
     return len(operator.outputs) > 1
-
-
-def only(value: Any) -> Any:
-    """The single result of a function that may have wrapped it in a tuple."""
-    return value[0] if isinstance(value, tuple | list) else value

@@ -120,10 +120,10 @@ def split_space(
     pads = [(0, 0) if i in split else (w.before, w.after) for i, w in enumerate(windows)]
     if windows[0].transposed:
         cropping = _transposed_options(attributes, windows, split)
-        return transposed, fixed | _padding(kind, pads) | cropping
+        return transposed, fixed | _padding(pads) | cropping
     if "pool" in kind.lower():
         counts = _counts(kind, attributes, windows, split)
-        return pool, fixed | _padding(kind, pads) | {"counts": counts}
+        return pool, fixed | _padding(pads) | {"counts": counts}
     widened: tuple[int, ...] = ()
     if kind == CAUSAL:
         # The rows before are those of the exchange.
@@ -134,7 +134,7 @@ def split_space(
     if widened:
         fixed["kind"] = kind.replace(".padding", ".default")
         pads = [(0, 0)] * len(pads)
-    return convolution, fixed | _padding(kind, pads) | {"widened": widened}
+    return convolution, fixed | _padding(pads) | {"widened": widened}
 
 
 def _transposed_options(
@@ -155,20 +155,18 @@ def _counts(
     split: Mapping[int, AxisGroup],
 ) -> tuple[_Count, ...]:
     """The windows of a mean along split dims; none for a maximum or a fixed divisor."""
-    is_mean = "avg" in kind or "Average" in kind
+    is_mean = "avg" in kind
     if not is_mean or attributes.get("divisor_override") is not None:
         return ()
-    padded = bool(attributes.get("count_include_pad", not kind.startswith("onnx.")))
+    padded = bool(attributes.get("count_include_pad", True))
     return tuple(
         _Count.of(windows[i], i - len(windows), group, padded) for i, group in split.items()
     )
 
 
-def _padding(kind: str, pads: Sequence[tuple[int, int]]) -> dict[str, Value]:
-    """The padding that the operator itself makes, as torch or ONNX names it."""
-    before = tuple(low for low, _ in pads)
-    behind = tuple(high for _, high in pads)
-    return {"pads": (*before, *behind)} if kind.startswith("onnx.") else {"padding": before}
+def _padding(pads: Sequence[tuple[int, int]]) -> dict[str, Value]:
+    """The padding that the operator itself makes."""
+    return {"padding": tuple(low for low, _ in pads)}
 
 
 def convolution(

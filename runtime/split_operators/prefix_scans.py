@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from autopar.ir import Value
-from autopar.runtime.operators.functions import function_of
 from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.device_groups import AxisGroup
@@ -54,29 +53,9 @@ def cumprod(self: Tensor, dim: int, group: AxisGroup, dtype: str | None = None) 
     return out * _before(total, dim % self.dim(), group, reverse=False, product=True)
 
 
-def onnx_cumsum(
-    *, x: Tensor, axis: int, group: AxisGroup, exclusive: int = 0, reverse: int = 0
-) -> Tensor:
-    """As ONNX `CumSum`."""
-    out: Tensor = function_of("onnx.CumSum")(x=x, axis=axis, exclusive=exclusive, reverse=reverse)
-    total = x.sum(axis, keepdim=True, dtype=x.dtype)
-    return out + _before(total, axis % x.dim(), group, reverse=bool(reverse), product=False)
-
-
-def onnx_cumprod(
-    *, x: Tensor, axis: int, group: AxisGroup, exclusive: int = 0, reverse: int = 0
-) -> Tensor:
-    """As ONNX `CumProd`."""
-    out: Tensor = function_of("onnx.CumProd")(x=x, axis=axis, exclusive=exclusive, reverse=reverse)
-    total = x.prod(axis, keepdim=True, dtype=x.dtype)
-    return out * _before(total, axis % x.dim(), group, reverse=bool(reverse), product=True)
-
-
 SCANS: Mapping[str, Callable[..., Tensor]] = {
     "aten.cumprod.default": cumprod,
     "aten.cumsum.default": cumsum,
-    "onnx.CumProd": onnx_cumprod,
-    "onnx.CumSum": onnx_cumsum,
     DELTA_RULE: split_delta_rule,
     STATE_SPACE: split_state_space,
 }

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from autopar.ir import Value
@@ -186,56 +185,9 @@ def flash_attention(
     return out, finite(normal).squeeze(-1)
 
 
-def onnx_attention(
-    *,
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    group: AxisGroup,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-    is_causal: int = 0,
-    q_num_heads: int = 0,
-    kv_num_heads: int = 0,
-    left_window_size: int = -1,
-    right_window_size: int = -1,
-    **_: Any,
-) -> tuple[Tensor, ...]:
-    """ONNX `Attention` without a cache on this rank's shards.
-
-    Other attributes must have their defaults. Also returns the local keys and values.
-    """
-    query = _heads(Q, q_num_heads)
-    key = _heads(K, kv_num_heads)
-    value = _heads(V, kv_num_heads)
-    low: int | None = None
-    if is_causal:
-        low = 0
-    elif right_window_size >= 0:
-        low = -right_window_size
-    seen = Seen(low, left_window_size if left_window_size >= 0 else None)
-    if attn_mask is not None:
-        # A short mask says nothing of the last keys: ONNX hides them.
-        missing = key.shape[-2] * group.size - attn_mask.shape[-1]
-        hidden = False if attn_mask.dtype == torch.bool else -math.inf
-        attn_mask = F.pad(attn_mask, [0, missing], value=hidden)
-        attn_mask = attn_mask.unsqueeze(0) if attn_mask.dim() == 1 else attn_mask
-    spec = _round(query, group, scale, causal=False)._replace(seen=seen)
-    y = ring(query, key, value, attn_mask, spec)[0]
-    return (y if Q.dim() == 4 else y.transpose(1, 2).flatten(2)), key, value
-
-
-def _heads(x: Tensor, count: int) -> Tensor:
-    """Put the heads in a dim of their own: (batch, heads, length, width)."""
-    if x.dim() == 4:
-        return x
-    return x.reshape(*x.shape[:2], count, x.shape[2] // count).transpose(1, 2)
-
-
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten.scaled_dot_product_attention.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
-    "onnx.Attention": onnx_attention,
 }
 
 

@@ -23,7 +23,6 @@ from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import all_gather, all_reduce
 from autopar.runtime.ranks.device_groups import AxisGroup
-from autopar.runtime.redistribution.steps import Move, step
 
 Groups = Sequence[AxisGroup]
 
@@ -178,32 +177,6 @@ def functional_batch_norm(
     return *results, new_mean, _running(running_var, unbiased, momentum)
 
 
-def onnx_batch_norm(
-    X: Tensor,
-    scale: Tensor,
-    B: Tensor,
-    input_mean: Tensor,
-    input_var: Tensor,
-    groups: Groups,
-    training_mode: int,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """ONNX `BatchNormalization` in training, with the new running statistics."""
-    assert training_mode
-    y, mean, variance = _normalised(X, scale, B, groups, epsilon)
-    # The old statistics enter on every rank, and their gradients are shares.
-    for group in groups:
-        input_mean, input_var = (
-            step(old, Move("nothing"), Move("keep"), group) for old in (input_mean, input_var)
-        )
-    return (
-        y,
-        input_mean * momentum + mean * (1 - momentum),
-        input_var * momentum + variance * (1 - momentum),
-    )
-
-
 def group_norm(
     input: Tensor,
     groups: Groups,
@@ -232,34 +205,11 @@ def _each_channel(vector: Tensor, x: Tensor) -> Tensor:
     return vector.repeat_interleave(x.shape[1] // vector.numel())
 
 
-def onnx_group_norm(
-    X: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    groups: Groups,
-    num_groups: int,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
-) -> Tensor:
-    """ONNX `GroupNormalization`."""
-    return group_norm(X, groups, num_groups, scale, bias, epsilon)
-
-
-def onnx_instance_norm(
-    input: Tensor, scale: Tensor, B: Tensor, groups: Groups, epsilon: float = 1e-5
-) -> Tensor:
-    """ONNX `InstanceNormalization`: every channel is a group."""
-    return group_norm(input, groups, input.shape[1], scale, B, epsilon)
-
-
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten.batch_norm.default": batch_norm,
     "aten._native_batch_norm_legit_functional.default": functional_batch_norm,
     "aten._native_batch_norm_legit.no_stats": functional_batch_norm,
-    "onnx.BatchNormalization": onnx_batch_norm,
     "aten.group_norm.default": group_norm,
-    "onnx.GroupNormalization": onnx_group_norm,
-    "onnx.InstanceNormalization": onnx_instance_norm,
 }
 
 

@@ -44,33 +44,17 @@ def log_softmax(x: Tensor, dim: int, group: AxisGroup) -> Tensor:
 
 
 def _called(function: Callable[[Tensor, int, AxisGroup], Tensor]) -> Callable[..., Tensor]:
-    """The function under the argument names of torch and of ONNX, in single precision at least."""
+    """The function under the argument names of torch, in single precision at least."""
 
-    def call(
-        *,
-        group: AxisGroup,
-        self: Tensor | None = None,
-        input: Tensor | None = None,
-        dim: int = -1,
-        axis: int | None = None,
-        dtype: str | None = None,
-        flatten: int = 0,
-    ) -> Tensor:
-        x = input if self is None else self
-        assert x is not None and not flatten
-        result = getattr(torch, dtype) if dtype else x.dtype
-        wide = x.to(torch.promote_types(result, torch.float32))
-        return function(wide, dim if axis is None else axis, group).to(result)
+    def call(*, group: AxisGroup, self: Tensor, dim: int = -1, dtype: str | None = None) -> Tensor:
+        result = getattr(torch, dtype) if dtype else self.dtype
+        wide = self.to(torch.promote_types(result, torch.float32))
+        return function(wide, dim, group).to(result)
 
     return call
 
 
-_FUNCTIONS = {
-    "aten.softmax.int": _called(softmax),
-    "aten.log_softmax.int": _called(log_softmax),
-    "onnx.Softmax": _called(softmax),
-    "onnx.LogSoftmax": _called(log_softmax),
-}
+_FUNCTIONS = {"aten.softmax.int": _called(softmax), "aten.log_softmax.int": _called(log_softmax)}
 
 
 def split_rows(call: LocalCall, group: AxisGroup) -> tuple[Callable[..., Any], Mapping[str, Value]]:

@@ -594,7 +594,7 @@ def test_explain_with_the_model(folder: Path, capsys: pytest.CaptureFixture[str]
         str(folder / "two.onnx"),
     ]
     assert run(words) == 0
-    assert "/h.0/mlp/c_fc/MatMul (onnx.MatMul)" in capsys.readouterr().out
+    assert "/h.0/mlp/c_fc/MatMul (aten.matmul.default)" in capsys.readouterr().out
     assert run([*words, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [operator["name"] for operator in printed["operators"]] == [

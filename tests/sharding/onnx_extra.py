@@ -12,8 +12,8 @@ import numpy as np
 from autopar.frontends.onnx import import_onnx
 from autopar.runtime.models.onnx_module import OnnxModule, to_torch
 from autopar.runtime.proof import Sample
-from tests.runtime.onnx_ops.onnx_cases import Case
-from tests.sharding.onnx_samples import Loaded, alone
+from tests.frontends.onnx.lowering.onnx_cases import Case
+from tests.sharding.onnx_samples import Loaded, each
 
 
 def _n(*shape: int) -> np.ndarray:
@@ -180,13 +180,11 @@ def cases() -> Iterator[Case]:
 
 
 def extra() -> Iterator[Sample]:
-    """The calls as samples."""
+    """The calls as samples, operator by operator."""
     for case in cases():
         model = case.model()
         graph = import_onnx(model)
         values = {name: value.detach() for name, value in OnnxModule(graph).named_tensors().items()}
         feeds = case.feeds()
         values.update((name, to_torch(feeds[name])) for name in graph.inputs)
-        sample = alone(Loaded(graph=graph, values=values), f"{case.kind} {dict(case.attributes)}")
-        assert sample is not None, case
-        yield sample
+        yield from each(Loaded(graph=graph, values=values), f"{case.kind} {dict(case.attributes)}")

@@ -16,12 +16,11 @@ import onnx
 import torch
 
 from autopar.errors import AutoparError
-from autopar.runtime.onnx_ops import ONNX_FUNCTIONS
 from autopar.runtime.proof import Execution, Sample, decisions
 from autopar.sharding.program import Decision
 from autopar.sharding.rules import RULES
-from tests.runtime.onnx_ops.node_report import known_reason
-from tests.runtime.onnx_ops.node_tests import NodeTest, node_tests
+from tests.frontends.onnx.lowering.node_report import known_reason
+from tests.frontends.onnx.lowering.node_tests import NodeTest, node_tests
 from tests.sharding.onnx_extra import extra
 from tests.sharding.onnx_ranks import NotSplit, Split, split, wrong_on_two_ranks
 from tests.sharding.onnx_samples import alone, grown, load
@@ -166,7 +165,6 @@ def report() -> dict[str, object]:
         "kinds": len(kinds),
         "kinds_with_a_split": sum(t.split > 0 for t in tallies.values()),
         **totals,
-        "without_a_sample": sorted(set(ONNX_FUNCTIONS) - set(tallies)),
         "without_a_split": sorted(kind for kind, t in tallies.items() if not t.split),
         "operators": kinds,
         "two_ranks": {

@@ -26,8 +26,8 @@ from autopar.sharding.program import Assignment, Decision, Program
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.redistribution import cheapest_chain
 from autopar.sharding.rules import RULES, Call, rule_of
-from tests.runtime.onnx_ops.node_report import compare
-from tests.runtime.onnx_ops.node_tests import NodeTest
+from tests.frontends.onnx.lowering.node_report import compare
+from tests.frontends.onnx.lowering.node_tests import NodeTest
 from tests.sharding.onnx_samples import Loaded, load
 
 PAIR = Mesh(axes=(Axis(name="pair", size=2),))

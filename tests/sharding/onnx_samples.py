@@ -5,7 +5,7 @@ split grown to a multiple of six.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -24,14 +24,14 @@ from autopar.runtime.proof import Sample
 from autopar.sharding.notation import Rule
 from autopar.sharding.program import Decision
 from autopar.sharding.rules import RULES, Call, rule_of
-from tests.runtime.onnx_ops.node_tests import NodeTest
+from tests.frontends.onnx.lowering.node_tests import NodeTest
 
 MULTIPLE = 6
 MOST_ELEMENTS = 30_000
 """Samples are grown to at most so many elements in all their tensors."""
 
 
-BITWISE = frozenset({"onnx.BitCast"})
+BITWISE = frozenset({"aten.view.dtype"})
 """Operators whose result depends on the width of the type: they keep it."""
 
 
@@ -61,27 +61,43 @@ def alone(loaded: Loaded, note: str) -> Sample | None:
     """The one operator that a node test comes down to, in double precision; None where there are
     several, or none.
     """
-    if len(loaded.graph.operators) != 1:
-        return None
-    graph = (
-        loaded.graph
-        if loaded.graph.operators[0].kind in BITWISE
-        else cast_graph(loaded.graph, "float64")
-    )
-    operator = replace(graph.operators[0], name="op")
-    used = dict.fromkeys((*operator.inputs, *operator.outputs))
-    tensors = {name: graph.tensors[name] for name in used}
-    plain = Graph(
-        name=operator.kind,
-        tensors=tensors,
-        operators=(operator,),
-        inputs=tuple(n for n in used if tensors[n].role is Role.INPUT),
-        outputs=operator.outputs,
-    )
-    values = tuple(
-        loaded.values[name].to(getattr(torch, tensors[name].dtype)) for name in operator.inputs
-    )
-    return Sample(kind=operator.kind, graph=plain, values=values, note=note)
+    return next(each(loaded, note)) if len(loaded.graph.operators) == 1 else None
+
+
+def each(loaded: Loaded, note: str) -> Iterator[Sample]:
+    """Every operator of a node test by itself, in double precision."""
+    graph = loaded.graph
+    if BITWISE.isdisjoint(operator.kind for operator in graph.operators):
+        graph = cast_graph(graph, "float64")
+    values = {
+        name: value.to(getattr(torch, graph.tensors[name].dtype))
+        for name, value in loaded.values.items()
+    }
+    for number, operator in enumerate(graph.operators):
+        used = dict.fromkeys((*operator.inputs, *operator.outputs))
+        tensors = {
+            name: replace(tensor, role=Role.INPUT if name in operator.inputs else Role.ACTIVATION)
+            if (tensor := graph.tensors[name]).role is Role.ACTIVATION
+            else tensor
+            for name in used
+        }
+        plain = Graph(
+            name=operator.kind,
+            tensors=tensors,
+            operators=(replace(operator, name="op"),),
+            inputs=tuple(n for n in used if tensors[n].role is Role.INPUT),
+            outputs=operator.outputs,
+        )
+        given = [values[name] for name in operator.inputs]
+        yield Sample(kind=operator.kind, graph=plain, values=tuple(given), note=note)
+        if number + 1 < len(graph.operators):
+            made = function_of(operator.kind)(
+                **arguments_of(
+                    function_of(operator.kind), operator.attributes, given, torch.device("cpu")
+                )
+            )
+            results = made if isinstance(made, tuple | list) else (made,)
+            values.update(zip(operator.outputs, results, strict=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,13 +183,11 @@ def _grow(sample: Sample, rule: Rule, times: Sequence[int]) -> Sample | None:
             _tiled(v, dims, rule, times, seed)
             for seed, (v, dims) in enumerate(zip(sample.values, rule.inputs, strict=True))
         )
-        if operator.kind == "onnx.MaxUnpool":
-            values = (values[0], _in_own_planes(values[1], larger[1][0][2:]))
         function = function_of(operator.kind)
         results = function(**arguments_of(function, attributes, values, torch.device("cpu")))
-        made = [tuple(r.shape) for r in (results if isinstance(results, tuple) else (results,))][
-            : len(outputs)
-        ]
+        made = [
+            tuple(r.shape) for r in (results if isinstance(results, tuple | list) else (results,))
+        ][: len(outputs)]
         if made != list(larger[1]) or any(
             tuple(v.shape) != shape for v, shape in zip(values, larger[0], strict=True)
         ):
@@ -189,15 +203,6 @@ def _grow(sample: Sample, rule: Rule, times: Sequence[int]) -> Sample | None:
     except (AutoparError, ValueError, RuntimeError, IndexError, AssertionError):
         return None
     return Sample(kind=sample.kind, graph=graph, values=values, note=f"{sample.note}, grown")
-
-
-def _in_own_planes(places: Tensor, space: Sequence[int]) -> Tensor:
-    """Places over all planes of a tensor: those of each plane lie in it."""
-    size = math.prod(space)
-    planes = places.shape[0] * places.shape[1]
-    return (
-        places % size + torch.arange(planes).reshape(*places.shape[:2], *(1,) * len(space)) * size
-    )
 
 
 def _tiled(

@@ -138,14 +138,12 @@ def page() -> str:
         f"- {why}: {', '.join(f'`{name}`' for name in names)}"
         for why, names in sorted(wrong.items())
     ]
-    others = sorted(kind for kind in RULES if not kind.startswith(("aten.", "onnx.")))
+    others = sorted(kind for kind in RULES if not kind.startswith("aten."))
     parts = [
         HEAD,
         "\n".join(numbers),
         "## Torch",
         "\n".join(_table(r"aten\.", aten["kinds"])),
-        "## ONNX",
-        "\n".join(_table(r"onnx\.", onnx["operators"])),
         "## Others",
         "\n".join(_table("|".join(map(re.escape, others)) or "$^", {})),
         "## Node tests that are left out or differ",

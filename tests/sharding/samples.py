@@ -537,7 +537,6 @@ def selections() -> Iterator[Sample]:
             align_corners=False,
             scale_factors=None,
         )
-    yield sample("onnx.Resize", X=n(6, 6, 2, 3), scales=(1.0, 1.0, 2.0, 2.0), sizes=(6, 6, 4, 6))
     yield sample("aten.repeat_interleave.self_int", self=n(6, 6), repeats=2, dim=1)
     yield sample("aten.repeat_interleave.self_int", "flat", self=n(6, 6), repeats=2)
     yield sample("aten.index_select.default", self=n(6, 6), dim=1, index=ints(4))

@@ -4,7 +4,6 @@ sizes divide by 2, 3 and 4.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -122,35 +121,6 @@ def masks() -> Iterator[Sample]:
     yield sample(SDPA, "blind", query=k, key=k, value=v, attn_mask=blind)
 
 
-def onnx_attention() -> Iterator[Sample]:
-    """Attention of ONNX: with the keys and values as outputs and without, windows, three dims,
-    masks that end early.
-    """
-    given = {"Q": n(2, 2, 12, 3), "K": n(2, 2, 12, 3), "V": n(2, 2, 12, 5)}
-    for causal in (0, 1):
-        yield sample("onnx.Attention", f"causal {causal}", **given, is_causal=causal)
-        yield _first(
-            sample("onnx.Attention", f"first output, causal {causal}", **given, is_causal=causal)
-        )
-    for window in WINDOWS:
-        yield sample("onnx.Attention", str(window), **given, **window)
-    yield sample("onnx.Attention", "blind ranks", **{**given, "Q": n(2, 2, 24, 3)}, **WINDOWS[2])
-    flat = {
-        "Q": n(2, 12, 12),
-        "K": n(2, 12, 6),
-        "V": n(2, 12, 10),
-        "q_num_heads": 4,
-        "kv_num_heads": 2,
-        "scale": 0.3,
-    }
-    yield sample("onnx.Attention", "three dims", **flat, is_causal=1)
-    for shape in ((12, 12), (2, 1, 12, 12), (2, 2, 12, 7)):
-        yield sample("onnx.Attention", f"added {shape}", **given, attn_mask=n(*shape))
-        yield sample(
-            "onnx.Attention", f"hides {shape}", **given, attn_mask=_allowed(*shape), is_causal=1
-        )
-
-
 def scans() -> Iterator[Sample]:
     """Sums and products of what comes before, with zeros among the factors."""
     x = n(4, 12)
@@ -162,15 +132,6 @@ def scans() -> Iterator[Sample]:
     yield sample(
         "aten.cumsum.default", "counts as floats", self=ints(4, 12), dim=1, dtype="float64"
     )
-    for name, exclusive, reverse in itertools.product(("CumSum", "CumProd"), (0, 1), (0, 1)):
-        yield sample(
-            f"onnx.{name}",
-            f"{exclusive}{reverse}",
-            x=x,
-            axis=1,
-            exclusive=exclusive,
-            reverse=reverse,
-        )
 
 
 def states() -> Iterator[Sample]:
@@ -213,15 +174,12 @@ def softmax() -> Iterator[Sample]:
         yield sample(f"aten.{name}.int", "first dim", self=n(12, 4, 4), dim=0)
         yield sample(f"aten.{name}.int", "one dim", self=n(12), dim=0, dtype="float64")
     yield sample("aten.softmax.int", "hidden", self=hidden, dim=1)
-    for name in ("Softmax", "LogSoftmax"):
-        yield sample(f"onnx.{name}", input=n(4, 12), axis=-1)
 
 
 FAMILIES = {
     "attention": attention,
     "flash": flash,
     "masks": masks,
-    "onnx_attention": onnx_attention,
     "scans": scans,
     "states": states,
     "softmax": softmax,

@@ -70,14 +70,6 @@ def convolutions() -> Iterator[Sample]:
             "padding": [p, p],
         }
         yield sample("aten.conv2d.default", f"groups, {note}", **plane, dilation=[d, d], groups=2)
-        pads = {
-            "pads": (p, p),
-            "strides": (s,),
-            "dilations": (d,),
-            "kernel_shape": (k,),
-            "group": 1,
-        }
-        yield sample("onnx.Conv", note, X=n(2, 2, rows), W=n(2, 2, k), **pads)
     yield sample(
         "aten.conv3d.default",
         input=n(1, 2, 8, 4, 12),
@@ -114,14 +106,6 @@ def convolutions() -> Iterator[Sample]:
             dilation=[d],
             groups=groups,
         )
-    uneven = {
-        "strides": (1, 1),
-        "pads": (1, 2, 2, 1),
-        "dilations": (1, 1),
-        "kernel_shape": (4, 4),
-        "group": 1,
-    }
-    yield sample("onnx.Conv", "uneven pads", X=n(1, 2, 12, 8), W=n(2, 2, 4, 4), B=n(2), **uneven)
 
 
 def transposed() -> Iterator[Sample]:
@@ -142,15 +126,6 @@ def transposed() -> Iterator[Sample]:
             output_padding=[more, more],
             dilation=[d, d],
         )
-        window = {
-            "strides": (s,),
-            "pads": (p, p),
-            "output_padding": (more,),
-            "dilations": (d,),
-            "kernel_shape": (k,),
-            "group": 1,
-        }
-        yield sample("onnx.ConvTranspose", note, X=n(1, 2, 12), W=n(2, 2, k), B=n(2), **window)
 
 
 def pools() -> Iterator[Sample]:
@@ -198,28 +173,6 @@ def pools() -> Iterator[Sample]:
             self=n(2, 2, 12, 12),
             output_size=[size, size],
         )
-    yield sample("onnx.GlobalAveragePool", X=n(2, 2, 12, 12))
-    yield sample("onnx.GlobalMaxPool", X=n(2, 2, 12, 12))
-    for pads, s, k, d in (
-        ((0, 0, 1, 1), 2, 3, 1),
-        ((1, 1, 1, 1), 1, 3, 1),
-        ((2, 2, 2, 2), 1, 3, 2),
-        ((1, 1, 0, 0), 1, 2, 1),
-    ):
-        window = {"kernel_shape": (k, k), "strides": (s, s), "pads": pads, "dilations": (d, d)}
-        for kind, more in (
-            ("Max", {}),
-            ("Lp", {}),
-            ("Average", {"count_include_pad": 0}),
-            ("Average", {"count_include_pad": 1}),
-        ):
-            yield sample(
-                f"onnx.{kind}Pool",
-                f"{pads} {s} {k} {d} {more}",
-                X=n(1, 2, 12, 24),
-                **window,
-                **more,
-            )
 
 
 def statistics() -> Iterator[Sample]:
@@ -251,30 +204,10 @@ def statistics() -> Iterator[Sample]:
         yield sample(
             "aten._native_batch_norm_legit.no_stats", f"{space}", input=x, **scales, **given
         )
-        old = {"input_mean": n(4), "input_var": f(4), "training_mode": 1}
-        yield sample("onnx.BatchNormalization", f"{space}", X=x, scale=n(4), B=n(4), **old)
         for groups in (1, 2, 4) if space else ():
             yield sample(
                 "aten.group_norm.default", f"{groups} {space}", input=x, num_groups=groups, **scales
             )
-            yield sample(
-                "onnx.GroupNormalization",
-                f"{groups} {space}",
-                X=x,
-                num_groups=groups,
-                scale=n(4),
-                bias=n(4),
-            )
-        if space:
-            yield sample(
-                "onnx.GroupNormalization",
-                f"scaled by group {space}",
-                X=x,
-                num_groups=2,
-                scale=n(2),
-                bias=n(2),
-            )
-            yield sample("onnx.InstanceNormalization", f"{space}", input=x, scale=n(4), B=n(4))
 
 
 FAMILIES = {

@@ -38,8 +38,6 @@ def graph(kind: str, attributes: dict[str, Any], outputs: int) -> Graph:
         ("aten.dropout.default", {"train": True}, 1, {"train": False}, 1),
         ("aten.dropout.default", {"train": False}, 1, {"train": False}, 1),
         ("aten.batch_norm.default", {"training": True}, 1, {"training": False}, 1),
-        ("onnx.BatchNormalization", {"training_mode": 1}, 3, {"training_mode": 0}, 1),
-        ("onnx.Dropout", {"training_mode": True}, 2, {"training_mode": False}, 2),
         ("aten.instance_norm.default", {"use_input_stats": True}, 1, {"use_input_stats": True}, 1),
         ("aten.relu.default", {}, 1, {}, 1),
     ],

@@ -41,7 +41,7 @@ def _drawing() -> Iterator[Sample]:
     ):
         first = function_of(f"aten.{kind}.default")._schema.arguments[0].name  # type: ignore[attr-defined]
         yield samples.sample(f"aten.{kind}.default", **{first: f(12, 12, 6)}, **given)
-    yield samples.sample("onnx.Dropout", data=n(6, 12), ratio=0.3, training_mode=True)
+    yield samples.sample("aten.native_dropout.default", input=n(6, 12), p=0.3, train=True)
     keys = {"key": n(6, 6, 12, 2), "value": n(6, 6, 12, 6)}
     masked = {"attn_mask": n(6, 1, 6, 12), "dropout_p": 0.4}
     yield samples.sample(SDPA, "masked", query=n(6, 6, 6, 2), **keys, **masked)

@@ -14,6 +14,7 @@ from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value
 from .builder import Builder, Record
 from .dims import Binding, Dim, bind_dims
 from .linear import as_linear
+from .lowering import lower
 from .model import inline_functions, opset_versions, read_model, refuse_unknown_operators
 from .rebatch import Rebatch
 from .roles import Roles, settle_roles
@@ -143,6 +144,7 @@ def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | N
         outputs.append(entry)
     records = _alive(builder.records, outputs)
     settle_roles(records, outputs, roles or Roles())
+    records = lower(records, outputs, builder.unique)
     records = _alive(list(as_linear(records)), outputs)
     vals = dict.fromkeys(val for val in inputs if isinstance(val, Val))
     read = [val for record in records for val in record.tensors()] + outputs

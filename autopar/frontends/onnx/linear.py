@@ -18,15 +18,15 @@ def as_linear(records: Iterable[Record]) -> Iterator[Record]:
     """
     turned: dict[Val, Val] = {}
     for record in records:
-        if record.kind == "onnx.Transpose":
-            source = record.arguments["data"]
+        if record.kind == "aten.permute.default":
+            source = record.arguments["self"]
             assert isinstance(source, Val)
             stored = source.role is Role.PARAMETER and is_float_code(source.dtype)
-            if stored and len(source.shape) == 2 and record.arguments.get("perm") in (None, (1, 0)):
+            if stored and len(source.shape) == 2 and record.arguments["dims"] == (1, 0):
                 turned[record.outputs[0]] = source
-        right = record.arguments.get("B") if record.kind == "onnx.MatMul" else None
+        right = record.arguments.get("other") if record.kind == "aten.matmul.default" else None
         if isinstance(right, Val) and right in turned:
-            arguments = {"input": record.arguments["A"], "weight": turned[right]}
+            arguments = {"input": record.arguments["self"], "weight": turned[right]}
             record = Record(
                 name=record.name, kind=LINEAR, arguments=arguments, outputs=record.outputs
             )

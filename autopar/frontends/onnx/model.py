@@ -18,7 +18,7 @@ from autopar.errors import ModelError, UnsupportedOperators
 from .bounds import nodes_within, require_bounded, require_text
 
 OLDEST_OPSET = 7
-_REMEDY = (
+REMEDY = (
     "Export the model with operators of the ONNX standard, or with a local function in the file "
     "that defines each of these by such "
     "operators; or plan the PyTorch module itself (package.module:function), with "
@@ -160,7 +160,7 @@ def refuse_unknown_operators(model: ModelProto, versions: dict[str, int]) -> Non
         known = [
             f"{schema.domain or 'onnx'}.{schema.name}" for schema in onnx.defs.get_all_schemas()
         ]
-        raise UnsupportedOperators(dict(counts), known, remedy=_REMEDY)
+        raise UnsupportedOperators(dict(counts), known, remedy=REMEDY)
 
 
 def has_schema(domain: str, name: str, versions: dict[str, int]) -> bool:

@@ -14,7 +14,7 @@ from autopar.sharding.rules import is_product as multiplies
 from autopar.sharding.rules.experts import EXPERTS
 
 Work = Literal["data", "tensor", "sequence", "ulysses", "expert", "idle"]
-EMBEDDINGS = ("aten.embedding.default", "onnx.Gather")
+EMBEDDINGS = ("aten.embedding.default",)
 FLAT = ("aten.bmm.default",)
 """Products whose first dim is of batch and heads."""
 TWO = 2

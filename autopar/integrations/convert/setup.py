@@ -24,14 +24,7 @@ from .costs import bytes_of, elements
 from .splittable import Owners, Splittable
 
 Recompute = Literal["none", "selective", "full"]
-NORMS = (
-    "aten.layer_norm.default",
-    "aten.rms_norm.default",
-    "aten.mul.Tensor",
-    "onnx.LayerNormalization",
-    "onnx.RMSNormalization",
-    "onnx.Mul",
-)
+NORMS = ("aten.layer_norm.default", "aten.rms_norm.default", "aten.mul.Tensor")
 """Operators that scale values [batch, sequence, features] by a weight of the features."""
 IMAGE_DIMS = 4
 """The dims of a batch of images [batch, channels, height, width], which has no sequence."""

@@ -17,19 +17,15 @@ PRODUCTS = (
     "aten.addmm.default",
     "autopar.affine",
     "aten.bmm.default",
-    "onnx.MatMul",
-    "onnx.Gemm",
     EXPERTS,
 )
 """Products of values with a weight of two dims, and those of experts: what configurations split."""
 OUTPUT_DIM: Mapping[str, int] = {
     "aten.linear.default": 0,
-    "onnx.MatMul": 1,
     "aten.matmul.default": 1,
     "aten.mm.default": 1,
     "aten.addmm.default": 1,
     "autopar.affine": 1,
-    "onnx.Gemm": 1,
 }
 """The output dim of a linear layer's weight: [out, in] in torch's modules, [in, out] in products of
 ONNX and GPT-2.
@@ -69,7 +65,7 @@ class Splittable:
 
 BY_DEGREES = Splittable()
 """Those of targets that name degrees alone."""
-BY_MODULE = Splittable(kinds=("aten.linear.default", "onnx.MatMul"), modules=True)
+BY_MODULE = Splittable(kinds=("aten.linear.default",), modules=True)
 """Those of styles of modules: torch's linear layers."""
 BY_STYLE = replace(BY_MODULE, own_bias=True, gathers=True)
 """Those of transformers, which gives a module's style to the parameters of its name alone."""

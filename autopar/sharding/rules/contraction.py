@@ -10,7 +10,6 @@ from autopar.ir.stored_products import AFFINE
 from .narrow_products import blocked
 from .registry import Call, register
 from .selection import all_whole
-from .spelling import by_name, tensor_named
 
 INDEX_SCORES = "autopar.index_scores.default"
 
@@ -37,16 +36,6 @@ def matmul_dims(first: int, second: int, product: int) -> tuple[str, str, str]:
 def _matmul(call: Call) -> str:
     left, right, out = matmul_dims(*(len(t.shape) for t in (*call.inputs, *call.outputs)))
     return f"{left}, {right} -> {out} | k: sum"
-
-
-def _gemm(call: Call) -> str:
-    """`alpha * A B + beta * C` with optional transposes; C is added once."""
-    # Without the mark `+` each rank would add all of C, and their sum would hold it several times.
-    left = "k m" if call.integer("transA") else "m k"
-    right = "n k" if call.integer("transB") else "k n"
-    return f"{left}, {right}, +* -> m n | k: sum".replace(
-        "+*", "+" + " ".join(["m", "n"][2 - _rank(call, 2) :])
-    )
 
 
 def _rank(call: Call, index: int) -> int:
@@ -164,94 +153,19 @@ def _attention(call: Call) -> str:
     return f"{dims} | k + q: ring" if ring else dims
 
 
-def _onnx_attention(call: Call) -> str:
-    """ONNX `Attention`: four dims as above, or three with the heads inside the last; a cache goes
-    in front of the keys.
-
-    Queries whose positions decide which keys they see stay whole, unless keys are split along with
-    them, in a ring.
-    """
-    query = call.inputs[0].shape
-    key = call.inputs[1].shape
-    flat = len(query) == 3
-    heads, shared = (
-        (call.integer("q_num_heads"), call.integer("kv_num_heads")) if flat else (query[1], key[1])
-    )
-    group = f"g={shared}"
-    head = f"({group} r={heads // shared})" if heads != shared else group
-    bounded = (
-        max(
-            call.integer("left_window_size", default=-1),
-            call.integer("right_window_size", default=-1),
-        )
-        >= 0
-    )
-    # A causal mask or a window counts positions from the start of the whole sequence, which a shard
-    # of the queries does not know.
-    rows = "!q" if call.get("is_causal") or bounded else "q"
-    past = "!xp" if call.position("past_key") is not None else ""
-    # In a ring each rank rescales its sums as further keys come (online softmax). A cap, a cache
-    # and a length of its own for every sample are not part of that local form.
-    plain = not past and not any(
-        call.get(name) for name in ("nonpad_kv_seqlen", "softcap", "softmax_precision")
-    )
-    # The fourth output is the scores, which no rank of a ring has in one piece.
-    ring = plain and len(call.outputs) < 4 and call.get("qk_matmul_output_mode") is None
-    keys = "k" if ring else "!k"
-    total = "!xt" if past else keys
-    inner = head.strip("()")
-    mask = tensor_named(call, "attn_mask") or ()
-    inputs = {
-        "Q": f"b {rows} ({inner} !w)" if flat else f"b {head} {rows} !w",
-        "K": f"b {keys} ({group} !w)" if flat else f"b {group} {keys} !w",
-        "V": f"b {keys} ({group} !e)" if flat else f"b {group} {keys} !e",
-        "attn_mask": " ".join(["b", head, rows, "!xm"][4 - len(mask) :]),
-        "past_key": f"b {group} {past} !w",
-        "past_value": f"b {group} {past} !e",
-        "nonpad_kv_seqlen": "b",
-    }
-    result = f"b {rows} ({inner} !e)" if flat else f"b {head} {rows} !e"
-    rule = by_name(
-        call,
-        inputs,
-        [result, f"b {group} {total} !w", f"b {group} {total} !e", f"b {head} {rows} {total}"],
-    )
-    return f"{rule} | k + q: ring" if ring else rule
-
-
-def _rotary(call: Call) -> str:
-    """ONNX `RotaryEmbedding`: all heads turn alike; a position turns by its table row, or by the
-    row it names.
-
-    The width of a head stays whole, since its halves (or its neighbours) are turned together.
-    """
-    heads = call.integer("num_heads", default=1) or 1
-    x = f"b s (n={heads} !w)" if len(call.inputs[0].shape) == 3 else "b n s !w"
-    named = call.position("position_ids") is not None
-    # A row that `position_ids` names may lie in any shard of the table.
-    table = "!p !h" if named else "b s !h"
-    return by_name(
-        call, {"X": x, "cos_cache": table, "sin_cache": table, "position_ids": "b s"}, [x]
-    )
-
-
 # Two products: of the scores without the values' width e, of the values without the keys' width w.
 # The factors in x belong to masks and caches.
-register("onnx.Attention", _onnx_attention, products=("ex", "wx"))
-register("onnx.RotaryEmbedding", _rotary, linear=((0,),))
 register("aten.linear.default", _linear, linear=((0,),), products=("",))
 register(AFFINE, _affine, linear=((0,),), products=("",))
 register("aten.addmm.default", _addmm, products=("",))
 register("aten.mm.default", "m k, k n -> m n | k: sum", linear=((0,), (1,)), products=("",))
 register("aten.bmm.default", "b m k, b k n -> b m n | k: sum", linear=((0,), (1,)), products=("",))
 register("aten.baddbmm.default", _baddbmm, products=("",))
-register("aten.matmul.default onnx.MatMul", _matmul, linear=((0,), (1,)), products=("",))
+register("aten.matmul.default", _matmul, linear=((0,), (1,)), products=("",))
 register("aten.mv.default", "m k, k -> m | k: sum", linear=((0,), (1,)), products=("",))
 register("aten.dot.default", "k, k -> | k: sum", linear=((0,), (1,)), products=("",))
 register("aten.outer.default", "m, n -> m n", linear=((0,), (1,)), products=("",))
-register("onnx.Gemm", _gemm, products=("",))
-register("onnx.Det", "* !m !n -> *")
-register("aten.einsum.default onnx.Einsum", _einsum, linear=((0,), (1,)), products=("",))
+register("aten.einsum.default", _einsum, linear=((0,), (1,)), products=("",))
 register("aten.scaled_dot_product_attention.default", _attention, products=("ex", "wx"))
 # The heads that are added up share the keys (`autopar/torch_operators/index_scores.py`); its price
 # counts the products of all of them (`costmodel/device/index_scores.py`).

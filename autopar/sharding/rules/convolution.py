@@ -5,7 +5,7 @@ output match.
 from __future__ import annotations
 
 from .registry import Call, register
-from .spelling import by_name, whole
+from .spelling import whole
 from .windows import CAUSAL, Spots, spell, windows_of
 
 
@@ -42,7 +42,7 @@ def convolution_dims(
 
 def _convolution(call: Call) -> str:
     """The sum over the channels is split only where there are no groups; the bias is added once."""
-    groups = call.integer("groups", "group", default=1)
+    groups = call.integer("groups", default=1)
     shape = call.inputs[1].shape
     spots = spell(windows_of(call), len(shape) - 2)
     image, kernel, channel, out = convolution_dims(call.inputs[0].shape, shape, groups, spots)
@@ -56,7 +56,7 @@ def _convolution(call: Call) -> str:
 def _transposed(call: Call) -> str:
     """`n c y x, c o u v, +o -> n o y x | c: sum`; of groups, the outer part of both channels."""
     space = len(call.inputs[1].shape) - 2
-    groups = call.integer("groups", "group", default=1)
+    groups = call.integer("groups", default=1)
     batch = "n " if len(call.inputs[0].shape) == space + 2 else ""
     window = whole(call.inputs[1].shape[2:], "u")
     spots = spell(windows_of(call), space)
@@ -71,46 +71,19 @@ def _transposed(call: Call) -> str:
     return f"{sides} | " + "; ".join(spots.clauses)
 
 
-def _deformable(call: Call) -> str:
-    """A convolution that looks at places given by `offset`: the batch, and without groups the
-    output channels.
-    """
-    group = call.integer("group", default=1)
-    out = "o" if group == 1 else "!o"
-    # The places to look at are data, and may lie anywhere in the image: no halo would be wide
-    # enough.
-    ins, window, outs = (whole(call.inputs[1].shape[2:], name) for name in "xuy")
-    places = {"offset": f"n !f {outs}", "mask": f"n !m {outs}"}
-    return by_name(
-        call,
-        {"X": f"n !c {ins}", "W": f"{out} !i {window}", "B": out, **places},
-        [f"n {out} {outs}"],
-    )
-
-
-def _columns(call: Call) -> str:
-    """ONNX `Col2Im`: the blocks of each channel of each image are summed on their own."""
-    channels = call.outputs[0].shape[1]
-    space = whole(call.outputs[0].shape[2:], "y")
-    return f"n (c={channels} !u) !l -> n c {space}"
-
-
 def _pool(call: Call) -> str:
     """Pooling works on each channel of each image on its own."""
     kind = call.operator.kind
     rank = len(call.inputs[0].shape)
-    # torch's kinds name the number of spatial dims, as their batch dim may be missing.
-    if "onnx" in kind:
-        space = rank - 2
-    else:
-        space = next((count for count in (1, 3) if f"{count}d" in kind), 2)
+    # The kinds name the number of spatial dims, as the batch dim may be missing.
+    space = next((count for count in (1, 3) if f"{count}d" in kind), 2)
     lead = " ".join(f"d{i}" for i in range(rank - space))
-    if "global" in kind.lower() or "adaptive" in kind:
+    if "adaptive" in kind:
         return _adaptive(call, lead, space)
     # Space is whole where a part's results would differ from those of the whole image. Indices (a
     # second output) count from the image's corner, and a mean of integers is rounded only once.
     has_indices = len(call.outputs) > 1
-    rounds = not call.inputs[0].is_float and "max" not in kind.lower()
+    rounds = not call.inputs[0].is_float and "max" not in kind
     spots = spell(() if has_indices or rounds else windows_of(call), space)
     return (
         f"{lead} {spots.ins} -> "
@@ -129,11 +102,7 @@ def _adaptive(call: Call, lead: str, space: int) -> str:
     outs = []
     means = []
     for i, (rows, made) in enumerate(sizes):
-        if (
-            made == 1
-            and rows > 1
-            and ("avg" in call.operator.kind or "Average" in call.operator.kind)
-        ):
+        if made == 1 and rows > 1 and "avg" in call.operator.kind:
             ins.append(f"x{i}")
             # Shards are of equal size, so the mean of their means is the mean of all.
             outs.append("1")
@@ -151,12 +120,11 @@ def _adaptive(call: Call, lead: str, space: int) -> str:
 # transposed one meets each place of the input.
 _CONVOLUTIONS = (
     "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.conv2d.padding "
-    f"aten.conv1d.padding onnx.Conv {CAUSAL}"
+    f"aten.conv1d.padding {CAUSAL}"
 )
 register(_CONVOLUTIONS, _convolution, products=("x",))
 _TRANSPOSED = (
-    "onnx.ConvTranspose aten.conv_transpose1d.default aten.conv_transpose2d.input "
-    "aten.conv_transpose3d.input"
+    "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input"
 )
 register(_TRANSPOSED, _transposed, products=("y",))
 register(
@@ -164,27 +132,11 @@ register(
     lambda call: _transposed(call) if call.get("transposed") else _convolution(call),
     products=("x",),
 )
-register("onnx.DeformConv", _deformable, products=("x",))
-register("onnx.Col2Im", _columns, linear=((0,),))
 register(
     [
         f"aten.{name}{d}d.default"
         for name in ("max_pool", "avg_pool", "adaptive_avg_pool")
         for d in (1, 2, 3)
-    ]
-    + [
-        "onnx.MaxPool",
-        "onnx.AveragePool",
-        "onnx.GlobalAveragePool",
-        "onnx.GlobalMaxPool",
-        "onnx.LRN",
-    ]
-    + ["onnx.LpPool", "onnx.GlobalLpPool"],
-    lambda call: _lrn(call) if call.operator.kind == "onnx.LRN" else _pool(call),
+    ],
+    _pool,
 )
-
-
-def _lrn(call: Call) -> str:
-    """Local response normalisation looks across channels, which stay whole."""
-    dims = " ".join(["n", "!c", *(f"x{i}" for i in range(len(call.inputs[0].shape) - 2))])
-    return f"{dims} -> {dims}"

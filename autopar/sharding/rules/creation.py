@@ -43,8 +43,7 @@ register(
     aten.range.step aten.tril_indices.default aten.triu_indices.default aten.hann_window.default
     aten.hann_window.periodic aten.hamming_window.default aten.blackman_window.default
     aten.bartlett_window.default aten.kaiser_window.default aten.fft_fftfreq.default
-    aten.fft_rfftfreq.default aten.vander.default onnx.Range onnx.ConstantOfShape onnx.EyeLike
-    onnx.Constant onnx.Shape onnx.Size""",
+    aten.fft_rfftfreq.default aten.vander.default""",
     all_whole,
     differentiable=False,
 )

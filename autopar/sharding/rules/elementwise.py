@@ -16,34 +16,21 @@ _UNARY = """relu gelu silu tanh sigmoid exp log log1p expm1 sqrt rsqrt reciproca
     absolute arccos arccosh arcsin arcsinh arctan arctanh clip digamma erfc erfinv hardshrink i0
     lgamma mvlgamma nan_to_num sgn sinc softshrink threshold special_entr special_erfcx
     special_i0e special_i1 special_i1e special_log_ndtr special_ndtr special_ndtri"""
-_UNARY_ONNX = """Relu Gelu Tanh Sigmoid Exp Log Sqrt Reciprocal Erf Sin Cos Abs LeakyRelu Elu
-    Softplus HardSwish HardSigmoid Selu Celu Mish Clip Softsign ThresholdedRelu Tan Atan Asin Acos
-    Sinh Cosh Asinh Acosh Atanh Swish Shrink"""
 _STEPS = """sign floor ceil round trunc logical_not bitwise_not isnan isinf isfinite frac fix
     signbit isneginf isposinf isreal"""
-_STEPS_ONNX = "Sign Floor Ceil Round Not IsNaN IsInf BitwiseNot BitCast"
 _LINEAR = """neg.default alias.default contiguous.default clone.default to.dtype to.dtype_layout
     to.device to.other _to_copy.default type_as.default lift_fresh_copy.default detach_.default
     conj.default resolve_conj.default lift_fresh.default positive.default negative.default
     deg2rad.default rad2deg.default conj_physical.default _conj.default _conj_physical.default
     resolve_neg.default _neg_view.default"""
 _COMPARISONS = "eq ne lt le gt ge not_equal greater greater_equal less less_equal"
-_COMPARISONS_ONNX = (
-    "Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor BitwiseAnd BitwiseOr BitwiseXor "
-    "BitShift"
-)
 _LOGIC = """__and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor"""
 
 register([f"aten.{name}.default" for name in _UNARY.split()], "* -> *")
-register([f"onnx.{name}" for name in _UNARY_ONNX.split()], pointwise)
 register([f"aten.{name}.default" for name in _STEPS.split()], "* -> *", differentiable=False)
-register([f"onnx.{name}" for name in _STEPS_ONNX.split()], "* -> *", differentiable=False)
 register([f"aten.{name}" for name in _LINEAR.split()], pointwise, linear=((0,),), saves="")
-register("onnx.Neg onnx.Identity onnx.Cast onnx.CastLike", pointwise, linear=((0,),), saves="")
 # Dropout is linear, as the same elements are dropped on every rank that holds a share of them.
-register(
-    "aten.dropout.default onnx.Dropout aten.feature_dropout.default", pointwise, linear=((0,),)
-)
+register("aten.dropout.default aten.feature_dropout.default", pointwise, linear=((0,),))
 register("aten.detach.default", "* -> *", linear=((0,),), differentiable=False)
 register(
     [f"aten.{c}.{o}" for c in _COMPARISONS.split() for o in ("Tensor", "Scalar")],
@@ -60,37 +47,28 @@ register(
     pointwise,
     differentiable=False,
 )
-register([f"onnx.{name}" for name in _COMPARISONS_ONNX.split()], pointwise, differentiable=False)
 
 register(
-    "aten.add.Tensor aten.sub.Tensor aten.rsub.Tensor onnx.Add onnx.Sub autopar.add",
+    "aten.add.Tensor aten.sub.Tensor aten.rsub.Tensor autopar.add",
     pointwise,
     linear=((0, 1),),
     affine=True,
     saves="",
 )
-register("onnx.Sum onnx.Mean", pointwise, affine=True)
 register("aten.add.Scalar aten.sub.Scalar aten.rsub.Scalar", pointwise, affine=True, saves="")
-register("aten.mul.Tensor onnx.Mul", pointwise, linear=((0,), (1,)))
-register("ai.onnx.ml.Binarizer", pointwise, differentiable=False)
-# The first input is gated by its own sigmoid; only the second one is a plain factor.
-register("onnx.SwiGLU", pointwise, linear=((1,),))
+register("aten.mul.Tensor", pointwise, linear=((0,), (1,)))
 # A quotient is linear in the dividend alone.
-register("aten.mul.Scalar aten.div.Tensor aten.div.Scalar onnx.Div", pointwise, linear=((0,),))
+register("aten.mul.Scalar aten.div.Tensor aten.div.Scalar", pointwise, linear=((0,),))
 register("aten.floor_divide.default", pointwise, differentiable=False)
 register(
-    "aten.div.Tensor_mode aten.remainder.Scalar aten.remainder.Tensor aten.fmod.Scalar onnx.Mod",
-    pointwise,
+    "aten.div.Tensor_mode aten.remainder.Scalar aten.remainder.Tensor aten.fmod.Scalar", pointwise
 )
-register("aten.pow.Tensor_Scalar aten.pow.Tensor_Tensor aten.pow.Scalar onnx.Pow", pointwise)
-register(
-    "aten.maximum.default aten.minimum.default aten.atan2.default onnx.Max onnx.Min onnx.PRelu",
-    pointwise,
-)
+register("aten.pow.Tensor_Scalar aten.pow.Tensor_Tensor aten.pow.Scalar", pointwise)
+register("aten.maximum.default aten.minimum.default aten.atan2.default", pointwise)
 register("aten.clamp.Tensor aten.addcmul.default aten.addcdiv.default aten.lerp.Tensor", pointwise)
 register("aten.lerp.Scalar", pointwise, affine=True)
 # Both branches must be shares: with one of them whole, each rank would choose it in full.
-register("aten.where.self onnx.Where", pointwise, linear=((1, 2),))
+register("aten.where.self", pointwise, linear=((1, 2),))
 register(
     "aten.where.ScalarOther aten.where.ScalarSelf aten.masked_fill.Scalar aten.masked_fill.Tensor",
     pointwise,

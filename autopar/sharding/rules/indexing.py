@@ -6,24 +6,6 @@ from .registry import Call, register
 from .shape import letters
 
 
-def _onnx_gather(call: Call) -> str:
-    """`Gather` along an axis, which float data can split by masking; on a matrix's first dim it is
-    an embedding.
-    """
-    data = call.inputs[0].shape
-    indices = call.inputs[1].shape
-    axis = call.integer("axis") % len(data)
-    names = letters(len(data))
-    index = [f"i{i}" for i in range(len(indices))]
-    # A rank without the row gives zeros, so the results add up; only floats are added over ranks.
-    rows = "v" if call.inputs[0].is_float else "!v"
-    out = [*names[:axis], *index, *names[axis + 1 :]]
-    left = [rows if i == axis else n for i, n in enumerate(names)]
-    return f"{' '.join(left)}, {' '.join(index)} -> {' '.join(out)}" + (
-        " | v: sum; v: masked" if rows == "v" else ""
-    )
-
-
 def _embedding(call: Call) -> str:
     """Rows of a table are read at the indices.
 
@@ -36,7 +18,6 @@ def _embedding(call: Call) -> str:
 
 
 register("aten.embedding.default", _embedding)
-register("onnx.Gather", _onnx_gather)
 
 
 MEAN = 1
@@ -101,26 +82,3 @@ register(
     "aten.kl_div.default",
     _element_loss,
 )
-
-
-def _onnx_class_loss(call: Call) -> str:
-    """ONNX's class losses: the classes in dim 1 stay whole, and so do the rows of a mean that skips
-    or weighs rows.
-
-    `SoftmaxCrossEntropyLoss` also gives the log-probabilities, which a mean over shards must not
-    scale.
-    """
-    names = letters(len(call.inputs[0].shape))
-    reduction = call.get("reduction", default="mean")
-    counted = call.get("ignore_index") is not None or len(call.inputs) > 2 or len(call.outputs) > 1
-    mark = "!" if reduction == "mean" and counted else ""
-    rows = [mark + name for i, name in enumerate(names) if i != 1]
-    scores = " ".join([*rows[:1], f"!{names[1]}", *rows[1:]])
-    loss = " ".join(rows) if reduction == "none" else ""
-    tail = f" | {', '.join(rows)}: {reduction}" if loss == mark == "" else ""
-    inputs = [scores, " ".join(rows), f"!{names[1]}"][: len(call.inputs)]
-    return f"{', '.join(inputs)} -> {', '.join([loss, scores][: len(call.outputs)])}{tail}"
-
-
-register("onnx.NegativeLogLikelihoodLoss", _onnx_class_loss, linear=((0,),))
-register("onnx.SoftmaxCrossEntropyLoss", _onnx_class_loss)

@@ -32,8 +32,6 @@ EVALUATION: Mapping[str, tuple[str, Value]] = {
     ),
     "aten.scaled_dot_product_attention.default": ("dropout_p", 0.0),
     "aten.instance_norm.default": ("use_input_stats", False),
-    "onnx.Dropout": ("training_mode", False),
-    "onnx.BatchNormalization": ("training_mode", 0),
 }
 """Operator kind → the attribute that tells training from evaluation, and its value in evaluation.
 """
@@ -71,7 +69,7 @@ def evaluated(graph: Graph) -> Graph:
 
 def _evaluated(operator: Operator) -> Operator:
     name, value = EVALUATION.get(operator.kind, ("", None))
-    if not name or (name not in operator.attributes and name != "training_mode"):
+    if not name or name not in operator.attributes:
         return operator
     if name == "use_input_stats" and operator.attributes.get("running_mean") is None:
         return operator  # nothing was collected: a norm of each sample is the same in evaluation
@@ -85,15 +83,11 @@ def _evaluated(operator: Operator) -> Operator:
             attributes={**attributes, "cudnn_enabled": False},
             outputs=operator.outputs[:1],
         )
-    if name == "training_mode" and operator.kind == "onnx.BatchNormalization":
-        return replace(operator, attributes=attributes, outputs=operator.outputs[:1])
     return replace(operator, attributes=attributes)
 
 
 def _is_statistic(maker: Operator, name: str, fresh: str) -> bool:
     """Whether a new value of a buffer is that of a norm, or counts its batches."""
-    return EVALUATION.get(maker.kind, ("",))[0] in (
-        "training",
-        "training_mode",
-        "use_input_stats",
-    ) or name.endswith("num_batches_tracked")
+    return EVALUATION.get(maker.kind, ("",))[0] in ("training", "use_input_stats") or name.endswith(
+        "num_batches_tracked"
+    )

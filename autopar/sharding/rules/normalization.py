@@ -8,14 +8,8 @@ from .selection import all_whole
 
 def _layer_norm(call: Call) -> str:
     """The last dims are normalised; weight and bias lie along them."""
-    shape = call.inputs[0].shape
     normalized = call.get("normalized_shape")
-    axis = call.get("axis", default=-1)
-    # torch names the sizes of the normalised dims, ONNX the first of them.
-    if isinstance(normalized, tuple):
-        count = len(normalized)
-    else:
-        count = len(shape) - int(axis) % len(shape) if isinstance(axis, int) else 1
+    count = len(normalized) if isinstance(normalized, tuple) else 1
     names = " ".join(f"!h{i}" for i in range(count))
     scales = "".join(
         f", {' '.join(names.split()[count - len(tensor.shape) :])}" for tensor in call.inputs[1:]
@@ -27,9 +21,7 @@ def _statistics(call: Call, count: int) -> list[str]:
     return ["* " + " ".join("1" for _ in range(count)) for _ in call.outputs[1:]]
 
 
-DIVISIBLE = frozenset(
-    {"aten.softmax.int", "aten.log_softmax.int", "onnx.Softmax", "onnx.LogSoftmax"}
-)
+DIVISIBLE = frozenset({"aten.softmax.int", "aten.log_softmax.int"})
 """Softmaxes whose dim can be split."""
 
 
@@ -38,16 +30,11 @@ def _softmax(call: Call) -> str:
     rank = len(call.inputs[0].shape)
     if rank == 0:
         return " -> "
-    # Before opset 13, ONNX's softmax runs over all dims from `axis` on, as if they were one.
-    dims = (
-        set(range(call.integer("axis", default=1) % rank, rank))
-        if call.get("flatten")
-        else {call.integer("dim", "axis", default=-1) % rank}
-    )
-    if call.operator.kind in DIVISIBLE and not call.get("flatten"):
+    dim = call.integer("dim", default=-1) % rank
+    if call.operator.kind in DIVISIBLE:
         names = " ".join(f"d{i}" for i in range(rank))
-        return f"{names} -> {names} | d{min(dims)}: normalize"
-    names = " ".join(f"!d{i}" if i in dims else f"d{i}" for i in range(rank))
+        return f"{names} -> {names} | d{dim}: normalize"
+    names = " ".join(f"!d{i}" if i == dim else f"d{i}" for i in range(rank))
     return f"{names} -> {names}"
 
 
@@ -60,7 +47,7 @@ def _batch_norm(call: Call) -> str:
     ):  # no channels, which torch permits where there are no elements
         return all_whole(call)
     # Over ranks as in torch's SyncBatchNorm: each rank's own statistics would train another model.
-    training = bool(call.get("training", "training_mode", default=False))
+    training = bool(call.get("training", default=False))
     over = ["n", *(f"x{i}" for i in range(len(call.inputs[0].shape) - 2))]
     dims = " ".join([over[0], "c", *over[1:]])
     sides = (
@@ -77,7 +64,7 @@ def _group_norm(call: Call) -> str:
     statistics.
     """
     # A group's mean is over its channels, so only whole groups can lie apart.
-    groups = call.integer("num_groups", "group")
+    groups = call.integer("num_groups")
     names = [f"x{i}" for i in range(len(call.inputs[0].shape) - 2)]
     space = " ".join(names)
     channel = f"(g={groups} !c)" if groups > 1 else "!c"
@@ -94,41 +81,14 @@ def _over(names: list[str]) -> str:
     return f"{', '.join(names)}: statistics" if names else ""
 
 
-def _mean_variance(call: Call) -> str:
-    """Zero mean and unit variance over `axes`, which stay whole."""
-    rank = len(call.inputs[0].shape)
-    axes = call.get("axes", default=(0, 2, 3))
-    over = {
-        int(axis) % rank
-        for axis in (axes if isinstance(axes, tuple) else (axes,))
-        if isinstance(axis, int)
-    }
-    names = " ".join(f"!d{i}" if i in over else f"d{i}" for i in range(rank))
-    return f"{names} -> {names}"
-
-
-def _instance_norm(call: Call) -> str:
-    """Each channel of each image is normalised by itself, with statistics over a split space."""
-    names = [f"x{i}" for i in range(len(call.inputs[0].shape) - 2)]
-    space = " ".join(names)
-    return f"n c {space}" + ", c" * (len(call.inputs) - 1) + f" -> n c {space} | {_over(names)}"
-
-
-register("aten.layer_norm.default onnx.LayerNormalization", _layer_norm)
-register(
-    "aten.rms_norm.default onnx.RMSNormalization onnx.SimplifiedLayerNormalization", _layer_norm
-)
+register("aten.layer_norm.default", _layer_norm)
+register("aten.rms_norm.default", _layer_norm)
 register("aten.native_layer_norm.default aten._fused_rms_norm.default", _layer_norm)
 register(
     """aten.softmax.int aten._softmax.default aten.log_softmax.int aten._log_softmax.default
-    aten._safe_softmax.default aten.special_softmax.default aten.special_log_softmax.default
-    onnx.Softmax onnx.LogSoftmax""",
+    aten._safe_softmax.default aten.special_softmax.default aten.special_log_softmax.default""",
     _softmax,
     saves="output",
 )
-register("onnx.LpNormalization", _softmax)
-register("onnx.Hardmax", _softmax, differentiable=False)
-register("onnx.MeanVarianceNormalization", _mean_variance)
-register("aten.batch_norm.default onnx.BatchNormalization", _batch_norm)
-register("aten.group_norm.default onnx.GroupNormalization", _group_norm)
-register("onnx.InstanceNormalization", _instance_norm)
+register("aten.batch_norm.default", _batch_norm)
+register("aten.group_norm.default", _group_norm)

@@ -16,56 +16,6 @@ TRITON_SCAN = "triton"
 """The attribute `kernel` of a scan in kernels of a framework (state-spaces/mamba)."""
 
 
-def _recurrent(call: Call) -> str:
-    """ONNX `RNN`, `GRU` and `LSTM`, time first or batch first (`layout`)."""
-    # Every gate reads the state of all units, so a split hidden dim would be gathered at every
-    # step.
-    first = bool(call.integer("layout"))
-    sequence, state, result = (
-        ("b !t !i", "b !d !h", "b !t !d !h") if first else ("!t b !i", "!d b !h", "!t !d b !h")
-    )
-    weights = {"W": "!d !x !i", "R": "!d !x !h", "B": "!d !y", "P": "!d !z"}
-    return by_name(
-        call,
-        {"X": sequence, "sequence_lens": "b", "initial_h": state, "initial_c": state, **weights},
-        [result, state, state],
-    )
-
-
-def _linear_attention(call: Call) -> str:
-    """A state per head that every step updates: batch and heads can be split, where both have as
-    many heads.
-    """
-    heads = call.integer("q_num_heads")
-    shared = call.integer("kv_num_heads")
-    query, group = (
-        (f"(g={shared} !r={heads // shared} !w)", f"g={shared}")
-        if heads != shared
-        else (f"(g={heads} !w)", f"g={heads}")
-    )
-    dims = {
-        "query": f"b !t {query}",
-        "key": f"b !t ({group} !w)",
-        "value": f"b !t ({group} !e)",
-        "past_state": f"b {group} !w !e",
-    }
-    for name in ("decay", "beta"):
-        position = call.position(name)
-        width = call.inputs[position].shape[-1] if position is not None else shared
-        if width == shared:
-            dims[name] = f"b !t {group}"
-        else:
-            dims[name] = "b !t 1" if width == 1 else f"b !t ({group} !w)"
-    return by_name(call, dims, [f"b !t {query.replace('!w', '!e')}", f"b {group} !w !e"])
-
-
-def _causal_convolution(call: Call) -> str:
-    """Each channel of each sample is convolved by itself, over all of its time."""
-    kernel = whole(call.inputs[1].shape[2:], "u")
-    dims = {"input": "b c !t", "weight": f"c 1 {kernel}", "bias": "c", "past_state": "b c !p"}
-    return by_name(call, dims, ["b c !t", "b c !p"])
-
-
 def _delta_rule(call: Call) -> str:
     """Heads are independent, in groups that share keys, and so are the columns e of their states.
 
@@ -100,9 +50,6 @@ def _heads(groups: int, heads: int) -> str:
 # there are any.
 register(DELTA_RULE, _delta_rule, linear=((2,),), products=("",))
 register(STATE_SPACE, _state_space, linear=((0,),), products=("",))
-register("onnx.RNN onnx.GRU onnx.LSTM", _recurrent)
-register("onnx.LinearAttention", _linear_attention)
-register("onnx.CausalConvWithState", _causal_convolution)
 
 
 def _layers(call: Call) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from .registry import Call, register
 
-_DIMS = ("dim", "axes", "axis")
 _LAST = dict.fromkeys(
     ("aten.max.dim", "aten.min.dim", "aten.kthvalue.default", "aten.mode.default"), (-1,)
 )
@@ -19,13 +18,8 @@ def _reduction(operation: str, missing: tuple[int, ...] | None = None) -> Callab
 
     def rule(call: Call) -> str:
         shape = call.inputs[0].shape
-        empty_is_noop = bool(call.get("noop_with_empty_axes", default=0)) and call.get(*_DIMS) in (
-            None,
-            (),
-        )
-        empty_is_noop |= call.operator.kind.startswith("onnx.") and call.get("axes") == ()
-        dims = () if empty_is_noop else call.dims(len(shape), *_DIMS)
-        if missing is not None and call.get(*_DIMS) is None:
+        dims = call.dims(len(shape), "dim")
+        if missing is not None and call.get("dim") is None:
             dims = tuple(sorted(dim % max(len(shape), 1) for dim in missing))
         whole = "" if operation else "!"
         keep = len(call.outputs[0].shape) == len(shape)
@@ -53,26 +47,18 @@ def _quantile(call: Call) -> str:
     return f"{given}{rest} -> {' '.join([*(['q'] if several else []), *outs])}"
 
 
-register("aten.sum.default aten.sum.dim_IntList onnx.ReduceSum", _reduction("sum"), linear=((0,),))
-register("aten.mean.default aten.mean.dim onnx.ReduceMean", _reduction("mean"), linear=((0,),))
-register("aten.amax.default aten.max.default onnx.ReduceMax", _reduction("max"))
-register("aten.amin.default aten.min.default onnx.ReduceMin", _reduction("min"))
+register("aten.sum.default aten.sum.dim_IntList", _reduction("sum"), linear=((0,),))
+register("aten.mean.default aten.mean.dim", _reduction("mean"), linear=((0,),))
+register("aten.amax.default aten.max.default", _reduction("max"))
+register("aten.amin.default aten.min.default", _reduction("min"))
 # These are not linear, yet the sums of shards add up: the function is applied before the sum.
-register("onnx.ReduceSumSquare onnx.ReduceL1 autopar.mean_square", _reduction("sum"))
+register("autopar.mean_square", _reduction("sum"))
 # Here a function follows the sum (a root, a logarithm), or shards have no reduction of their own
 # that a collective offers (products, variances): the dims stay whole.
-register(
-    "aten.prod.default aten.var.correction aten.std.correction onnx.ReduceProd onnx.ReduceL2 "
-    "onnx.ReduceLogSum onnx.ReduceLogSumExp",
-    _reduction(""),
-)
+register("aten.prod.default aten.var.correction aten.std.correction", _reduction(""))
 register("aten.linalg_vector_norm.default aten.logsumexp.default", _reduction(""))
 # An index counts from the start of the whole dim, and without its value it cannot be compared.
-register(
-    "aten.argmax.default aten.argmin.default onnx.ArgMax onnx.ArgMin",
-    _reduction(""),
-    differentiable=False,
-)
+register("aten.argmax.default aten.argmin.default", _reduction(""), differentiable=False)
 register("aten.nansum.default", _reduction("sum"))
 register(
     """aten.max.dim aten.min.dim aten.aminmax.default aten.kthvalue.default aten.mode.default

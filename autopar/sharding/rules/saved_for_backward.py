@@ -98,7 +98,6 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("aten.outer.default aten.ger.default", "self*vec2"),
     ("aten.addcmul.default", "tensor1*tensor2"),
     ("aten.lerp.Scalar", ""),
-    ("onnx.MatMul onnx.Gemm onnx.Mul onnx.Div", "A*B"),
     (
         "aten.relu.default aten.tanh.default aten.sigmoid.default aten.exp.default "
         "aten.sqrt.default aten.rsqrt.default",
@@ -108,7 +107,6 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "aten.reciprocal.default aten.expm1.default aten.exp2.default aten.hardsigmoid.default",
         "result",
     ),
-    ("onnx.Relu onnx.Tanh onnx.Sigmoid onnx.Exp onnx.Sqrt onnx.Reciprocal", "result"),
     (
         "aten.sum.default aten.sum.dim_IntList aten.mean.default aten.mean.dim aten.nansum.default",
         "",
@@ -118,7 +116,6 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "aten.nan_to_num.default",
         "",
     ),
-    ("onnx.ReduceSum onnx.ReduceMean onnx.Sum onnx.Mean onnx.Tile", ""),
     (
         "aten.amax.default aten.amin.default aten.logsumexp.default aten.std.correction "
         "aten.std.dim aten.std.default",
@@ -129,18 +126,15 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "aten.kthvalue.default aten.median.dim",
         "result1",
     ),
-    ("onnx.TopK", "result1"),
-    ("aten.where.self aten.where.ScalarOther aten.where.ScalarSelf onnx.Where", "condition"),
+    ("aten.where.self aten.where.ScalarOther aten.where.ScalarSelf", "condition"),
     ("aten.masked_fill.Scalar aten.masked_fill.Tensor aten.masked_select.default", "mask"),
     ("aten.gather.default aten.take_along_dim.default", "index"),
-    ("aten.embedding.default onnx.Gather", "indices"),
-    ("onnx.GatherElements onnx.GatherND onnx.ScatterElements onnx.ScatterND", "indices"),
+    ("aten.embedding.default", "indices"),
     (
         "aten.nll_loss.default aten.nll_loss_nd.default aten.mse_loss.default aten.l1_loss.default",
         "self target",
     ),
     ("aten.cross_entropy_loss.default", "target"),
-    ("onnx.SoftmaxCrossEntropyLoss", "labels"),
     ("aten.layer_norm.default aten.native_layer_norm.default", "input weight bias"),
     ("aten.group_norm.default aten.native_group_norm.default", "input weight"),
     ("aten.rms_norm.default aten._fused_rms_norm.default", "input weight"),
@@ -148,10 +142,6 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "aten.batch_norm.default aten._native_batch_norm_legit_functional.default",
         "input weight result1 result2",
     ),
-    ("onnx.LayerNormalization", "X Scale"),
-    ("onnx.RMSNormalization onnx.SimplifiedLayerNormalization", "X scale"),
-    ("onnx.GroupNormalization onnx.InstanceNormalization", "X scale"),
-    ("onnx.BatchNormalization", "X"),
     ("aten.scaled_dot_product_attention.default", "query key value result"),
     (CONVOLUTIONS, "input weight"),
     ("aten.convolution.default aten._convolution.default", "input weight"),
@@ -159,13 +149,12 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input",
         "input weight",
     ),
-    ("onnx.Conv onnx.ConvTranspose", "X W"),
     (
         "aten.max_pool1d_with_indices.default aten.max_pool2d_with_indices.default "
         "aten.max_pool3d_with_indices.default",
         "self result1",
     ),
-    ("aten.dropout.default aten.feature_dropout.default onnx.Dropout", ""),
+    ("aten.dropout.default aten.feature_dropout.default", ""),
     ("aten.native_dropout.default", "result1"),
 )
 
@@ -270,19 +259,12 @@ def _with_borders(call: Call, composite: bool) -> tuple[Made, ...]:
 
 _MADE: Mapping[str, Callable[[Call, bool], tuple[Made, ...]]] = {
     "aten.layer_norm.default": _row_statistics(2),
-    "onnx.LayerNormalization": _row_statistics(2),
     "aten.rms_norm.default": _rms,
-    "onnx.RMSNormalization": _rms,
-    "onnx.SimplifiedLayerNormalization": _rms,
     "aten.group_norm.default": _group_statistics,
-    "onnx.GroupNormalization": _group_statistics,
     "aten.dropout.default": _mask,
-    "onnx.Dropout": _mask,
     "aten.cross_entropy_loss.default": _probabilities,
-    "onnx.SoftmaxCrossEntropyLoss": _probabilities,
     "aten.max_pool2d.default": _indices,
     "aten.max_pool3d.default": _indices,
-    "onnx.MaxPool": _indices,
     "aten.scaled_dot_product_attention.default": _attention,
     **dict.fromkeys(CONVOLUTIONS.split(), _with_borders),
 }
@@ -375,18 +357,16 @@ def _kinds(text: str) -> frozenset[str]:
 _IDENTITIES = _kinds(
     "aten.alias.default aten.slice.Tensor aten.narrow.default aten.lift_fresh.default "
     "aten.detach_.default aten.positive.default "
-    "onnx.Identity"
 )
 _CASTS = _kinds(
     "aten.to.dtype aten.to.dtype_layout aten.to.device aten.to.other aten._to_copy.default "
-    "aten.type_as.default onnx.Cast"
+    "aten.type_as.default"
 )
 _COPIES_WHERE_NEEDED = _kinds(
     "aten.reshape.default aten._unsafe_view.default aten.flatten.using_ints "
     "aten.contiguous.default aten.ravel.default "
-    "onnx.Reshape onnx.Flatten"
 )
-_DROPOUTS = _kinds("aten.dropout.default aten.feature_dropout.default onnx.Dropout")
+_DROPOUTS = _kinds("aten.dropout.default aten.feature_dropout.default")
 
 
 def shares_memory(call: Call, *, contiguous: bool) -> bool:
@@ -409,12 +389,10 @@ def shares_memory(call: Call, *, contiguous: bool) -> bool:
     return kind in _IDENTITIES or RULES[kind].view
 
 
-_SUMS = _kinds("aten.add.Tensor aten.add.Scalar aten.sub.Scalar autopar.add onnx.Add onnx.Sum")
-_FIRST = _kinds("aten.sub.Tensor onnx.Sub aten.contiguous.default aten.clone.default")
-_JOINS = _kinds("aten.cat.default onnx.Concat aten.stack.default aten.sum.default")
-_CUTS = _kinds(
-    "aten.slice.Tensor aten.narrow.default aten.select.int onnx.Slice aten.diagonal.default"
-)
+_SUMS = _kinds("aten.add.Tensor aten.add.Scalar aten.sub.Scalar autopar.add")
+_FIRST = _kinds("aten.sub.Tensor aten.contiguous.default aten.clone.default")
+_JOINS = _kinds("aten.cat.default aten.stack.default aten.sum.default")
+_CUTS = _kinds("aten.slice.Tensor aten.narrow.default aten.select.int aten.diagonal.default")
 
 
 def passes_gradient(call: Call, position: int, *, view: bool) -> bool:

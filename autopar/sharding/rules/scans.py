@@ -14,8 +14,8 @@ def _scan(call: Call) -> str:
         return " -> "
     dims = " ".join(f"d{i}" for i in range(rank))
     rest = "".join(f", {whole(t.shape, 'w')}" for t in call.inputs[1:])
-    return f"{dims}{rest} -> {dims} | d{call.integer('dim', 'axis') % rank}: prefix"
+    return f"{dims}{rest} -> {dims} | d{call.integer('dim') % rank}: prefix"
 
 
-register("aten.cumsum.default onnx.CumSum", _scan, linear=((0,),), saves="")
-register("aten.cumprod.default onnx.CumProd", _scan)
+register("aten.cumsum.default", _scan, linear=((0,),), saves="")
+register("aten.cumprod.default", _scan)

@@ -119,7 +119,7 @@ def _permute(call: Call) -> str:
         rest = iter(i for i in range(rank) if i not in pairs.values())
         order = [pairs[i] if i in pairs else next(rest) for i in range(rank)]
     else:
-        value = call.get("dims", "perm")
+        value = call.get("dims")
         order = (
             [int(v) % rank for v in value if isinstance(v, int)]
             if isinstance(value, tuple)
@@ -158,34 +158,16 @@ def changed_dims_whole(call: Call) -> str:
 
 def _touched(call: Call, rank: int) -> tuple[int, ...]:
     """Dims that keep their size but not their order, or not their place."""
-    if call.operator.kind in ("aten.flip.default", "aten.roll.default", "onnx.Trilu"):
-        return (
-            tuple(range(rank - 2, rank))
-            if "Trilu" in call.operator.kind
-            else call.dims(rank, "dims", "dim", "axis")
-        )
+    if call.operator.kind in ("aten.flip.default", "aten.roll.default"):
+        return call.dims(rank, "dims")
     # Which elements of a triangle stay depends on the place in the whole matrix.
     if call.operator.kind in ("aten.tril.default", "aten.triu.default"):
         return tuple(range(rank - 2, rank))
-    if call.operator.kind.startswith("aten.") and "pad" in call.operator.kind:
+    if "pad" in call.operator.kind:
         # torch lists the sides of the last dim first.
         pads = call.get("pad", "padding", default=())
         sides = pads if isinstance(pads, tuple) else ()
         return tuple(rank - 1 - i // 2 for i, side in enumerate(sides) if side)
-    if call.operator.kind == "onnx.Pad":
-        pads = call.get("pads", default=())
-        return tuple(
-            i for i in range(rank) if isinstance(pads, tuple) and (pads[i] or pads[rank + i])
-        )
-    if call.operator.kind == "onnx.DFT":
-        # The last dim holds the real and the imaginary part, which every frequency mixes.
-        return (call.integer("axis", default=-2) % rank, rank - 1)
-    if call.operator.kind in ("aten.slice.Tensor", "onnx.Slice"):
-        step = call.get("step", "steps", default=1)
-        # A slice of all of a dim changes nothing, unless its step is -1, which turns the dim
-        # around.
-        if any(s != 1 for s in (step if isinstance(step, tuple) else (step,))):
-            return call.dims(rank, "dim", "axes")
     return ()
 
 
@@ -206,7 +188,7 @@ def _split(call: Call) -> str:
     stay whole.
     """
     shape = call.inputs[0].shape
-    dim = call.integer("dim", "axis") % len(shape)
+    dim = call.integer("dim") % len(shape)
     names = letters(len(shape))
     sizes = [out.shape[dim] for out in call.outputs]
     # Shards of unequal chunks would begin at other places in each of them.
@@ -227,7 +209,7 @@ def _concat(call: Call) -> str:
     """The reverse of a split."""
     tensors = call.inputs
     rank = len(call.outputs[0].shape)
-    dim = call.integer("dim", "axis") % rank
+    dim = call.integer("dim") % rank
     names = letters(rank)
     sizes = [t.shape[dim] if len(t.shape) == rank else 0 for t in tensors]
     equal = len(set(sizes)) == 1 and len(sizes) > 1
@@ -297,23 +279,6 @@ def _repeat(call: Call) -> str:
     return " ".join(ins) + " -> " + " ".join([*(f"!e{i}" for i in range(lead)), *outs])
 
 
-def _blocks(call: Call) -> str:
-    """Blocks of channels become blocks of places, or the reverse.
-
-    Channels are split inside the blocks, places outside of them.
-    """
-    size = call.integer("blocksize")
-    # "DCR" takes the block from the outer part of the channels, "CRD" from the inner one.
-    channels = (
-        f"(!p={size} !q={size} c)"
-        if call.get("mode", default="DCR") == "DCR"
-        else f"(c !p={size} !q={size})"
-    )
-    deep = f"n {channels} h w"
-    wide = f"n c (h !p={size}) (w !q={size})"
-    return f"{deep} -> {wide}" if call.operator.kind == "onnx.DepthToSpace" else f"{wide} -> {deep}"
-
-
 register(
     """aten.view.default aten.reshape.default aten._unsafe_view.default aten.unsqueeze.default
     aten.squeeze.dims aten.flatten.using_ints aten.unflatten.int aten.view_as.default
@@ -324,27 +289,23 @@ register(
     view=True,
 )
 register(
-    "onnx.Reshape onnx.Flatten onnx.Squeeze onnx.Unsqueeze", _reshape, linear=((0,),), view=True
-)
-register(
     """aten.transpose.int aten.permute.default aten.t.default aten.mT.default aten.numpy_T.default
     aten.adjoint.default aten.mH.default aten.matrix_H.default aten.swapaxes.default
     aten.swapdims.default aten.movedim.int aten.movedim.intlist aten.moveaxis.int
-    aten.moveaxis.intlist onnx.Transpose""",
+    aten.moveaxis.intlist""",
     _permute,
     linear=((0,),),
     view=True,
 )
 register(
-    "aten.expand.default aten.expand_as.default aten.broadcast_to.default onnx.Expand",
+    "aten.expand.default aten.expand_as.default aten.broadcast_to.default",
     _expand,
     linear=((0,),),
     view=True,
 )
 register(
     """aten.slice.Tensor aten.constant_pad_nd.default aten.pad.default aten.flip.default
-    aten.roll.default aten.narrow.default aten.tril.default aten.triu.default onnx.Slice onnx.Pad
-    onnx.Trilu onnx.CenterCropPad onnx.DFT""",
+    aten.roll.default aten.narrow.default aten.tril.default aten.triu.default""",
     changed_dims_whole,
     saves="",
 )
@@ -352,19 +313,15 @@ register("aten.select.int", _select, linear=((0,),), view=True)
 register(
     """aten.split.Tensor aten.chunk.default aten.split_with_sizes.default aten.split.sizes
     aten.unsafe_split.Tensor aten.unsafe_chunk.default aten.unsafe_split_with_sizes.default
-    aten.tensor_split.sections onnx.Split""",
+    aten.tensor_split.sections""",
     _split,
     linear=((0,),),
     view=True,
 )
 register(
-    "aten.cat.default aten.concat.default aten.concatenate.default onnx.Concat",
-    _concat,
-    affine=True,
-    saves="",
+    "aten.cat.default aten.concat.default aten.concatenate.default", _concat, affine=True, saves=""
 )
 register("aten.stack.default", _stack, affine=True, saves="")
 register("aten.broadcast_tensors.default", _broadcast_together, saves="")
 register("aten.unbind.int", _unbind, linear=((0,),), view=True)
-register("aten.repeat.default aten.tile.default onnx.Tile", _repeat)
-register("onnx.DepthToSpace onnx.SpaceToDepth", _blocks, linear=((0,),), saves="")
+register("aten.repeat.default aten.tile.default", _repeat)

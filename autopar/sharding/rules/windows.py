@@ -87,18 +87,14 @@ def windows_of(call: Call) -> tuple[Window, ...]:
     # `aten.convolution` says by an attribute that it is transposed; its space is not split.
     if call.get("transposed"):
         return ()
-    given = call.get("kernel_size", "kernel_shape")
-    weight = call.position("weight") or call.position("W")
+    given = call.get("kernel_size")
+    weight = call.position("weight")
     kernel = call.inputs[weight].shape[2:] if weight is not None else _sizes(given, _space(call), 1)
     space = len(kernel)
-    strides = _sizes(
-        call.get("stride", "strides"),
-        space,
-        1 if weight is not None or kind.startswith("onnx.") else None,
-    )
+    strides = _sizes(call.get("stride"), space, 1 if weight is not None else None)
     # The default stride of a pool in torch is its kernel.
     strides = strides or kernel
-    dilations = _sizes(call.get("dilation", "dilations"), space, 1)
+    dilations = _sizes(call.get("dilation"), space, 1)
     pads = _padding(call, kernel, dilations)
     if pads is None:
         return ()
@@ -129,12 +125,7 @@ def window_index(factor: str) -> int:
 
 
 def _space(call: Call) -> int:
-    kind = call.operator.kind
-    return (
-        len(call.inputs[0].shape) - 2
-        if kind.startswith("onnx.")
-        else next(d for d in (1, 2, 3) if f"{d}d" in kind)
-    )
+    return next(d for d in (1, 2, 3) if f"{d}d" in call.operator.kind)
 
 
 def _sizes(value: object, space: int, default: int | None) -> tuple[int, ...]:
@@ -156,13 +147,6 @@ def _padding(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Rows of padding before and behind each spatial dim; None where `auto_pad` decides them."""
     space = len(kernel)
-    if call.operator.kind.startswith("onnx."):
-        both = _sizes(call.get("pads"), 2 * space, 0)
-        return (
-            (both[:space], both[space:])
-            if call.get("auto_pad", default="NOTSET") in ("NOTSET", "VALID")
-            else None
-        )
     padding = call.get("padding")
     total = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
     if call.operator.kind == CAUSAL:

@@ -77,11 +77,11 @@ def test_gpt2_small(tmp_path: Path) -> None:
     assert graph.tensors["logits"].shape == (8, 128, 50257)
     by_name = {operator.name: operator for operator in graph.operators}
     reshape = by_name["/h.0/attn/query/Reshape"]
-    assert reshape.attributes == {"data": Ref(0), "allowzero": 0, "shape": (8, 128, 12, 64)}
+    assert reshape.attributes == {"self": Ref(0), "shape": (8, 128, 12, 64)}
     assert by_name["/h.11/attn/Split"].attributes == {
-        "input": Ref(0),
-        "axis": 2,
-        "split": (768, 768, 768),
+        "self": Ref(0),
+        "split_sizes": (768, 768, 768),
+        "dim": 2,
     }
     assert by_name["/h.0/attn/Where"].inputs[0] == "causal_mask"
     assert graph.tensors["causal_mask"].role is Role.CONSTANT
@@ -105,48 +105,41 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("opset", "node", "stored", "expected"),
     [
-        (
-            11,
-            helper.make_node("ReduceSum", ["x"], ["y"], axes=[-1], keepdims=0),
-            {},
-            {"axes": (2,), "keepdims": 0},
-        ),
+        (11, helper.make_node("ReduceSum", ["x"], ["y"], axes=[-1], keepdims=0), {}, {"dim": (2,)}),
         (
             13,
             helper.make_node("ReduceSum", ["x", "a"], ["y"]),
             {"a": ints(-1, 0)},
-            {"axes": (0, 2), "keepdims": 1},
+            {"dim": (0, 2), "keepdim": True},
         ),
-        (13, helper.make_node("ReduceMean", ["x"], ["y"]), {}, {"axes": (0, 1, 2), "keepdims": 1}),
-        (11, helper.make_node("Unsqueeze", ["x"], ["y"], axes=[-1]), {}, {"axes": (3,)}),
+        (13, helper.make_node("ReduceMean", ["x"], ["y"]), {}, {"dim": (0, 1, 2), "keepdim": True}),
+        (11, helper.make_node("Unsqueeze", ["x"], ["y"], axes=[-1]), {}, {"dim": 3}),
         (
             9,
             helper.make_node("Slice", ["x"], ["y"], starts=[1], ends=[-1], axes=[2]),
             {},
-            {"starts": (1,), "ends": (3,), "axes": (2,), "steps": (1,)},
+            {"dim": 2, "start": 1, "end": 3, "step": 1},
         ),
         (
             13,
             helper.make_node("Slice", ["x", "s", "e", "a", "p"], ["y"]),
             {"s": ints(-1), "e": ints(-9), "a": ints(1), "p": ints(-1)},
-            {"starts": (2,), "ends": (-4,), "axes": (1,), "steps": (-1,)},
+            {"dims": (1,)},
         ),
         (
             13,
             helper.make_node("Reshape", ["x", "s"], ["y"]),
             {"s": ints(0, -1)},
-            {"shape": (2, 12), "allowzero": 0},
+            {"shape": (2, 12)},
         ),
         (
             13,
             helper.make_node("Expand", ["x", "s"], ["y"]),
             {"s": ints(5, 1, 3, 1)},
-            {"shape": (5, 2, 3, 4)},
+            {"size": (5, 2, 3, 4)},
         ),
-        (11, helper.make_node("Softmax", ["x"], ["y"]), {}, {"axis": 1, "flatten": 1}),
-        (11, helper.make_node("Softmax", ["x"], ["y"], axis=2), {}, {"axis": 2}),
-        (13, helper.make_node("Softmax", ["x"], ["y"]), {}, {"axis": 2}),
-        (9, helper.make_node("Clip", ["x"], ["y"], min=0.0, max=6.0), {}, {"min": 0.0, "max": 6.0}),
+        (11, helper.make_node("Softmax", ["x"], ["y"], axis=2), {}, {"dim": 2}),
+        (13, helper.make_node("Softmax", ["x"], ["y"]), {}, {"dim": 2}),
         (
             13,
             helper.make_node("Clip", ["x", "", "m"], ["y"]),
@@ -157,15 +150,15 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
             10,
             helper.make_node("Pad", ["x"], ["y"], pads=[0, 0, 1, 0, 0, 2]),
             {},
-            {"pads": (0, 0, 1, 0, 0, 2), "constant_value": 0.0, "mode": "constant"},
+            {"pad": (1, 2), "value": 0.0},
         ),
         (
             18,
             helper.make_node("Pad", ["x", "p", "", "a"], ["y"]),
             {"p": ints(1, 2), "a": ints(-1)},
-            {"pads": (0, 0, 1, 0, 0, 2), "constant_value": 0, "mode": "constant"},
+            {"pad": (1, 2), "value": 0},
         ),
-        (13, helper.make_node("Transpose", ["x"], ["y"]), {}, {"perm": (2, 1, 0)}),
+        (13, helper.make_node("Transpose", ["x"], ["y"]), {}, {"dims": (2, 1, 0)}),
         (
             13,
             helper.make_node("Tile", ["x", "r"], ["y"]),
@@ -176,13 +169,13 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
             14,
             helper.make_node("CumSum", ["x", "a"], ["y"]),
             {"a": np.array(1, np.int32)},
-            {"axis": 1, "exclusive": 0, "reverse": 0},
+            {"dim": 1},
         ),
         (
             14,
             helper.make_node("Trilu", ["x", "k"], ["y"]),
             {"k": np.array(-1, np.int64)},
-            {"k": -1, "upper": 1},
+            {"diagonal": -1},
         ),
     ],
 )
@@ -201,36 +194,27 @@ def test_several_outputs() -> None:
         helper.make_node("Split", ["x"], ["a", "b"], axis=-1, num_outputs=2),
         helper.make_node("TopK", ["a", "k"], ["v", "i"]),
     ]
-    graph = import_onnx(model(nodes, {"x": (FLOAT, [2, 5])}, ["v", "b"], {"k": ints(2)}))
-    assert graph.operators[0].attributes["split"] == (3, 2)
-    assert graph.operators[1].attributes["K"] == 2
-    assert graph.operators[1].outputs == ("v", "i")
+    graph = import_onnx(model(nodes, {"x": (FLOAT, [2, 5])}, ["v", "i", "b"], {"k": ints(2)}))
+    split, _, values, places = graph.operators
+    assert split.attributes["split_sizes"] == (3, 2)
+    assert values.attributes["end"] == 2 and (values.name, places.name) == ("v", "v/slice")
+    assert (*values.outputs, *places.outputs) == ("v", "i")
     assert graph.tensors["i"].dtype == "int64"
 
 
 def test_windows_are_explicit() -> None:
     weight = np.zeros((4, 3, 3, 3), np.float32)
     node = helper.make_node("Conv", ["x", "w"], ["y"], auto_pad="SAME_UPPER", strides=[2, 2])
-    operator = only(import_onnx(model([node], {"x": (FLOAT, [1, 3, 8, 8])}, ["y"], {"w": weight})))
-    assert operator.attributes["pads"] == (0, 0, 1, 1)
-    assert operator.attributes["kernel_shape"] == (3, 3) and operator.attributes["dilations"] == (
-        1,
-        1,
-    )
+    proto = model([node], {"x": (FLOAT, [1, 3, 8, 8])}, ["y"], {"w": weight})
+    padded, product = import_onnx(proto).operators
+    assert (padded.name, product.name) == ("y/constant_pad_nd", "y")
+    assert padded.attributes["pad"] == (0, 1, 0, 1)
+    assert product.attributes["padding"] == (0, 0) and product.attributes["dilation"] == (1, 1)
     node = helper.make_node("Upsample", ["x", "s"], ["y"], mode="nearest")
-    operator = only(
-        import_onnx(
-            model(
-                [node],
-                {"x": (FLOAT, [1, 1, 2, 2])},
-                ["y"],
-                {"s": np.array([1, 1, 2, 3], np.float32)},
-                opset=9,
-            )
-        )
-    )
-    assert operator.kind == "onnx.Resize" and operator.attributes["sizes"] == (1, 1, 4, 6)
-    assert operator.attributes["coordinate_transformation_mode"] == "asymmetric"
+    scales = {"s": np.array([1, 1, 2, 3], np.float32)}
+    graph = import_onnx(model([node], {"x": (FLOAT, [1, 1, 2, 2])}, ["y"], scales, opset=9))
+    places = [graph.constants[operator.inputs[1]].tolist() for operator in graph.operators]
+    assert places == [[0, 0, 1, 1], [0, 0, 0, 1, 1, 1]]
 
 
 def test_shape_arithmetic_is_folded_and_dead_operators_dropped() -> None:
@@ -247,7 +231,10 @@ def test_shape_arithmetic_is_folded_and_dead_operators_dropped() -> None:
     ]
     stored = {"zero": np.array(0, np.int64), "first": ints(0), "rest": ints(-1)}
     graph = import_onnx(model(nodes, {"x": (FLOAT, ["n", 3, 4])}, ["z"], stored), dims={"n": 2})
-    assert [operator.kind for operator in graph.operators] == ["onnx.Reshape", "onnx.Relu"]
+    assert [operator.kind for operator in graph.operators] == [
+        "aten.reshape.default",
+        "aten.relu.default",
+    ]
     assert graph.operators[1].inputs == ("y",)
     assert not graph.constants
 
@@ -263,12 +250,13 @@ def test_large_constants_are_not_folded() -> None:
     ]
     graph = import_onnx(model(nodes, {"x": (FLOAT, [1])}, ["y"], {"shape": ints(4096, 4096)}))
     assert [operator.kind for operator in graph.operators] == [
-        "onnx.ConstantOfShape",
-        "onnx.Trilu",
-        "onnx.Cast",
-        "onnx.Where",
+        "aten.full.default",
+        "aten.triu.default",
+        "aten.to.dtype",
+        "aten.where.self",
     ]
-    assert graph.operators[0].attributes == {"input": (4096, 4096), "value": 1, "dtype": INT64}
+    made = {"size": (4096, 4096), "fill_value": 1, "dtype": "int64"}
+    assert graph.operators[0].attributes == made
 
 
 def test_products_with_a_transposed_weight_read_it_as_it_is_stored() -> None:
@@ -292,10 +280,10 @@ def test_products_with_a_transposed_weight_read_it_as_it_is_stored() -> None:
     linear = "aten.linear.default"
     assert [op.kind for op in graph.operators] == [
         linear,
-        "onnx.MatMul",
+        "aten.matmul.default",
         linear,
-        "onnx.Transpose",
-        "onnx.MatMul",
+        "aten.permute.default",
+        "aten.matmul.default",
     ]
     assert graph.operators[0].inputs == ("x", "w") and graph.operators[2].inputs == ("z", "u")
     assert {t.name for t in graph.parameters} == {"w", "u"}
@@ -336,11 +324,11 @@ def test_filled_weights_become_parameters() -> None:
     assert sum(tensor.size for tensor in graph.parameters) > 25_000_000
     assert sum(tensor.name in graph.constants for tensor in graph.parameters) >= 140
     assert {operator.kind for operator in graph.operators} >= {
-        "onnx.Conv",
-        "onnx.Gemm",
-        "onnx.BatchNormalization",
+        "aten.conv2d.default",
+        "aten.linear.default",
+        "aten.batch_norm.default",
     }
-    assert "onnx.ConstantOfShape" not in {operator.kind for operator in graph.operators}
+    assert "aten.full.default" not in {operator.kind for operator in graph.operators}
     assert graph.tensors[graph.outputs[0]].shape == (1, 1000)
 
 
@@ -358,8 +346,11 @@ def test_sequences_and_branches_are_resolved() -> None:
     ]
     stored = {"size": np.array(2, np.int64), "one": np.array(1, np.int64), "yes": np.array(True)}
     graph = import_onnx(model(nodes, {"x": (FLOAT, [3, 5])}, ["y"], stored))
-    assert [operator.kind for operator in graph.operators] == ["onnx.Split", "onnx.Relu"]
-    assert graph.operators[0].attributes["split"] == (2, 2, 1)
+    assert [operator.kind for operator in graph.operators] == [
+        "aten.split_with_sizes.default",
+        "aten.relu.default",
+    ]
+    assert graph.operators[0].attributes["split_sizes"] == (2, 2, 1)
 
 
 def test_local_functions_are_inlined() -> None:
@@ -377,7 +368,7 @@ def test_local_functions_are_inlined() -> None:
     proto.opset_import.append(helper.make_opsetid("mine", 1))
     proto.functions.append(body)
     operator = only(import_onnx(proto))
-    assert operator.kind == "onnx.Add" and operator.inputs == ("x", "x")
+    assert operator.kind == "aten.add.Tensor" and operator.inputs == ("x", "x")
 
 
 def test_every_unknown_operator_is_named() -> None:
