@@ -411,6 +411,7 @@ def test_blocks_of_a_training_script(place: Path) -> None:
         "latest",
         "step-00000002",
         "step-00000004",
+        "training.lock",
     }
 
 
