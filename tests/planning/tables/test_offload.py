@@ -160,7 +160,8 @@ def test_less_memory_is_paid_for_by_the_cheaper_of_both() -> None:
         plan = search_plan(graph, request)
         without = search_plan(graph, replace(request, offload="none"))
         assert plan.predicted.memory <= request.memory_limit
-        assert plan.predicted.step <= without.predicted.step * 1.005
+        # Of layouts that are so near only the best few are solved whole.
+        assert plan.predicted.step <= without.predicted.step * 1.03
         taken.append(len(in_host(plan)))
     assert taken[0] == 0 < taken[-1]
 
