@@ -30,7 +30,10 @@ _ATOMIC = (*_LITERALS, type, types.ModuleType, types.BuiltinFunctionType)
 SEQUENCES = (list, tuple, collections.deque)
 MACHINERY = ("torch", "numpy", "sympy", "autopar", "huggingface_hub", "typing_extensions.py")
 _LIBRARY = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
-_SITES = tuple(f"{os.sep}{site}{os.sep}" for site in ("site-packages", "dist-packages"))
+_SITES = (
+    *(f"{os.sep}{site}{os.sep}" for site in ("site-packages", "dist-packages")),
+    f"{Path(torch.__file__).parents[1]}{os.sep}",
+)
 _HERE = Path(__file__).parents[1]
 _LINKED = (path.resolve() for path in _HERE.iterdir() if path.is_symlink())
 _PRODUCT = tuple(f"{path}{os.sep}" for path in (_HERE, _HERE.resolve(), *_LINKED))
