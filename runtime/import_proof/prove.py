@@ -19,7 +19,6 @@ from autopar.runtime.checking.differences import Entry, Observation, Report, dif
 from autopar.runtime.models.graph_run import OperatorFails
 
 from .first_difference import first_difference, readers
-from .onnx_file import onnx_difference, onnx_trial
 from .sides import Side, Sides
 from .trials import NoTrial, Trial, failed, kinds_without, trials_of
 
@@ -57,6 +56,9 @@ def prove_import(model: LoadedModel) -> Proof:
 
 def _of_file(model: LoadedModel) -> str:
     """The proof of an ONNX file, in words."""
+    # A torch model is proved where the package onnx is not installed.
+    from .onnx_file import onnx_difference, onnx_trial
+
     trial, said = onnx_trial(model)
     try:
         difference = onnx_difference(trial)
