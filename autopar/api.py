@@ -155,7 +155,14 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
         limit,
     )
     named = best.model.model_copy(
-        update={"dtype": ruled.dtype, "precision": ruled.precision, "proof": proof}
+        update={
+            "dtype": ruled.dtype,
+            "precision": ruled.precision,
+            "proof": proof,
+            "onnx": ruled.weights is not None,
+            "values": ruled.values,
+            "outputs": ruled.outputs,
+        }
     )
     best = best.model_copy(update={"model": named, "routing": under})
     proved = (proof,) if proof else ()

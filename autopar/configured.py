@@ -67,7 +67,7 @@ def load_any(
         if (file := _onnx_file(model)) is None:
             return load()
         return remembered_model(Asked(source=file, options=options), load)
-    wrong = [name for name in ("shapes", "trained") if getattr(options, name)]
+    wrong = [name for name in ("shapes", "trained", "values", "outputs") if getattr(options, name)]
     valid = OPTIONS.values()
     if wrong or set(options.dims) - set(valid):
         named = ", ".join(f"--{name}" for name in OPTIONS)

@@ -109,7 +109,8 @@ class LoadedModel:
     kwargs), with typed=False in the types that it has, or an ONNX file at a batch and sizes of
     named dims of at most these two. `file`: an ONNX model, as it was given. `proof`:
     whether the import is to be proved (None: where torch is needed anyway). `small`: small copies
-    of a configuration's type, by which it is proved.
+    of a configuration's type, by which it is proved. `values`: of inputs of an ONNX file that are
+    constants; `outputs`: its tensors that are given in place of its outputs.
     """
 
     graph: Graph
@@ -127,6 +128,8 @@ class LoadedModel:
     file: Any = None
     proof: bool | None = None
     small: SmallCopies | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
 
     @property
     def module(self) -> Any:

@@ -100,6 +100,7 @@ def _onnx_of_plan(
     A batch that is fixed in the file is replaced.
     """
     options = replace(options, dtype=plan.model.dtype, parameters=set(plan.parameters))
+    options = replace(options, values=plan.model.values, outputs=plan.model.outputs)
     old = _batch_of(plan)
     shapes = {name: spec.shape for name, spec in plan.model.inputs.items()}
     if batch is not None:

@@ -74,7 +74,9 @@ class ModelSpec(Part):
     `dtype`: the floating-point type of its cast (null: it keeps its own). `precision`: the recipe
     of its products (null: they are in the type of their operands). `proof`: what the proof of its
     import says (empty: none was made). `flops`: of a step's
-    products, by their type (`autopar.sharding.model_flops`; empty: not counted).
+    products, by their type (`autopar.sharding.model_flops`; empty: not counted). `onnx`:
+    whether it is an ONNX file. `values`: of its inputs that are constants; `outputs`: its tensors
+    that are given in place of its outputs (empty: they are).
     """
 
     name: str
@@ -87,6 +89,9 @@ class ModelSpec(Part):
     proof: str = ""
     inputs: dict[str, InputSpec]
     flops: dict[str, Annotated[float, Field(ge=0)]] = {}
+    onnx: bool = False
+    values: dict[str, float | tuple[float, ...]] = {}
+    outputs: tuple[str, ...] = ()
 
 
 class AxisSpec(Part):

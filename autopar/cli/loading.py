@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SIZING = (
     *("batch", "seq", "image", "frames", "dims", "shapes", "dtype", "precision"),
-    *("frozen", "trained"),
+    *("frozen", "trained", "values", "outputs"),
 )
 """The options that make a model another than the one of a loaded plan."""
 

@@ -35,7 +35,7 @@ class ModelOptions:
 
     Parameters among the stored floats of an ONNX model: `frozen` ones are not, `trained` ones are;
     or exactly `parameters`. `trust`: whether a `.pt2` file may execute code that it holds.
-    `proof`: as of `LoadedModel`.
+    `proof`: as of `LoadedModel`. `values` and `outputs`: of an ONNX model, as of `LoadedModel`.
     """
 
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -50,6 +50,8 @@ class ModelOptions:
     parameters: Collection[str] | None = None
     trust: bool = False
     proof: bool | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in FLOATS:
@@ -122,7 +124,14 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
         lost.append(missing_weights(proto, folder))
 
     graph = import_onnx(
-        model, dims=options.dims, batch=options.batch, shapes=options.shapes, roles=roles, seen=seen
+        model,
+        dims=options.dims,
+        batch=options.batch,
+        shapes=options.shapes,
+        roles=roles,
+        values=options.values,
+        outputs=options.outputs,
+        seen=seen,
     )
     graph = cast_graph(graph, options.dtype) if options.dtype else graph
     notes = tuple(f"{text}; planning needs no weights, running does" for text in lost if text)
@@ -136,7 +145,17 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
         file=model,
         at_sizes=lambda _, sizes, typed=False: _onnx(model, _at_most(options, *sizes)),
         proof=options.proof,
+        values=options.values,
+        outputs=tuple(options.outputs),
     )
+
+
+def _require_whole(options: ModelOptions) -> None:
+    if options.values or options.outputs:
+        raise UsageError(
+            "--value and --outputs apply to ONNX models; a PyTorch model takes and gives what it "
+            "is written to"
+        )
 
 
 def _at_most(options: ModelOptions, batch: int, size: int) -> ModelOptions:
@@ -240,6 +259,7 @@ def _module(module: Any, example_inputs: Any, options: ModelOptions) -> LoadedMo
             "--dim and --shape apply to ONNX models; a PyTorch model takes its sizes from the "
             "example inputs (and --batch)"
         )
+    _require_whole(options)
     if options.frozen or options.trained:
         raise UsageError(
             "--frozen and --trained apply to ONNX models; a PyTorch parameter says it by "
@@ -384,6 +404,7 @@ def _archive(text: str, options: ModelOptions) -> LoadedModel:
         raise UsageError(
             f"{text}: an exported archive has fixed sizes; export it again with the batch you want"
         )
+    _require_whole(options)
     if options.frozen or options.trained:
         raise UsageError(
             "--frozen and --trained apply to ONNX models; an exported archive tells its parameters "

@@ -26,6 +26,8 @@ class PlanKeywords(TypedDict, total=False):
     batch: int | None
     dims: Mapping[str, int] | None
     shapes: Mapping[str, tuple[int, ...]] | None
+    values: Mapping[str, float | Sequence[float]] | None
+    outputs: Sequence[str]
     dtype: str | None
     precision: str | None
     master: str | None

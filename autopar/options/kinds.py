@@ -13,6 +13,7 @@ from autopar.units import parse_bytes
 
 DIMS_FORM = "NAME=SIZE"
 SHAPES_FORM = "INPUT=1x30"
+VALUES_FORM = "INPUT=NUMBER"
 
 
 def _same(value: Any, option: str) -> Any:
@@ -70,6 +71,19 @@ def _read_dims(texts: list[str], option: str) -> dict[str, int]:
 def _read_shapes(texts: list[str], option: str) -> dict[str, tuple[int, ...]]:
     pairs = (pair_of(text, option, SHAPES_FORM) for text in texts)
     return {name: sizes_of(size, f"{option} {name}") for name, size in pairs}
+
+
+def _read_values(texts: list[str], option: str) -> dict[str, float | tuple[float, ...]]:
+    pairs = [pair_of(text, option, VALUES_FORM) for text in texts]
+    words = {"true": "1", "false": "0"}
+    try:
+        read = {
+            name: tuple(float(words.get(part.lower(), part)) for part in numbers.split(","))
+            for name, numbers in pairs
+        }
+    except ValueError:
+        raise UsageError(f"{option} takes {VALUES_FORM}, numbers with commas between") from None
+    return {name: numbers[0] if len(numbers) == 1 else numbers for name, numbers in read.items()}
 
 
 def _check_share(value: Any, name: str) -> float | None:
@@ -136,4 +150,5 @@ SWITCHED = Kind(arguments={"action": argparse.BooleanOptionalAction})
 TEXTS = Kind(arguments={"action": "append", "default": []})
 MESH = Kind(read=_read_mesh)
 DIMS = Kind(arguments={"action": "append", "default": []}, read=_read_dims)
+VALUES = Kind(arguments={"action": "append", "default": []}, read=_read_values)
 SHAPES = Kind(arguments={"action": "append", "default": []}, read=_read_shapes)

@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from autopar.errors import AutoparError
 
-from .kinds import DIMS, SHAPES, SWITCH, WHOLE
+from .kinds import DIMS, SHAPES, SWITCH, VALUES, WHOLE
 from .option import Option
 from .table import TABLE
 
@@ -63,7 +63,7 @@ def _said(option: Option, value: str) -> str | None:
     """The option with a value that belongs to it; None if the next word is one of the sentence."""
     end = value[len(value.rstrip(".")) :]
     value = value.rstrip(".")
-    if option.kind in (DIMS, SHAPES):
+    if option.kind in (DIMS, SHAPES, VALUES):
         name, equals, size = value.partition("=")
         return f'{option.name}={{"{name}": {size}}}{end}' if equals else None
     if option.choices and value in map(str, option.choices):

@@ -24,6 +24,8 @@ from .kinds import (
     SWITCH,
     SWITCHED,
     TEXTS,
+    VALUES,
+    VALUES_FORM,
     WHOLE,
 )
 from .option import Option
@@ -115,6 +117,22 @@ MODEL = (
         metavar=SHAPES_FORM,
         help="shape of an input of an ONNX model; repeatable",
         told="shapes of inputs of an ONNX model",
+    ),
+    Option(
+        name="values",
+        flag="--value",
+        kind=VALUES,
+        metavar=VALUES_FORM,
+        help="value of an input of an ONNX model, which is a constant then; repeatable",
+        told="values of inputs of an ONNX model, which are constants then",
+    ),
+    Option(
+        name="outputs",
+        kind=TEXTS,
+        default=(),
+        metavar="NAME",
+        help="tensor of an ONNX model to give in place of its outputs; repeatable",
+        told="tensors of an ONNX model to give in place of its outputs",
     ),
     Option(
         name="dtype",
@@ -413,6 +431,8 @@ READING = (
     "loss",
     "frozen",
     "trained",
+    "values",
+    "outputs",
     "trust",
     "proof",
 )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel.cluster.cluster import Cluster
-from autopar.ir import DTYPE_BYTES, Role, Tensor
+from autopar.ir import DTYPE_BYTES, Ref, Role, Tensor
 from autopar.ir.recipes import recipe_of
 from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import RULES, Call
@@ -85,7 +85,7 @@ class OperatorKernels:
         self.keeps_narrow = call.get("keeps_narrow") is True
         summed = call.get("accumulates", default=0)
         self.summed = float(summed) if isinstance(summed, int) else 0.0
-        self.is_attention = len(self.entry.products) > 1
+        self.is_attention = "attention" in call.operator.kind and len(self.entry.products) > 1
         # A causal softmax writes all of its result, and reads nothing that the mask hides.
         self.seen = 0.5 if call.operator.kind == SOFTMAX and call.get("is_causal") is True else 1.0
         self.product = self._product() if self.entry.products and not self.is_attention else None
@@ -268,6 +268,8 @@ class OperatorKernels:
         They are the factors that operands and output share.
         """
         members = [_members(dims) for dims in (*self.rule.inputs, self.rule.outputs[0])]
+        if len(self.entry.products) > 1:
+            return self._recurrent(members)
         out = members[-1]
         operands = [i for i, factors in enumerate(members[:-1]) if len(factors) > 1][:2]
         self.left, self.right = operands if len(operands) == 2 else (0, min(1, len(members) - 2))
@@ -289,6 +291,22 @@ class OperatorKernels:
         if shared:  # each row meets one expert; rows of other ranks come too
             m = m * self.come / math.prod(self.rule.factors[i].size for i in shared)
         return Product(batch=batch, m=m, n=n, k=k)
+
+    def _recurrent(self, members: Sequence[set[int]]) -> Product:
+        """Return the products of a recurrent layer's rows, of all steps, with its matrices."""
+        given = self.call.get("params") or (self.call.get("w_ih"), self.call.get("w_hh"))
+        assert isinstance(given, tuple)
+        places = [value.index for value in given if isinstance(value, Ref)]
+        shapes = [self.call.inputs[place].shape for place in places]
+        matrices = [shape for shape in shapes if len(shape) == 2]
+        columns = sum(shape[0] for shape in matrices)
+        self.left, self.right = 0, places[0]
+        # The width of the input is the one factor of it that its rows do not have.
+        rows = sorted(members[0] - {max(_members(self.rule.inputs[0][-1:]))})
+        one = np.ones(self.count)
+        inner = sum(math.prod(shape) for shape in matrices) / columns
+        m = np.prod(self.local[:, rows], axis=1)
+        return Product(batch=one, m=m, n=one * columns, k=one * inner)
 
 
 def local_sizes(strategies: Strategies, mesh: Sequence[int]) -> Floats:

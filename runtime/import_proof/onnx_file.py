@@ -17,7 +17,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from autopar.frontends.onnx import has_weights, read_model
+from autopar.frontends.onnx import has_weights, read_model, specialised
 from autopar.ir import Graph
 from autopar.ir.dtype import cast_graph
 from autopar.model import LoadedModel
@@ -101,6 +101,7 @@ def _reference(
         raise NoTrial("numpy has no bfloat16, which its inputs are of")
     given = {name: value.numpy() for name, value in inputs.items()}
     read, folder = read_model(model.file)
+    read = specialised(read, model.values, model.outputs)
     proto = onnx.ModelProto()
     proto.CopyFrom(read)
     known = {output.name for output in proto.graph.output}

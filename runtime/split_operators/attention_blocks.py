@@ -34,45 +34,15 @@ class Corner(NamedTuple):
     column: int
 
 
-class Seen(NamedTuple):
-    """The keys that a query sees by place: those with `low <= row - column <= high`.
+def sees_all(causal: bool, place: Corner, columns: int) -> bool:
+    """Whether every query of a block sees all its keys."""
+    return not causal or place.row >= place.column + columns - 1
 
-    None is no limit.
-    """
 
-    low: int | None
-    high: int | None
-
-    def nothing(self, place: Corner, rows: int, columns: int) -> bool:
-        """Whether no query of a block sees any of its keys."""
-        least, most = self._span(place, rows, columns)
-        too_late = self.low is not None and most < self.low
-        too_early = self.high is not None and least > self.high
-        return too_late or too_early
-
-    def whole(self, place: Corner, rows: int, columns: int) -> bool:
-        """Whether every query of a block sees all its keys."""
-        least, most = self._span(place, rows, columns)
-        return (self.low is None or least >= self.low) and (self.high is None or most <= self.high)
-
-    def hidden(self, place: Corner, rows: int, columns: int, device: torch.device) -> Tensor | None:
-        """The hidden keys [rows, columns]; None if all are seen."""
-        if self.whole(place, rows, columns):
-            return None
-        queries = torch.arange(rows, device=device).unsqueeze(1)
-        distance = queries - torch.arange(columns, device=device) + (place.row - place.column)
-        out = torch.zeros_like(distance, dtype=torch.bool)
-        if self.low is not None:
-            out = out | (distance < self.low)
-        if self.high is not None:
-            out = out | (distance > self.high)
-        return out
-
-    @staticmethod
-    def _span(place: Corner, rows: int, columns: int) -> tuple[int, int]:
-        """The least and the greatest `row - column`."""
-        offset = place.row - place.column
-        return offset - columns + 1, offset + rows - 1
+def _hidden(place: Corner, rows: int, columns: int, device: torch.device) -> Tensor:
+    """The keys [rows, columns] that lie after their query."""
+    queries = torch.arange(place.row, place.row + rows, device=device).unsqueeze(1)
+    return torch.arange(place.column, place.column + columns, device=device) > queries
 
 
 def _fold(x: Tensor, groups: int) -> Tensor:
@@ -108,7 +78,7 @@ def _mask_part(mask: Tensor, rows: slice, place: Corner, columns: int) -> Tensor
 
 
 def _scores(
-    query: Tensor, key: Tensor, part: Tensor | None, seen: Seen, place: Corner, scale: float
+    query: Tensor, key: Tensor, part: Tensor | None, causal: bool, place: Corner, scale: float
 ) -> Tensor:
     """Scores [..., heads, rows, columns], minus infinity where a query does not see a key."""
     scores = _unfold(_fold(query * scale, key.shape[-3]) @ key.mT, query.shape[-3])
@@ -116,8 +86,10 @@ def _scores(
         scores = scores.masked_fill(~part, -torch.inf)
     elif part is not None:
         scores = scores + part
-    hidden = seen.hidden(place, query.shape[-2], key.shape[-2], query.device)
-    return scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
+    if sees_all(causal, place, key.shape[-2]):
+        return scores
+    hidden = _hidden(place, query.shape[-2], key.shape[-2], query.device)
+    return scores.masked_fill(hidden, -torch.inf)
 
 
 def finite(normal: Tensor) -> Tensor:
@@ -126,7 +98,7 @@ def finite(normal: Tensor) -> Tensor:
 
 
 def _fused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Seen, place: Corner
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, place: Corner
 ) -> bool | None:
     """Whether the fused kernel must be causal; None if it cannot compute the block."""
     # The kernel takes four dims, equal batches, and values as wide as the keys.
@@ -134,11 +106,11 @@ def _fused(
     shapes = shapes and query.shape[-1] == value.shape[-1]
     if mask is not None or not shapes or query.device.type != "cpu":
         return None
-    if seen.whole(place, query.shape[-2], key.shape[-2]):
+    if sees_all(causal, place, key.shape[-2]):
         return False
     # Its causal mask is the diagonal of a square, and folded heads would break the order of rows.
     square = place.row == place.column and query.shape[:3] == key.shape[:3]
-    return True if square and seen == Seen(0, None) else None
+    return True if square else None
 
 
 def attend(
@@ -146,14 +118,14 @@ def attend(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    seen: Seen,
+    causal: bool,
     place: Corner,
     scale: float,
 ) -> Attended:
     """The attention of queries to one block of keys; `mask` holds these queries and all keys."""
-    causal = _fused(query, key, value, mask, seen, place)
-    if causal is not None:
-        out, normal = _KERNEL(_fold(query, key.shape[-3]), key, value, 0.0, causal, scale=scale)
+    diagonal = _fused(query, key, value, mask, causal, place)
+    if diagonal is not None:
+        out, normal = _KERNEL(_fold(query, key.shape[-3]), key, value, 0.0, diagonal, scale=scale)
         return _wide(_unfold(out, query.shape[-3])), normal.reshape(*query.shape[:-1], 1)
     key = _wide(key)
     value = _wide(value)
@@ -162,7 +134,7 @@ def attend(
     for rows in _rows(query, key.shape[-2]):
         part = None if mask is None else _mask_part(mask, rows, place, key.shape[-2])
         corner = Corner(place.row + rows.start, place.column)
-        scores = _scores(_wide(query[..., rows, :]), key, part, seen, corner, scale)
+        scores = _scores(_wide(query[..., rows, :]), key, part, causal, corner, scale)
         normal = scores.logsumexp(-1, keepdim=True)
         weights = (scores - finite(normal)).exp()
         outputs.append(_unfold(_fold(weights, key.shape[-3]) @ value, weights.shape[-3]))
@@ -199,7 +171,7 @@ def gradients(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
     ahead: Ahead,
     into: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    seen: Seen,
+    causal: bool,
     place: Corner,
     scale: float,
 ) -> None:
@@ -208,13 +180,13 @@ def gradients(
     d_query, d_key, d_value, d_mask = into
     heads = query.shape[-3]
     groups = key.shape[-3]
-    causal = _fused(*inputs, seen, place)
-    if causal is not None:
+    diagonal = _fused(*inputs, causal, place)
+    if diagonal is not None:
         folded = [_fold(x.to(query.dtype), groups) for x in (ahead.gradient, query, ahead.out)]
         # The sum over all blocks in place of the block's own: the weights of the whole attention.
         normal = ahead.normal.reshape(*folded[1].shape[:-1])
         own, own_key, own_value = _KERNEL_BACK(
-            folded[0], folded[1], key, value, folded[2], normal, 0.0, causal, scale=scale
+            folded[0], folded[1], key, value, folded[2], normal, 0.0, diagonal, scale=scale
         )
         d_query += _unfold(own, heads)
         d_key += own_key
@@ -226,7 +198,7 @@ def gradients(
         part = None if mask is None else _mask_part(mask, rows, place, key.shape[-2])
         q = _wide(query[..., rows, :])
         d_out, out, normal = (_wide(x[..., rows, :]) for x in ahead)
-        scores = _scores(q, key, part, seen, Corner(place.row + rows.start, place.column), scale)
+        scores = _scores(q, key, part, causal, Corner(place.row + rows.start, place.column), scale)
         weights = (scores - finite(normal)).exp()
         d_value += (_fold(weights, groups).mT @ _fold(d_out, groups)).sum_to_size(d_value.shape)
         d_weights = _unfold(_fold(d_out, groups) @ value.mT, heads)

@@ -25,31 +25,22 @@ from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import arrived, set_off
 from autopar.runtime.ranks.device_groups import AxisGroup
 
-from .attention_blocks import (
-    Ahead,
-    Attended,
-    Corner,
-    Seen,
-    attend,
-    finite,
-    gradients,
-    merge,
-    nothing,
-)
+from .attention_blocks import Ahead, Attended, Corner, attend, finite, gradients, merge, nothing
 
 
 class Round(NamedTuple):
-    """The ring, the scale of the scores, and the keys seen by place, common to all rounds."""
+    """The ring, the scale of the scores, and whether it is causal, common to all rounds."""
 
     group: AxisGroup
     scale: float
-    seen: Seen
+    causal: bool
 
     def block(self, number: int, queries: int, keys: int) -> Corner | None:
         """The place of this round's block and our queries; None if they see nothing of it."""
         source = (self.group.coordinate - number) % self.group.size
         place = Corner(self.group.coordinate * queries, source * keys)
-        return None if self.seen.nothing(place, queries, keys) else place
+        unseen = self.causal and place.row + queries <= place.column
+        return None if unseen else place
 
 
 def _joined(key: Tensor, value: Tensor) -> Tensor:
@@ -82,7 +73,7 @@ class _Ring(torch.autograd.Function):
             coming = None if last else set_off(_joined(k, v), spec.group)
             place = spec.block(number, query.shape[-2], key.shape[-2])
             if place is not None:
-                result = merge(result, attend(query, k, v, mask, spec.seen, place, spec.scale))
+                result = merge(result, attend(query, k, v, mask, spec.causal, place, spec.scale))
             if coming is not None:
                 k, v = _apart(arrived(coming), key, value)
         out = result[0].to(query.dtype)
@@ -113,7 +104,7 @@ class _Ring(torch.autograd.Function):
             if place is not None:
                 inputs = (query, k, v, mask)
                 into = (d_query, *_apart(own, key, value), d_mask)
-                gradients(inputs, ahead, into, spec.seen, place, spec.scale)
+                gradients(inputs, ahead, into, spec.causal, place, spec.scale)
             # A block's gradients follow it, so they arrive at its rank after the last round.
             if travelling is not None:
                 own = own + arrived(travelling)
@@ -162,7 +153,7 @@ def attention(
 def _round(query: Tensor, group: AxisGroup, scale: float | None, *, causal: bool) -> Round:
     """The rounds of an attention, with torch's default scale if none is given."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return Round(group, scale, Seen(0 if causal else None, None))
+    return Round(group, scale, causal)
 
 
 def flash_attention(

@@ -3,6 +3,7 @@
 from .importer import import_onnx
 from .model import read_model
 from .roles import Roles
+from .specialised import specialised
 from .weights import external_files, has_weights, load_weights, missing_weights
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "load_weights",
     "missing_weights",
     "read_model",
+    "specialised",
 ]

@@ -15,21 +15,20 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, num
 from autopar.errors import ModelError
 from autopar.ir.graph import Role, Value
 
-from .calls import Argument, Call
-from .canonical import CANONICAL
-from .element_types import TYPED
-from .folding import RANDOM, evaluate
+from .calls import Argument
+from .folding import RANDOM, CannotFold, evaluate
 from .inference import Inference
-from .model import domain_of, kind_of
-from .nodes import call_arguments, label, names_read, refuse, without_gaps
+from .loops import LOOPS
+from .microsoft import OPERATORS
+from .model import domain_of
+from .nodes import call_arguments, handed_on, label, names_read, refuse, without_gaps
 from .rebatch import Rebatch
 from .sequences import SEQUENCES
 from .values import FOLD_LIMIT, Signature, Val, attribute_value, constant, signature
 from .weight_slots import weight_like
-from .windows import WINDOWS
+from .writer import STANDARD, Writer
 
 Entry = Val | list[Val]
-_CANONICAL: Mapping[str, Callable[[Call], Val | None]] = {**CANONICAL, **TYPED, **WINDOWS}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +39,7 @@ class Record:
     kind: str
     arguments: dict[str, Argument]
     outputs: list[Val]
+    version: int = 0
 
     def tensors(self) -> Iterator[Val]:
         """The tensor arguments, in formal order."""
@@ -73,6 +73,8 @@ class Builder:
         self.weights = weight_like(graph)
         declared = {value.name: value.type for value in (*graph.value_info, *graph.output)}
         self.inference = Inference(versions, declared, read, rebatch)
+        standard = {**versions, "": STANDARD}
+        self.standard = standard, Inference(standard, declared, read, rebatch)
 
     def add_input(self, name: str, code: int, shape: tuple[int, ...]) -> Val:
         """Declares a graph input."""
@@ -128,8 +130,21 @@ class Builder:
     def walk(self, nodes: Iterator[NodeProto] | list[NodeProto]) -> None:
         """Processes nodes in the order of the file, which ONNX wants topological."""
         for node in nodes:
-            handler = _SPECIAL.get(node.op_type) if domain_of(node) == "" else None
+            domain = domain_of(node)
+            if (write := OPERATORS.get((domain, node.op_type))) is not None:
+                write(Writer(self, node))
+                continue
+            handler = _SPECIAL.get(node.op_type) if domain == "" else None
             (handler or Builder.apply)(self, node)
+
+    def apply_standard(self, node: NodeProto) -> None:
+        """An operator of the standard as `writer` knows it, whatever the file's own opset is."""
+        before = self.versions, self.inference
+        self.versions, self.inference = self.standard
+        try:
+            self.apply(node)
+        finally:
+            self.versions, self.inference = before
 
     def apply(self, node: NodeProto) -> None:
         """An ordinary operator: folded, elided or recorded."""
@@ -153,16 +168,23 @@ class Builder:
         types = self.inference.types(node, spec, inputs, known, attributes, required=not foldable)
         small = all(shape is None or math.prod(shape) <= FOLD_LIMIT for _, shape in types)
         if foldable and (small or self.is_filled_weight(node)):
-            self.fold(node, known, attributes)
-            return
+            try:
+                self.fold(node, known, attributes)
+                return
+            except CannotFold:
+                if any(shape is None for _, shape in types):
+                    raise
         outputs = []
         for index, (name, (code, shape)) in enumerate(zip(node.output, types, strict=True)):
             if shape is None and name not in self.used and index in spec.optional_outputs:
                 code = TensorProto.UNDEFINED
                 shape = ()
             if shape is None:
+                before = ", ".join(filter(None, node.input)) or "none"
                 refuse(
-                    node, f"makes {name!r}, whose shape depends on the values of the model's inputs"
+                    node,
+                    f"makes {name!r}, whose shape depends on the values of the model's inputs: end "
+                    f"the model before it by --outputs NAME (it reads {before})",
                 )
             outputs.append(Val("", code, shape))
         self.record(node, spec, inputs, attributes, outputs)
@@ -211,30 +233,18 @@ class Builder:
         attributes: dict[str, Value],
         outputs: list[Val],
     ) -> None:
-        """Spell the operator canonically and record it.
+        """Record the operator.
 
-        An operator that does nothing is left out: its output becomes another name of its input.
+        One that does nothing is left out: its output becomes another name of its input.
         """
-        call = Call(
-            op_type=node.op_type,
-            version=spec.schema.since_version,
-            where=f"node {label(node)!r} ({kind_of(node)})",
-            arguments=call_arguments(node, spec, inputs, attributes, self.read),
-            outputs=outputs,
-            wanted=[name in self.used for name in node.output],
-        )
-        if domain_of(node) == "" and node.op_type in _CANONICAL:
-            same = _CANONICAL[node.op_type](call)
-        else:
-            same = None
+        arguments = call_arguments(node, spec, inputs, attributes, self.read)
+        wanted = [name in self.used for name in node.output]
+        same = handed_on(node.op_type, arguments, outputs, wanted) if not domain_of(node) else None
         if same is not None and node.output[0] not in self.output_names:
             self.env[node.output[0]] = same
             return
-        if same is not None:
-            call.op_type = "Identity"
-            call.arguments = {"input": same}
         count = len(outputs)
-        while count > 1 and not call.wanted[count - 1] and count - 1 in spec.optional_outputs:
+        while count > 1 and not wanted[count - 1] and count - 1 in spec.optional_outputs:
             count -= 1
         for name, val in zip(node.output[:count], outputs, strict=False):
             val.name = self.unique(name)
@@ -242,12 +252,17 @@ class Builder:
             if self.rebatch is not None:
                 self.rebatch.check(node, name, val.shape, inputs[0] if inputs else None)
         for name in ("input_mean", "input_var"):
-            statistic = call.arguments.get(name)
+            statistic = arguments.get(name)
             if isinstance(statistic, Val) and statistic.role is Role.PARAMETER:
                 statistic.role = Role.CONSTANT
-        kind = f"{domain_of(node) or 'onnx'}.{call.op_type}"
         self.records.append(
-            Record(name=label(node), kind=kind, arguments=call.arguments, outputs=outputs[:count])
+            Record(
+                name=label(node),
+                kind=f"{domain_of(node) or 'onnx'}.{node.op_type}",
+                arguments=arguments,
+                outputs=outputs[:count],
+                version=spec.schema.since_version,
+            )
         )
 
 
@@ -295,21 +310,24 @@ def _shape(builder: Builder, node: NodeProto) -> None:
 def _if(builder: Builder, node: NodeProto) -> None:
     condition = builder.value(node, node.input[0]).known()
     if condition is None:
-        refuse(node, "branches on a condition that depends on the values of the model's inputs")
+        refuse(node, "branches as values of the model's inputs say: give them by --value")
     wanted = "then_branch" if bool(condition.reshape(())) else "else_branch"
     branch = next((item.g for item in node.attribute if item.name == wanted), None)
     if branch is None or len(branch.output) < len(node.output):
         refuse(node, f"lacks its {wanted}")
     builder.add_initializers(branch)
     builder.walk(list(branch.node))
-    for name, value in zip(node.output, branch.output, strict=False):
+    for place, value in enumerate(branch.output[: len(node.output)]):
         if value.name not in builder.env:
             refuse(node, f"returns {value.name!r}, which its branch does not make")
-        builder.env[name] = builder.env[value.name]
+        if node.output[place] in builder.output_names:
+            Writer(builder, node).last("Identity", value.name, place=place)
+        else:
+            builder.env[node.output[place]] = builder.env[value.name]
 
 
 def _unsupported_region(builder: Builder, node: NodeProto) -> None:
-    refuse(node, "is a loop, which cannot be planned: export the model with the loop unrolled")
+    refuse(node, "maps a sequence, which cannot be planned: export the model with it written out")
 
 
 _SPECIAL: Mapping[str, Callable[[Builder, NodeProto], None]] = {
@@ -318,7 +336,6 @@ _SPECIAL: Mapping[str, Callable[[Builder, NodeProto], None]] = {
     "Shape": _shape,
     "Size": _shape,
     "If": _if,
-    "Loop": _unsupported_region,
-    "Scan": _unsupported_region,
+    **LOOPS,
     "SequenceMap": _unsupported_region,
 }

@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from autopar.errors import ModelError, UsageError, unknown
 
 Dim = int | str | None
+
+
+class Place(str):
+    """The name of a dim that its file leaves without one: its input and its place there."""
+
+
 _TOKEN = re.compile(r"\s*(?:(\d+)|([^\W\d][\w.]*)|(//|\*\*|[-+*/%(),]))")
 _CALLS: Mapping[str, Callable[..., int]] = {"max": max, "min": min, "Max": max, "Min": min}
 
@@ -108,6 +114,8 @@ def symbols(text: str) -> tuple[str, ...]:
     >>> symbols("s16 + 2*s62")
     ('s16', 's62')
     """
+    if isinstance(text, Place):
+        return (text,)
     names = [
         match.group(2)
         for match in _TOKEN.finditer(text)
@@ -129,12 +137,16 @@ class _Binder:
     def __init__(
         self, inputs: Mapping[str, tuple[Dim, ...] | None], dims: Mapping[str, int]
     ) -> None:
-        self.inputs = dict(inputs)
+        self.inputs = {
+            name: shape
+            and tuple(Place(f"{name}.{i}") if dim is None else dim for i, dim in enumerate(shape))
+            for name, shape in inputs.items()
+        }
         self.sizes: dict[str, int] = {}
         self.names = sorted(
             {
                 name
-                for shape in inputs.values()
+                for shape in self.inputs.values()
                 for dim in shape or ()
                 if isinstance(dim, str)
                 for name in symbols(dim)
@@ -179,14 +191,12 @@ class _Binder:
         """
         if batch < 1:
             raise UsageError(f"the batch cannot be {batch}")
-        for name, shape in self.inputs.items():
+        for shape in self.inputs.values():
             if shape and isinstance(shape[0], str) and symbols(shape[0]) == (shape[0],):
                 self.bind(shape[0], batch)
-            elif shape and shape[0] is None:
-                self.inputs[name] = (batch, *shape[1:])
         fixed = [shape[0] for shape in self.inputs.values() if shape and isinstance(shape[0], int)]
         if (
-            any(shape and isinstance(shape[0], str) for shape in self.inputs.values())
+            any(shape and type(shape[0]) is str for shape in self.inputs.values())
             or not fixed
             or set(fixed) == {batch}
         ):
@@ -214,12 +224,8 @@ class _Binder:
                 if part not in self.sizes
             ]
             names += [part for part in missing if part not in names]
-            if shape is None or None in shape:
-                known = (
-                    "x".join(str(dim) if isinstance(dim, int) else "SIZE" for dim in shape or ())
-                    or "1x30"
-                )
-                shapes.append(f"--shape {name}={known}")
+            if shape is None:
+                shapes.append(f"--shape {name}=1x30")
         return [f"--dim {name}=SIZE" for name in names] + shapes
 
     def resolve(self, dim: Dim) -> int:

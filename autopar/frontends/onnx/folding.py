@@ -221,6 +221,10 @@ def evaluate(
     return evaluate_by_reference(node, inputs, versions)
 
 
+class CannotFold(ModelError):
+    """An operator whose value onnx's reference evaluator cannot tell: it stays an operator."""
+
+
 def evaluate_by_reference(
     node: NodeProto, inputs: Sequence[np.ndarray | None], versions: Mapping[str, int]
 ) -> list[np.ndarray]:
@@ -248,7 +252,7 @@ def evaluate_by_reference(
             session = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
             results = session.run(None, feeds)
     except Exception as error:  # the reference evaluator raises whatever its numpy code meets
-        raise ModelError(
+        raise CannotFold(
             f"node {node.name!r} ({kind_of(node)}) cannot be evaluated on its constants: {error}"
         ) from error
     return [np.asarray(item) for item in results]

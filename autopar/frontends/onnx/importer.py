@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,16 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from autopar.errors import AutoparError, ModelError
 from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value
+from autopar.ir.stored_products import LINEAR
 
 from .builder import Builder, Record
 from .dims import Binding, Dim, bind_dims
-from .linear import as_linear
 from .lowering import lower
+from .microsoft import OPERATORS
 from .model import inline_functions, opset_versions, read_model, refuse_unknown_operators
 from .rebatch import Rebatch
 from .roles import Roles, settle_roles
+from .specialised import Known, specialised
 from .values import FOLD_LIMIT, Val, dtype_name, is_float_code
 from .weights import read_tensor
 
@@ -29,22 +31,26 @@ def import_onnx(
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     roles: Roles | None = None,
+    values: Mapping[str, Known] | None = None,
+    outputs: Sequence[str] = (),
     seen: Callable[[ModelProto, Path | None], None] | None = None,
 ) -> Graph:
     """The graph of an ONNX model: constants folded, every shape known, weights left in the file.
 
     `dims`: sizes of symbolic dims by name. `shapes`: whole shapes of inputs by name. `batch`: a new
     size for the inputs' leading dims. `roles`: which stored floats are parameters, instead of the
-    rule of `roles`. `seen`: called with the file's content and folder.
+    rule of `roles`. `values`: of inputs that are constants. `outputs`: names of the tensors that
+    are given in place of the file's outputs. `seen`: called with the file's content and folder.
     """
     label = Path(model).name if isinstance(model, str | Path) else "in memory"
     try:
         proto, folder = read_model(model)
         if seen is not None:
             seen(proto, folder)
+        proto = specialised(proto, values or {}, outputs)
         versions = opset_versions(proto)
         proto = inline_functions(proto)
-        refuse_unknown_operators(proto, versions)
+        refuse_unknown_operators(proto, versions, OPERATORS)
         inputs = _real_inputs(proto.graph)
         binding = bind_dims(
             {item.name: _written_shape(item) for item in inputs},
@@ -89,8 +95,11 @@ def _written_shape(item: ValueInfoProto) -> tuple[Dim, ...] | None:
     kind = item.type.tensor_type
     if not kind.HasField("shape"):
         return None
+    # Paddle's exporter writes -1 and "?" for sizes that are open.
     return tuple(
-        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param.strip() or None)
+        (dim.dim_value if dim.dim_value >= 0 else None)
+        if dim.HasField("dim_value")
+        else (dim.dim_param.strip(" ?") or None)
         for dim in kind.shape.dim
     )
 
@@ -145,7 +154,7 @@ def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | N
     records = _alive(builder.records, outputs)
     settle_roles(records, outputs, roles or Roles())
     records = lower(records, outputs, builder.unique)
-    records = _alive(list(as_linear(records)), outputs)
+    records = _alive(list(_as_linear(records)), outputs)
     vals = dict.fromkeys(val for val in inputs if isinstance(val, Val))
     read = [val for record in records for val in record.tensors()] + outputs
     stored = dict.fromkeys(val for val in read if val.role in (Role.PARAMETER, Role.CONSTANT))
@@ -161,6 +170,28 @@ def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | N
         outputs=tuple(val.name for val in outputs),
         constants={val.name: array for val in vals if (array := _small_constant(val)) is not None},
     )
+
+
+def _as_linear(records: Iterable[Record]) -> Iterator[Record]:
+    """Rewrite `MatMul(x, Transpose(W))` as `linear(x, W)`.
+
+    So W is gathered, and its gradient reduced, as a parameter's.
+    """
+    turned: dict[Val, Val] = {}
+    for record in records:
+        if record.kind == "aten.permute.default":
+            source = record.arguments["self"]
+            assert isinstance(source, Val)
+            stored = source.role is Role.PARAMETER and is_float_code(source.dtype)
+            if stored and len(source.shape) == 2 and record.arguments["dims"] == (1, 0):
+                turned[record.outputs[0]] = source
+        right = record.arguments.get("other") if record.kind == "aten.matmul.default" else None
+        if isinstance(right, Val) and right in turned:
+            arguments = {"input": record.arguments["self"], "weight": turned[right]}
+            record = Record(
+                name=record.name, kind=LINEAR, arguments=arguments, outputs=record.outputs
+            )
+        yield record
 
 
 def _alive(records: list[Record], outputs: list[Val]) -> list[Record]:

@@ -38,7 +38,7 @@ def static_shape(proto: TypeProto | None) -> tuple[int, ...] | None:
     ):
         return None
     dims = proto.tensor_type.shape.dim
-    if all(dim.HasField("dim_value") for dim in dims):
+    if all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims):
         return tuple(dim.dim_value for dim in dims)
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
@@ -146,14 +146,19 @@ def inline_functions(model: ModelProto) -> ModelProto:
         raise ModelError(f"the model's local functions cannot be inlined: {error}") from error
 
 
-def refuse_unknown_operators(model: ModelProto, versions: dict[str, int]) -> None:
-    """Raises one error that names every operator without a schema, subgraphs included."""
+def refuse_unknown_operators(
+    model: ModelProto, versions: dict[str, int], others: Container[tuple[str, str]]
+) -> None:
+    """Raises one error that names every operator without a schema, subgraphs included.
+
+    `others`: domains and names of operators that are read without one.
+    """
     counts: Counter[str] = Counter()
     checked: dict[tuple[str, str], bool] = {}
     for node in nodes_within(model.graph.node):
         key = (domain_of(node), node.op_type)
         if key not in checked:
-            checked[key] = has_schema(*key, versions)
+            checked[key] = key in others or has_schema(*key, versions)
         if not checked[key]:
             counts[kind_of(node)] += 1
     if counts:

@@ -98,3 +98,22 @@ def call_arguments(
 
 def _has_newest(domain: str, op_type: str) -> bool:
     return domain == "" and op_type != "Upsample"
+
+
+def handed_on(
+    op_type: str, arguments: Mapping[str, Argument], outputs: list[Val], wanted: list[bool]
+) -> Val | None:
+    """The input of an operator that changes nothing; None for another one."""
+    source = next(iter(arguments.values()), None)
+    if isinstance(source, tuple) and len(source) == 1:
+        source = source[0]
+    if not isinstance(source, Val):
+        return None
+    if op_type == "Dropout":
+        plain = not arguments.get("training_mode", 0) and not any(wanted[1:])
+    else:
+        alone = op_type in ("Sum", "Max", "Min", "Mean", "Concat")
+        alike = (source.shape, source.dtype) == (outputs[0].shape, outputs[0].dtype)
+        several = isinstance(arguments[next(iter(arguments))], tuple)
+        plain = alike and (op_type in ("Identity", "Cast", "CastLike") or (alone and several))
+    return source if plain else None

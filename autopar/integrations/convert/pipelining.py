@@ -85,7 +85,7 @@ def _lacks(setup: Setup) -> Iterable[str]:
             f"gradients in {plan.schedule.reduce} of parameters that every device stores whole "
             "(ZeRO 0)"
         )
-    if any(operator.kind.startswith("onnx.") for operator in plan.operators.values()):
+    if plan.model.onnx:
         yield "a model from an ONNX file, which is no module to trace"
 
 

@@ -48,7 +48,7 @@ def test_odd_expressions_are_refused(text: str) -> None:
 def test_open_dims_are_all_listed() -> None:
     with pytest.raises(ModelError) as caught:
         bound({"x": ("a", "b + c"), "y": (None, 3), "z": None}, a=1)
-    assert "--dim b=SIZE --dim c=SIZE --shape y=SIZEx3 --shape z=1x30" in str(caught.value)
+    assert "--dim b=SIZE --dim c=SIZE --dim y.0=SIZE --shape z=1x30" in str(caught.value)
 
 
 def test_conflicts() -> None:

@@ -8,73 +8,48 @@ their prefix.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
 
 from autopar.errors import ModelError, UnsupportedOperators
 from autopar.frontends.onnx.builder import Record
 from autopar.frontends.onnx.calls import Argument
 from autopar.frontends.onnx.model import REMEDY
 from autopar.frontends.onnx.values import Val
+from autopar.ir import Role
 
-from . import (
-    attention,
-    casts,
-    detection,
-    elementwise,
-    features,
-    indexing,
-    moving,
-    normalization,
-    products,
-    quantization,
-    recurrent,
-    reductions,
-    resampling,
-    state,
-    training,
-    windows,
-)
 from .symbols import Symbol
 from .trace import Asked, Trace
 
-_FAMILIES = (
-    attention,
-    casts,
-    detection,
-    elementwise,
-    features,
-    indexing,
-    moving,
-    normalization,
-    products,
-    quantization,
-    recurrent,
-    reductions,
-    resampling,
-    state,
-    training,
-    windows,
-)
-_FUNCTIONS = {
-    name if "." in name else f"onnx.{name}": function
-    for family in _FAMILIES
-    for name, function in family.FUNCTIONS.items()
-}
-_ASKING = {
-    f"onnx.{name}": function
-    for family in _FAMILIES
-    for name, function in getattr(family, "ASKING", {}).items()
-}
+_FAMILIES = [
+    import_module(f"{__name__}.{family}")
+    for family in (
+        *("attention", "casts", "detection", "elementwise", "features", "indexing", "moving"),
+        *("normalization", "products", "quantization", "recurrent", "reductions", "resampling"),
+        *("state", "training", "windows"),
+    )
+]
+
+
+def _table(name: str) -> dict[str, Callable[..., Symbol | tuple[Symbol, ...]]]:
+    """The functions of all families by kind; other domains than the default one are written out."""
+    rows = (row for family in _FAMILIES for row in getattr(family, name, {}).items())
+    return {kind if "." in kind else f"onnx.{kind}": function for kind, function in rows}
+
+
+_FUNCTIONS = _table("FUNCTIONS")
+_ASKING = _table("ASKING")
 LOWERED = frozenset((*_FUNCTIONS, *_ASKING))
 """The operators of ONNX that are known here."""
 
 
 def lower(
-    records: Sequence[Record], outputs: Iterable[Val], unique: Callable[[str], str]
+    records: Sequence[Record], outputs: list[Val], unique: Callable[[str], str]
 ) -> list[Record]:
     """The records in aten's operators; `UnsupportedOperators` names all that have no lowering.
 
-    `outputs`: the graph's, which are made anew where an operator hands on what it is given.
+    `outputs`: the graph's, in whose place are what operators hand on to them, by their names.
     `unique`: a name that no other tensor has.
     """
     missing = Counter(record.kind for record in records if record.kind not in LOWERED)
@@ -92,6 +67,7 @@ def lower(
             if val not in record.outputs:
                 val.name = unique(val.name)
         lowered += trace.records
+    outputs[:] = [same.get(val, val) for val in outputs]
     return lowered
 
 
@@ -114,7 +90,7 @@ def _lower(
     arguments = {name: _symbolic(value, trace) for name, value in given.items()}
     try:
         if record.kind in _ASKING:
-            asked = Asked(trace=trace, shapes=tuple(val.shape for val in record.outputs))
+            asked = Asked(trace=trace, outputs=record.outputs, version=record.version)
             made = _ASKING[record.kind](asked, **arguments)
         else:
             made = _FUNCTIONS[record.kind](**arguments)
@@ -131,12 +107,15 @@ def _lower(
         if maker is not None and source not in bound.values():
             maker.outputs[maker.outputs.index(source)] = val
             bound[source] = val
-        elif val in needed:
+        elif val not in needed:
+            same[val] = source
+        elif source.role is Role.ACTIVATION and source not in (*needed, *same.values()):
+            source.name = val.name
+            same[val] = source
+        else:
             maker = _maker(trace, Symbol(trace, source).map("alias").val)
             assert maker is not None
             maker.outputs = [val]
-        else:
-            same[val] = source
     _settle(record, trace, bound)
 
 
@@ -156,7 +135,7 @@ def _maker(trace: Trace, val: Val) -> Record | None:
     return next((record for record in trace.records if val in record.outputs), None)
 
 
-def _symbolic(value: Argument, trace: Trace) -> object:
+def _symbolic(value: Argument, trace: Trace) -> Any:
     if isinstance(value, Val):
         return Symbol(trace, value)
     if isinstance(value, tuple) and value and all(isinstance(item, Val) for item in value):

@@ -12,6 +12,7 @@ from autopar.errors import ModelError
 from autopar.frontends.onnx.values import dtype_name
 
 from .symbols import Symbol, cat, promoted, stack, where
+from .trace import Asked
 
 
 def by_heads(x: Symbol, count: int | None) -> Symbol:
@@ -119,6 +120,7 @@ def _explicit(
 
 
 def attention(
+    asked: Asked,
     *,
     Q: Symbol,
     K: Symbol,
@@ -149,6 +151,8 @@ def attention(
     offset: Symbol | int = 0 if past_key is None else past_key.shape[2]
     if past_key is None and nonpad_kv_seqlen is not None:
         offset = nonpad_kv_seqlen - q.shape[2]
+    if len(asked.outputs) < 4:
+        qk_matmul_output_mode = None
     explicit = softcap > 0 or softmax_precision is not None or qk_matmul_output_mode is not None
     windowed = max(left_window_size, right_window_size) >= 0
     placed = any(x is not None for x in (attn_mask, nonpad_kv_seqlen, past_key))
@@ -181,29 +185,20 @@ def attention(
         )
         shown = (scores,)
     else:
-        y = attended(q, k, v, mask, causal=plain, scale=scale)
+        y = q.new(
+            "scaled_dot_product_attention.default",
+            (*q.shape[:-1], v.shape[-1]),
+            query=q,
+            key=k,
+            value=v,
+            attn_mask=mask if mask is None or mask.rank > 1 else mask.reshape(1, -1),
+            is_causal=plain or None,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1] or None,
+        )
     if Q.rank == 3:
         y = y.transpose(1, 2).reshape(*Q.shape[:2], -1)
     return (y, k, v, *shown)
-
-
-def attended(
-    q: Symbol, k: Symbol, v: Symbol, mask: Symbol | None, *, causal: bool, scale: float | None
-) -> Symbol:
-    """Torch's scaled dot product attention."""
-    if mask is not None and mask.rank < 2:
-        mask = mask.reshape(1, -1)
-    return q.new(
-        "scaled_dot_product_attention.default",
-        (*q.shape[:-1], v.shape[-1]),
-        query=q,
-        key=k,
-        value=v,
-        attn_mask=mask,
-        is_causal=causal or None,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1] or None,
-    )
 
 
 def rotary_embedding(
@@ -275,7 +270,7 @@ def tensor_scatter(
 
 
 FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
-    "Attention": attention,
     "RotaryEmbedding": rotary_embedding,
     "TensorScatter": tensor_scatter,
 }
+ASKING: Mapping[str, Callable[..., tuple[Symbol, ...]]] = {"Attention": attention}

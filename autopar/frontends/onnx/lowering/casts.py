@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from autopar.frontends.onnx.values import dtype_name
 
 from .elementwise import limits
 from .symbols import Symbol, where
+from .trace import Asked
 
 FLOAT4 = 23
 FLOAT8_SCALE = 24
@@ -95,4 +97,10 @@ def bit_cast(*, input: Symbol, to: int) -> Symbol:
     return input.new("view.dtype", None, dtype, self=input, dtype=dtype)
 
 
+def cast_like(asked: Asked, *, input: Symbol, target_type: Symbol, **options: Any) -> Symbol:
+    """The same values in the type of another tensor."""
+    return to_type(input, asked.code, **options)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Symbol]] = {"Cast": cast, "BitCast": bit_cast}
+ASKING: Mapping[str, Callable[..., Symbol]] = {"CastLike": cast_like}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from .normalization import per_channel
 from .symbols import Symbol
 from .trace import Asked
-
-Sizes = tuple[int, ...]
+from .windows import Windows
 
 
 def _between(images: Symbol, y: Symbol, x: Symbol) -> Symbol:
@@ -45,30 +45,24 @@ def deformable_convolution(
     offset: Symbol,
     B: Symbol | None = None,
     mask: Symbol | None = None,
-    dilations: Sizes | None = None,
     group: int = 1,
-    kernel_shape: Sizes | None = None,
     offset_group: int = 1,
-    pads: Sizes | None = None,
-    strides: Sizes | None = None,
-    auto_pad: str = "NOTSET",
+    **options: Any,
 ) -> Symbol:
     """A 2-D convolution whose taps are moved by offsets, and weighted by a mask if there is one.
 
     Taps between pixels are interpolated.
     """
+    w = Windows(X, W.shape[2:], **options)
     n, channels, *sizes = X.shape
-    kernel = W.shape[2:]
-    strides = strides or (1, 1)
-    dilations = dilations or (1, 1)
-    pads = pads or (0, 0, 0, 0)
+    kernel = w.kernel
     out = offset.shape[2:]
     taps = math.prod(kernel)
     moved = offset.reshape(n * offset_group, *kernel, 2, *out)
     places = []
     for axis in range(2):
-        corner = np.arange(out[axis]) * strides[axis] - pads[axis]
-        tap = np.arange(kernel[axis]) * dilations[axis]
+        corner = np.arange(out[axis]) * w.strides[axis] - w.before[axis]
+        tap = np.arange(kernel[axis]) * w.dilations[axis]
         # Dims: taps down, taps across, rows of the result, its columns.
         base = np.expand_dims(tap, [d for d in range(4) if d != axis])
         base = base + np.expand_dims(corner, [d for d in range(4) if d != 2 + axis])
@@ -88,12 +82,14 @@ def deformable_convolution(
 
 def region_align(asked: Asked, *, X: Symbol, **arguments: object) -> Symbol:
     """The regions of images divided into bins, each with the mean of the samples in it."""
-    return X.new("autopar.region_align", asked.shapes[0], X=X, **arguments)
+    if asked.version < 16:
+        arguments["coordinate_transformation_mode"] = "output_half_pixel"
+    return X.new("autopar.region_align", asked.shape, X=X, **arguments)
 
 
 def non_max_suppression(asked: Asked, *, boxes: Symbol, **arguments: object) -> Symbol:
     """Rows of sample, class and box: the boxes of the highest scores."""
-    shape = asked.shapes[0]
+    shape = asked.shape
     return boxes.new("autopar.non_max_suppression", shape, "int64", boxes=boxes, **arguments)
 
 

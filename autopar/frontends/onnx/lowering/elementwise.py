@@ -8,11 +8,34 @@ from functools import reduce
 import numpy as np
 
 from .symbols import Number, Symbol, is_float, where
-from .unsigned import UNSIGNED, choosing, comparing, divide, remainder, wrapping
 
 Function = Callable[..., Symbol]
-maximum = choosing(lambda a, b: a.with_other("maximum.default", b))
-minimum = choosing(lambda a, b: a.with_other("minimum.default", b))
+_UNSIGNED = ("uint16", "uint32", "uint64")
+
+
+def signed(function: Function, *, returns: bool = True) -> Function:
+    """`function` for the unsigned integers, too, that torch stores but does not compute with.
+
+    They become 64 signed bits and go back, so what is added or multiplied wraps as it should, and
+    numbers below 2^63 are exact in all else. `returns`: whether the result is of their type.
+    """
+
+    def call(first: Symbol, *rest: Symbol) -> Symbol:
+        if first.dtype not in _UNSIGNED:
+            return function(first, *rest)
+        made = function(first.to("int64"), *(x.to("int64") for x in rest))
+        return made.to(first.dtype) if returns else made
+
+    return call
+
+
+def truncated(a: Symbol, b: Symbol | int) -> Symbol:
+    """The quotient of signed integers, rounded towards zero."""
+    return a.with_other("div.Tensor_mode", b, rounding_mode="trunc")
+
+
+maximum = signed(lambda a, b: a.with_other("maximum.default", b))
+minimum = signed(lambda a, b: a.with_other("minimum.default", b))
 
 
 def limits(dtype: str) -> tuple[float, float]:
@@ -40,12 +63,7 @@ def _variadic(function: Function) -> Callable[..., Symbol]:
 
 def _divide(a: Symbol, b: Symbol) -> Symbol:
     """The quotient; integers are rounded towards zero."""
-    return divide(a, b) if "int" in a.dtype else a / b
-
-
-def mean(*, data_0: tuple[Symbol, ...]) -> Symbol:
-    """The mean of tensors."""
-    return reduce(Symbol.__add__, data_0) / len(data_0)
+    return signed(truncated)(a, b) if "int" in a.dtype else a / b
 
 
 def power(*, X: Symbol, Y: Symbol) -> Symbol:
@@ -58,7 +76,7 @@ def power(*, X: Symbol, Y: Symbol) -> Symbol:
 
 def modulo(*, A: Symbol, B: Symbol, fmod: int = 0) -> Symbol:
     """The remainder with the sign of the dividend (`fmod`) or of the divisor."""
-    return A.with_other("fmod.Tensor", B) if fmod else remainder(A, B)
+    return signed(_operator("fmod.Tensor" if fmod else "remainder.Tensor"))(A, B)
 
 
 def clip(
@@ -68,7 +86,7 @@ def clip(
     for bound, choose, upper in ((min, maximum, False), (max, minimum, True)):
         if isinstance(bound, Symbol):
             input = choose(input, bound)
-        elif bound is not None and input.dtype in UNSIGNED:
+        elif bound is not None and input.dtype in _UNSIGNED:
             input = choose(input, input.constant(np.array(bound, input.dtype)))
         # A bound of the whole range, which old files have by default, would not convert.
         elif bound is not None and limits(input.dtype)[0] < bound < limits(input.dtype)[1]:
@@ -79,41 +97,6 @@ def clip(
 def gelu(*, X: Symbol, approximate: str = "none") -> Symbol:
     """The Gaussian error linear unit."""
     return X.map("gelu", approximate=None if approximate == "none" else approximate)
-
-
-def leaky_relu(*, X: Symbol, alpha: float = 0.01) -> Symbol:
-    """The value x, or alpha x where negative."""
-    return X.map("leaky_relu", negative_slope=alpha)
-
-
-def parametric_relu(*, X: Symbol, slope: Symbol) -> Symbol:
-    """The value x, or slope x where negative."""
-    return where(X < 0, X * slope, X)
-
-
-def elu(*, X: Symbol, alpha: float = 1.0) -> Symbol:
-    """The value x, or alpha (exp(x) - 1) where negative."""
-    return X.map("elu", alpha=alpha)
-
-
-def celu(*, X: Symbol, alpha: float = 1.0) -> Symbol:
-    """The sum max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
-    return X.map("celu", alpha=alpha)
-
-
-def selu(*, X: Symbol, alpha: float = 1.6732632, gamma: float = 1.0507010) -> Symbol:
-    """The value gamma x, or gamma alpha (exp(x) - 1) where negative."""
-    return X.map("elu", alpha=alpha, scale=gamma)
-
-
-def hard_sigmoid(*, X: Symbol, alpha: float = 0.2, beta: float = 0.5) -> Symbol:
-    """The line alpha x + beta between 0 and 1."""
-    return (X * alpha + beta).clamp(0, 1)
-
-
-def thresholded_relu(*, X: Symbol, alpha: float = 1.0) -> Symbol:
-    """The value x where it is above alpha, else 0."""
-    return X * (alpha < X)
 
 
 def shrink(*, input: Symbol, bias: float = 0.0, lambd: float = 0.5) -> Symbol:
@@ -143,11 +126,6 @@ def bit_shift(*, X: Symbol, Y: Symbol, direction: str) -> Symbol:
     return shifted.to(X.dtype)
 
 
-def choose(*, condition: Symbol, X: Symbol, Y: Symbol) -> Symbol:
-    """X where the condition holds, else Y."""
-    return where(condition, X, Y)
-
-
 def dropout(
     *,
     data: Symbol,
@@ -168,11 +146,6 @@ def dropout(
         return data, data.map("ones_like", "bool", dtype="bool")
     results = [(data.shape, data.dtype), (data.shape, "bool")]
     return data.several("native_dropout.default", results, input=data, p=ratio, train=True)
-
-
-def swiglu(*, A: Symbol, B: Symbol, alpha: float = 1.0) -> Symbol:
-    """The product A sigmoid(alpha A) B."""
-    return swish(X=A, alpha=alpha) * B
 
 
 def softsign(x: Symbol) -> Symbol:
@@ -199,48 +172,48 @@ _SAME = (
 )
 FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
     **{name: _unary(named(name.lower())) for name in _SAME.split()},
-    "BitwiseNot": _unary(wrapping(named("bitwise_not"))),
+    "BitwiseNot": _unary(signed(named("bitwise_not"))),
     "Identity": _unary(lambda x: x),
     "IsNaN": _unary(named("isnan", "bool")),
     "Not": _unary(named("logical_not")),
     "Round": _unary(lambda x: x.map("round") if x.floating else x),
     "Softsign": _unary(softsign),
-    "Add": _binary(wrapping(Symbol.__add__)),
-    "Sub": _binary(wrapping(Symbol.__sub__)),
-    "Mul": _binary(wrapping(Symbol.__mul__)),
+    "Add": _binary(signed(Symbol.__add__)),
+    "Sub": _binary(signed(Symbol.__sub__)),
+    "Mul": _binary(signed(Symbol.__mul__)),
     "Div": _binary(_divide),
     **{
         name: _binary(_operator(f"logical_{name.lower()}.default")) for name in ("And", "Or", "Xor")
     },
     "Equal": _binary(_compared("eq")),
-    "Less": _binary(comparing(_compared("lt"))),
-    "LessOrEqual": _binary(comparing(_compared("le"))),
-    "Greater": _binary(comparing(_compared("gt"))),
-    "GreaterOrEqual": _binary(comparing(_compared("ge"))),
+    "Less": _binary(signed(_compared("lt"), returns=False)),
+    "LessOrEqual": _binary(signed(_compared("le"), returns=False)),
+    "Greater": _binary(signed(_compared("gt"), returns=False)),
+    "GreaterOrEqual": _binary(signed(_compared("ge"), returns=False)),
     **{
-        f"Bitwise{name}": _binary(wrapping(_operator(f"bitwise_{name.lower()}.Tensor")))
+        f"Bitwise{name}": _binary(signed(_operator(f"bitwise_{name.lower()}.Tensor")))
         for name in ("And", "Or", "Xor")
     },
-    "Sum": _variadic(wrapping(Symbol.__add__)),
+    "Sum": _variadic(signed(Symbol.__add__)),
     "Max": _variadic(maximum),
     "Min": _variadic(minimum),
-    "Mean": mean,
+    "Mean": lambda *, data_0: reduce(Symbol.__add__, data_0) / len(data_0),
     "Pow": power,
     "Mod": modulo,
     "Clip": clip,
     "Gelu": gelu,
-    "LeakyRelu": leaky_relu,
-    "PRelu": parametric_relu,
-    "Elu": elu,
-    "Celu": celu,
-    "Selu": selu,
-    "HardSigmoid": hard_sigmoid,
-    "ThresholdedRelu": thresholded_relu,
+    "LeakyRelu": lambda *, X, alpha=0.01: X.map("leaky_relu", negative_slope=alpha),
+    "PRelu": lambda *, X, slope: where(X < 0, X * slope, X),
+    "Elu": lambda *, X, alpha=1.0: X.map("elu", alpha=alpha),
+    "Celu": lambda *, X, alpha=1.0: X.map("celu", alpha=alpha),
+    "Selu": lambda *, X, alpha, gamma: X.map("elu", alpha=alpha, scale=gamma),
+    "HardSigmoid": lambda *, X, alpha=0.2, beta=0.5: (X * alpha + beta).clamp(0, 1),
+    "ThresholdedRelu": lambda *, X, alpha=1.0: X * (alpha < X),
     "Shrink": shrink,
     "Swish": swish,
     "IsInf": is_infinite,
     "BitShift": bit_shift,
-    "Where": choose,
+    "Where": lambda *, condition, X, Y: where(condition, X, Y),
     "Dropout": dropout,
-    "SwiGLU": swiglu,
+    "SwiGLU": lambda *, A, B, alpha=1.0: swish(X=A, alpha=alpha) * B,
 }

@@ -22,11 +22,6 @@ def array_feature_extractor(*, X: Symbol, Y: Symbol) -> Symbol:
     return picked.reshape(1, -1) if X.rank == 1 else picked
 
 
-def binarizer(*, X: Symbol, threshold: float = 0.0) -> Symbol:
-    """One above the threshold, else zero."""
-    return (threshold < X).to(X.dtype)
-
-
 def _grams(pool: Integers, starts: Integers) -> Iterator[tuple[int, Integers]]:
     """The n-grams of the pool with their places in it.
 
@@ -243,6 +238,6 @@ def tree_ensemble(
 FUNCTIONS: Mapping[str, Callable[..., Symbol]] = {
     "TfIdfVectorizer": tf_idf,
     "ai.onnx.ml.ArrayFeatureExtractor": array_feature_extractor,
-    "ai.onnx.ml.Binarizer": binarizer,
+    "ai.onnx.ml.Binarizer": lambda *, X, threshold=0.0: (threshold < X).to(X.dtype),
     "ai.onnx.ml.TreeEnsemble": tree_ensemble,
 }

@@ -95,7 +95,7 @@ def one_hot(*, indices: Symbol, depth: int, values: Symbol, axis: int = -1) -> S
 
 def compress(asked: Asked, *, input: Symbol, condition: Symbol, axis: int | None = None) -> Symbol:
     """The slices where the condition holds."""
-    size = math.prod(asked.shapes[0])
+    size = math.prod(asked.shape)
     source = input.reshape(input.size) if axis is None else input
     axis = axis or 0
     count = size // max(1, source.size // source.shape[axis])
@@ -105,7 +105,7 @@ def compress(asked: Asked, *, input: Symbol, condition: Symbol, axis: int | None
 
 def non_zero(asked: Asked, *, X: Symbol) -> Symbol:
     """The indices of the elements that are not zero, one row a dim."""
-    size = math.prod(asked.shapes[0])
+    size = math.prod(asked.shape)
     x = X if X.rank else X.reshape(1)
     places = x.new("nonzero.default", (size // x.rank, x.rank), "int64", self=x)
     return places.t if X.rank else places.t.cut(0, 0, 0)
@@ -121,7 +121,7 @@ def unique(
     """
     x = X.reshape(X.size) if axis is None else X
     dim = 0 if axis is None else axis % X.rank
-    shape = asked.shapes[0]
+    shape = asked.shape
     results = [(shape, x.dtype), ((x.shape[dim],), "int64"), ((shape[dim],), "int64")]
     given = {"dim": dim, "return_inverse": True, "return_counts": True}
     y, inverse, counts = x.several("unique_dim.default", results, self=x, **given)
@@ -145,6 +145,7 @@ FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
     "ScatterElements": scatter_elements,
+    "Scatter": scatter_elements,
     "ScatterND": scatter_nd,
     "OneHot": one_hot,
 }

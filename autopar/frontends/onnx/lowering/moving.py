@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from autopar.errors import ModelError
-from autopar.frontends.onnx.values import FOLD_LIMIT, dtype_name
+from autopar.frontends.onnx.values import FOLD_LIMIT, clamped, dtype_name
 
 from .casts import to_type
 from .symbols import Number, Symbol, cat, where
@@ -17,9 +17,9 @@ from .trace import Asked
 Shape = tuple[int, ...]
 
 
-def reshape(*, data: Symbol, shape: Shape, allowzero: int = 0) -> Symbol:
+def reshape(asked: Asked, *, data: Symbol, **_: object) -> Symbol:
     """The same elements in another shape."""
-    return data.reshape(*shape)
+    return data.reshape(*asked.shape)
 
 
 def flatten(*, input: Symbol, axis: int = 1) -> Symbol:
@@ -27,42 +27,55 @@ def flatten(*, input: Symbol, axis: int = 1) -> Symbol:
     return input.reshape(math.prod(input.shape[:axis]), math.prod(input.shape[axis:]))
 
 
-def transpose(*, data: Symbol, perm: Shape) -> Symbol:
-    """The dims in another order."""
-    return data.permute(*perm)
+def transpose(*, data: Symbol, perm: Shape | None = None) -> Symbol:
+    """The dims in another order, by default in reverse."""
+    order = tuple(reversed(range(data.rank))) if perm is None else perm
+    if sorted(order) != list(range(data.rank)):
+        raise ModelError(f"{order} is not a permutation of {data.rank} dims")
+    return data.permute(*order)
 
 
-def squeeze(*, data: Symbol, axes: Shape) -> Symbol:
-    """The tensor without the dims `axes`, whose size is 1."""
+def squeeze(*, data: Symbol, axes: Shape | None = None) -> Symbol:
+    """The tensor without the dims `axes`, whose size is 1, by default without all of them."""
+    if axes is None:
+        axes = tuple(axis for axis, size in enumerate(data.shape) if size == 1)
     return data.squeeze(*axes) if axes else data
 
 
 def unsqueeze(*, data: Symbol, axes: Shape) -> Symbol:
     """Insert dims of size 1 at the places `axes` of the result."""
-    for axis in sorted(axes):
+    rank = data.rank + len(axes)
+    for axis in sorted(axis % rank for axis in axes):
         data = data.unsqueeze(axis)
     return data
 
 
-def expand(*, input: Symbol, shape: Shape) -> Symbol:
+def expand(asked: Asked, *, input: Symbol, **_: object) -> Symbol:
     """The tensor broadcast to a shape."""
-    return input.expand(*shape)
+    return input.expand(*asked.shape)
 
 
-def concat(*, inputs: tuple[Symbol, ...], axis: int) -> Symbol:
-    """Tensors joined along a dim."""
-    return cat(inputs, axis)
-
-
-def split(*, input: Symbol, split: Shape, axis: int = 0) -> tuple[Symbol, ...]:
+def split(asked: Asked, *, input: Symbol, axis: int = 0, **_: object) -> tuple[Symbol, ...]:
     """Pieces of the sizes given, cut along a dim."""
-    return input.split(split, axis)
+    sizes = [output.shape[axis] for output in asked.outputs]
+    return (input,) if len(sizes) == 1 else input.split(sizes, axis)
 
 
-def slice_(*, data: Symbol, starts: Shape, ends: Shape, axes: Shape, steps: Shape) -> Symbol:
+def slice_(
+    *,
+    data: Symbol,
+    starts: Shape,
+    ends: Shape,
+    axes: Shape | None = None,
+    steps: Shape | None = None,
+) -> Symbol:
     """A range of every dim in `axes`; a step may be negative."""
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = steps or (1,) * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise ModelError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} do not fit")
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        places = range(data.shape[axis])[start:end:step]
+        places = clamped(start, end, step, data.shape[axis])
         if step < 0:
             # Torch has no negative steps: the places are those of the dim in reverse order.
             data = data.flip(axis)
@@ -99,9 +112,24 @@ def _shown(size: int, before: int, after: int, mode: str) -> np.ndarray:
 
 
 def pad(
-    *, data: Symbol, pads: Shape, constant_value: Number | Symbol = 0, mode: str = "constant"
+    *,
+    data: Symbol,
+    pads: Shape,
+    axes: Shape | None = None,
+    constant_value: Number | Symbol | None = None,
+    value: Number | None = None,
+    mode: str = "constant",
 ) -> Symbol:
-    """The tensor grown (or, where negative, cropped) at both ends of every dim."""
+    """The tensor grown (or, where negative, cropped) at both ends of every dim, or of `axes`."""
+    if axes is not None:
+        count = len(axes)
+        by_axis = {axis % data.rank: (pads[i], pads[count + i]) for i, axis in enumerate(axes)}
+        both = [by_axis.get(axis, (0, 0)) for axis in range(data.rank)]
+        pads = (*(before for before, _ in both), *(after for _, after in both))
+    if len(pads) != 2 * data.rank:
+        raise ModelError(f"{len(pads)} pads for {data.rank} dims")
+    if constant_value is None:
+        constant_value = value or 0
     rank = data.rank
     if mode != "constant":
         for axis in range(rank):
@@ -122,10 +150,9 @@ def depth_to_space(*, input: Symbol, blocksize: int, mode: str = "DCR") -> Symbo
     n, c, h, w = input.shape
     b = blocksize
     depth = c // b**2
-    if mode == "DCR":
-        moved = input.reshape(n, b, b, depth, h, w).permute(0, 3, 4, 1, 5, 2)
-    else:
-        moved = input.reshape(n, depth, b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+    blocks = (b, b, depth) if mode == "DCR" else (depth, b, b)
+    order = (0, 3, 4, 1, 5, 2) if mode == "DCR" else (0, 1, 4, 2, 5, 3)
+    moved = input.reshape(n, *blocks, h, w).permute(*order)
     return moved.reshape(n, depth, h * b, w * b)
 
 
@@ -136,11 +163,6 @@ def space_to_depth(*, input: Symbol, blocksize: int, mode: str = "DCR") -> Symbo
     blocks = input.reshape(n, c, h // b, b, w // b, b)
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
     return blocks.permute(*order).reshape(n, c * b * b, h // b, w // b)
-
-
-def trilu(*, input: Symbol, k: int = 0, upper: int = 1) -> Symbol:
-    """The upper or lower triangle of the innermost matrices."""
-    return input.map("triu" if upper else "tril", diagonal=k)
 
 
 def center_crop_pad(*, input_data: Symbol, shape: Shape, axes: Shape | None = None) -> Symbol:
@@ -172,55 +194,51 @@ def reverse_sequence(
     return input.gather(time_axis, places.reshape(*shape).expand(*input.shape))
 
 
-def eye_like(*, input: Symbol, dtype: int, k: int = 0) -> Symbol:
+def eye_like(asked: Asked, *, input: Symbol, k: int = 0, dtype: int = 0) -> Symbol:
     """Ones on a diagonal, zeros elsewhere, in the shape of the input."""
     if input.size > FOLD_LIMIT:
         raise ModelError(f"EyeLike of the shape {input.shape} is too large")
     rows, columns = input.shape
-    return to_type(input.constant(np.eye(rows, columns, k=k, dtype=np.float32)), dtype)
+    return to_type(input.constant(np.eye(rows, columns, k=k, dtype=np.float32)), asked.code)
 
 
-def constant_of_shape(asked: Asked, *, input: Shape, value: float = 0.0, dtype: int = 1) -> Symbol:
+def _made(asked: Asked, kind: str, shape: Shape, **arguments: Number | Shape) -> Symbol:
+    dtype = dtype_name(asked.code, asked.trace.label)
+    (val,) = asked.trace.emit(kind, [(shape, dtype)], {**arguments, "dtype": dtype})
+    return Symbol(asked.trace, val)
+
+
+def constant_of_shape(asked: Asked, *, input: Shape, value: float = 0.0) -> Symbol:
     """A tensor of one repeated value."""
-    trace = asked.trace
-    name = dtype_name(dtype, trace.label)
-    (val,) = trace.emit(
-        "aten.full.default", [(input, name)], {"size": input, "fill_value": value, "dtype": name}
-    )
-    return Symbol(trace, val)
+    return _made(asked, "aten.full.default", asked.shape, size=asked.shape, fill_value=value)
 
 
-def range_(
-    asked: Asked, *, start: float, limit: float, delta: float, dtype: int, stash_type: int = 1
-) -> Symbol:
+def range_(asked: Asked, *, start: float, limit: float, delta: float, **_: object) -> Symbol:
     """Numbers from `start` to below `limit` in steps of `delta`."""
-    trace = asked.trace
-    count = max(0, math.ceil((limit - start) / delta))
-    name = dtype_name(dtype, trace.label)
-    (val,) = trace.emit("aten.arange.default", [((count,), name)], {"end": count, "dtype": name})
-    return Symbol(trace, val) * delta + start
+    (count,) = asked.shape
+    return _made(asked, "aten.arange.default", asked.shape, end=count) * delta + start
 
 
 FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
-    "Reshape": reshape,
     "Flatten": flatten,
     "Transpose": transpose,
     "Squeeze": squeeze,
     "Unsqueeze": unsqueeze,
-    "Expand": expand,
-    "Concat": concat,
-    "Split": split,
+    "Concat": lambda *, inputs, axis: cat(inputs, axis),
     "Slice": slice_,
     "Tile": tile,
     "Pad": pad,
     "DepthToSpace": depth_to_space,
     "SpaceToDepth": space_to_depth,
-    "Trilu": trilu,
+    "Trilu": lambda *, input, k=0, upper=1: input.map("triu" if upper else "tril", diagonal=k),
     "CenterCropPad": center_crop_pad,
     "ReverseSequence": reverse_sequence,
-    "EyeLike": eye_like,
 }
-ASKING: Mapping[str, Callable[..., Symbol]] = {
+ASKING: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
+    "Reshape": reshape,
+    "Expand": expand,
+    "Split": split,
+    "EyeLike": eye_like,
     "ConstantOfShape": constant_of_shape,
     "Range": range_,
 }

@@ -39,7 +39,7 @@ def layer_normalization(
     Also returns the mean and the inverse deviation.
     """
     shape = X.shape[axis % X.rank :]
-    if len(asked.shapes) == 1 and Scale.shape == shape and (B is None or B.shape == shape):
+    if len(asked.outputs) == 1 and Scale.shape == shape and (B is None or B.shape == shape):
         y = X.new(
             "layer_norm.default", input=X, normalized_shape=shape, weight=Scale, bias=B, eps=epsilon
         )
@@ -78,6 +78,7 @@ def batch_normalization(
     epsilon: float = 1e-5,
     momentum: float = 0.9,
     training_mode: int = 0,
+    **_: object,
 ) -> tuple[Symbol, ...]:
     """Normalise each channel by the running statistics, or while training by the batch's own.
 

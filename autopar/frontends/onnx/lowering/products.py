@@ -9,11 +9,6 @@ from .symbols import Symbol
 from .trace import Asked
 
 
-def matmul(*, A: Symbol, B: Symbol) -> Symbol:
-    """The matrix product, batched and broadcast as numpy does."""
-    return A @ B
-
-
 def gemm(
     *,
     A: Symbol,
@@ -46,12 +41,7 @@ def gemm(
 
 def einsum(asked: Asked, *, Inputs: tuple[Symbol, ...], equation: str) -> Symbol:
     """The contraction that the equation spells."""
-    return Inputs[0].new("einsum.default", asked.shapes[0], equation=equation, tensors=Inputs)
-
-
-def determinant(*, X: Symbol) -> Symbol:
-    """The determinant of the innermost square matrices."""
-    return X.new("linalg_det.default", X.shape[:-2], A=X)
+    return Inputs[0].new("einsum.default", asked.shape, equation=equation, tensors=Inputs)
 
 
 _NUMBERS = {"none": 0, "mean": 1, "sum": 2}
@@ -96,7 +86,7 @@ def softmax_cross_entropy(
     asked: Asked, *, scores: Symbol, labels: Symbol, weights: Symbol | None = None, **options: Any
 ) -> tuple[Symbol, ...]:
     """The negative log-likelihood of the softmax, and the log-probabilities."""
-    if len(asked.shapes) == 1 and weights is None:
+    if len(asked.outputs) == 1 and weights is None:
         name = "cross_entropy_loss"
         return (negative_log_likelihood(input=scores, target=labels, name=name, **options),)
     log_prob = scores.along("log_softmax.int", 1)
@@ -105,9 +95,9 @@ def softmax_cross_entropy(
 
 
 FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
-    "MatMul": matmul,
+    "MatMul": lambda *, A, B: A @ B,
     "Gemm": gemm,
-    "Det": determinant,
+    "Det": lambda *, X: X.new("linalg_det.default", X.shape[:-2], A=X),
     "NegativeLogLikelihoodLoss": negative_log_likelihood,
 }
 ASKING: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {

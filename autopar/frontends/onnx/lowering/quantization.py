@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from .casts import saturated, to_type
 from .symbols import Symbol
-from .trace import CODES
+from .trace import CODES, Asked
 from .windows import convolution
 
 
@@ -45,27 +45,25 @@ def dequantize(
 
 
 def quantize(
+    asked: Asked,
     *,
     x: Symbol,
     y_scale: Symbol,
     y_zero_point: Symbol | None = None,
     axis: int = 1,
     block_size: int = 0,
-    output_dtype: int = 0,
     saturate: int = 1,
-    precision: int = 0,
+    **_: object,
 ) -> Symbol:
     """The values round(x / scale) + zero point, saturated."""
-    dtype = "uint8" if y_zero_point is None else y_zero_point.dtype
-    code = output_dtype or CODES[dtype]
     y = x / _aligned(y_scale, x, axis, block_size)
-    if dtype.startswith("float"):
-        return to_type(y, code, saturate=saturate)
+    if Symbol(asked.trace, asked.outputs[0]).floating:
+        return to_type(y, asked.code, saturate=saturate)
     # Torch rounds ties to even, as ONNX asks.
     y = y.map("round")
     if y_zero_point is not None:
         y = y + _aligned(y_zero_point, x, axis, block_size).to(y.dtype)
-    return saturated(y, code)
+    return saturated(y, asked.code)
 
 
 def dynamic_quantize(*, x: Symbol) -> tuple[Symbol, Symbol, Symbol]:
@@ -164,7 +162,6 @@ def quantized_convolution(
 
 
 FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
-    "QuantizeLinear": quantize,
     "DequantizeLinear": dequantize,
     "DynamicQuantizeLinear": dynamic_quantize,
     "MatMulInteger": matmul_integer,
@@ -172,3 +169,4 @@ FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
     "ConvInteger": convolution_integer,
     "QLinearConv": quantized_convolution,
 }
+ASKING: Mapping[str, Callable[..., Symbol]] = {"QuantizeLinear": quantize}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from autopar.errors import ModelError
+from autopar.errors import ModelError, unknown
 
 from .elementwise import named, softsign
 from .symbols import Symbol, cat, stack, where
@@ -17,188 +18,71 @@ _ACTIVATIONS: Mapping[str, Callable[[Symbol], Symbol]] = {
     **{name: named(name) for name in ("tanh", "sigmoid", "relu", "softplus")},
     "softsign": softsign,
 }
-Step = Callable[[Symbol, tuple[Symbol, ...]], tuple[Symbol, ...]]
+_DEFAULT = {"rnn": ("tanh",), "gru": ("sigmoid", "tanh"), "lstm": ("sigmoid", "tanh", "tanh")}
+_ORDER = {"rnn": (0,), "gru": (1, 0, 2), "lstm": (0, 2, 3, 1)}
+"""The places of ONNX's gates in the order that torch's layers have."""
+States = tuple[Symbol, ...]
 
 
 class Layer:
-    """A recurrent layer: its weights by direction, and how its sequences are read.
-
-    `X` [steps, batch, inputs], or with `layout` 1 the batch first; `W`, `R` and `B` hold a
-    direction after another.
-    """
-
-    default: tuple[str, ...] = ()
-    """The activations, as ONNX has them where a file names none."""
+    """One direction of a layer: weights, biases of inputs and of states, and what its gates do."""
 
     def __init__(
         self,
-        *,
-        X: Symbol,
-        W: Symbol,
-        R: Symbol,
-        B: Symbol | None = None,
-        sequence_lens: Symbol | None = None,
-        initial_h: Symbol | None = None,
-        initial_c: Symbol | None = None,
-        P: Symbol | None = None,
-        activations: tuple[str, ...] | None = None,
-        activation_alpha: object = None,
-        activation_beta: object = None,
-        clip: float | None = None,
-        direction: str = "forward",
-        hidden_size: int | None = None,
-        layout: int = 0,
-        linear_before_reset: int = 0,
-        input_forget: int = 0,
+        weights: Sequence[Symbol],
+        biases: Sequence[Symbol | None],
+        peeps: Sequence[Symbol],
+        functions: Sequence[str],
+        clip: float | None,
+        late: bool,
     ) -> None:
-        # The steps run over the first dim.
-        self.x = X.transpose(0, 1) if layout else X
-        self.W, self.R, self.B, self.P = W, R, B, P
-        self.hidden = R.shape[-1]
-        self.lengths = sequence_lens
+        self.W, self.R = weights
+        self.b, self.c = biases
+        self.peeps = peeps
+        self.functions = [_ACTIVATIONS[name] for name in functions]
         self.clip = clip
-        self.layout = layout
-        self.reset_late = linear_before_reset
-        self.input_forget = input_forget
-        self.reversals = {"bidirectional": (False, True), "reverse": (True,)}.get(
-            direction, (False,)
-        )
-        self.names = self._names(activations)
-        states = (initial_h, initial_c)[: 2 if type(self) is LongShortTerm else 1]
-        self.initial = [self._state(state, layout) for state in states]
+        self.late = late
 
-    def _names(self, given: Sequence[str] | None) -> list[str]:
-        """The activations of all directions in a row; one list of names serves both."""
-        names = [name.lower() for name in given or self.default]
-        names = names * 2 if len(names) == len(self.default) else names
-        unknown = [name for name in names if name not in _ACTIVATIONS]
-        if unknown:
-            raise ModelError(
-                f"unknown activation {unknown[0]!r}: valid are {', '.join(sorted(_ACTIVATIONS))}"
-            )
-        return names
+    def gate(self, function: Callable[[Symbol], Symbol], x: Symbol) -> Symbol:
+        """An activation of values within the layer's bounds."""
+        return function(x if self.clip is None else x.clamp(-self.clip, self.clip))
 
-    def _state(self, given: Symbol | None, layout: int) -> Symbol:
-        if given is not None:
-            return given.transpose(0, 1) if layout else given
-        zeros = self.x.constant(np.zeros((1, 1, 1), np.float32)).to(self.x.dtype)
-        return zeros.expand(len(self.reversals), self.x.shape[1], self.hidden)
+    def both(self, x: Symbol, h: Symbol) -> Symbol:
+        """What inputs and states give to all gates."""
+        return _product(x, self.W, self.b) + _product(h, self.R, self.c)
 
-    def functions(self, index: int) -> list[Callable[[Symbol], Symbol]]:
-        """The activations of one direction."""
-        count = len(self.default)
-        return [_ACTIVATIONS[name] for name in self.names[index * count : (index + 1) * count]]
+    def rnn(self, x: Symbol, state: States) -> States:
+        """h = f(W x + R h)."""
+        return (self.gate(self.functions[0], self.both(x, state[0])),)
 
-    def clipped(self, x: Symbol) -> Symbol:
-        """Values within the layer's bounds."""
-        return x if self.clip is None else x.clamp(-self.clip, self.clip)
+    def gru(self, x: Symbol, state: States) -> States:
+        """h = (1 - z) g(W x + R (r h)) + z h; gates in the order update, reset, hidden."""
+        (h,) = state
+        f, g = self.functions
+        xz, xr, xh = _product(x, self.W, self.b).chunk(3, -1)
+        R = self.R.chunk(3, 0)
+        c = (None,) * 3 if self.c is None else self.c.chunk(3, 0)
+        update = self.gate(f, xz + _product(h, R[0], c[0]))
+        reset = self.gate(f, xr + _product(h, R[1], c[1]))
+        # The two orders differ in the last bits and in what the reset gate multiplies.
+        inner = reset * _product(h, R[2], c[2]) if self.late else _product(reset * h, R[2], c[2])
+        return ((1 - update) * self.gate(g, xh + inner) + update * h,)
 
-    def bias(self, index: int, half: int) -> Symbol | None:
-        """The bias of inputs (0) or of states (1) in one direction."""
-        return None if self.B is None else self.B.select(0, index).chunk(2, 0)[half]
+    def lstm(self, x: Symbol, state: States) -> States:
+        """c = f c + i g(W x + R h), h = o tanh(c); gates in the order input, output, forget, cell.
 
-    def step(self, index: int) -> Step:
-        """The function of one step of a direction: its inputs and states to new states."""
-        raise NotImplementedError
-
-    def run(self) -> tuple[Symbol, ...]:
-        """The outputs and the last states, in ONNX's layouts."""
-        made = self.fused() or self.written_out()
-        if self.layout:
-            y, *states = made
-            return (y.permute(2, 0, 1, 3), *(state.transpose(0, 1) for state in states))
-        return made
-
-    # --- torch's own layer ---
-
-    name = ""
-    order: tuple[int, ...] = ()
-    """Torch's operator, and the places of ONNX's gates in the order that it wants."""
-
-    def is_fused(self) -> bool:
-        """Whether torch's layer computes this one."""
-        common = [name.lower() for name in self.default] * 2
-        return (
-            self.clip is None
-            and self.lengths is None
-            and self.reversals != (True,)
-            and self.names == common
-            and self.P is None
-            and not self.input_forget
-        )
-
-    def _ordered(self, weight: Symbol) -> Symbol:
-        gates = weight.chunk(len(self.order), 0)
-        return cat([gates[place] for place in self.order], 0) if len(gates) > 1 else weight
-
-    def fused(self) -> tuple[Symbol, ...] | None:
-        """The layer as torch's operator, where that computes it."""
-        if not self.is_fused():
-            return None
-        parameters: list[Symbol] = []
-        for index in range(len(self.reversals)):
-            weights = [self.W.select(0, index), self.R.select(0, index)]
-            halves = [self.bias(index, half) for half in (0, 1)]
-            weights += [half for half in halves if half is not None]
-            parameters += [self._ordered(weight) for weight in weights]
-        steps, batch = self.x.shape[:2]
-        count = len(self.reversals)
-        states = tuple(self.initial)
-        y, *last = self.x.several(
-            f"{self.name}.input",
-            [((steps, batch, count * self.hidden), self.x.dtype)]
-            + [(state.shape, self.x.dtype) for state in states],
-            input=self.x,
-            hx=states if len(states) > 1 else states[0],
-            params=tuple(parameters),
-            has_biases=self.B is not None,
-            num_layers=1,
-            dropout=0.0,
-            train=False,
-            bidirectional=count > 1,
-            batch_first=False,
-        )
-        y = y.reshape(steps, batch, count, self.hidden).transpose(1, 2)
-        return (y, *last)
-
-    # --- step by step ---
-
-    def written_out(self) -> tuple[Symbol, ...]:
-        """The layer as operators of every step."""
-        if self.x.shape[0] > LONGEST:
-            raise ModelError(
-                f"a recurrent layer over {self.x.shape[0]} steps that torch has no operator for "
-                f"is written out, which is done for at most {LONGEST}"
-            )
-        outputs = []
-        finals = []
-        for index, reverse in enumerate(self.reversals):
-            start = tuple(state.select(0, index) for state in self.initial)
-            y, last = self._scan(self.step(index), start, reverse)
-            outputs.append(y)
-            finals.append(last)
-        states = [stack(parts, 0) for parts in zip(*finals, strict=True)]
-        return (stack(outputs, 1), *states)
-
-    def _scan(
-        self, step: Step, states: tuple[Symbol, ...], reverse: bool
-    ) -> tuple[Symbol, tuple[Symbol, ...]]:
-        """Step over the first dim; a sequence that has ended keeps its state and gives zeros."""
-        outputs: list[Symbol] = []
-        order = range(self.x.shape[0])
-        for t in reversed(order) if reverse else order:
-            new = step(self.x.select(0, t), states)
-            if self.lengths is not None:
-                # Padding after a sequence must not change its last state, whichever way it is read.
-                alive = (self.lengths > t).unsqueeze(1)
-                states = tuple(
-                    where(alive, fresh, old) for fresh, old in zip(new, states, strict=True)
-                )
-                outputs.append(where(alive, new[0], 0))
-            else:
-                states = new
-                outputs.append(new[0])
-        return stack(outputs[::-1] if reverse else outputs, 0), states
+        `late`: the forget gate is what the input gate leaves.
+        """
+        previous, memory = state
+        f, g, h = self.functions
+        i, o, forget, c = self.both(x, previous).chunk(4, -1)
+        if self.peeps:
+            i, forget = i + self.peeps[0] * memory, forget + self.peeps[2] * memory
+        i = self.gate(f, i)
+        forget = 1 - i if self.late else self.gate(f, forget)
+        memory = forget * memory + i * self.gate(g, c)
+        o = o + self.peeps[1] * memory if self.peeps else o
+        return self.gate(f, o) * h(memory), memory
 
 
 def _product(x: Symbol, weight: Symbol, bias: Symbol | None) -> Symbol:
@@ -206,108 +90,136 @@ def _product(x: Symbol, weight: Symbol, bias: Symbol | None) -> Symbol:
     return x.new("linear.default", shape, input=x, weight=weight, bias=bias)
 
 
-class Plain(Layer):
-    """A plain recurrent layer."""
+def _layer(
+    kind: str,
+    *,
+    X: Symbol,
+    W: Symbol,
+    R: Symbol,
+    B: Symbol | None = None,
+    sequence_lens: Symbol | None = None,
+    initial_h: Symbol | None = None,
+    initial_c: Symbol | None = None,
+    P: Symbol | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    layout: int = 0,
+    linear_before_reset: int = 0,
+    input_forget: int = 0,
+    **_: object,
+) -> States:
+    """All directions of a layer: the outputs and the last states, in ONNX's layouts.
 
-    default = ("Tanh",)
-    order = (0,)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """Torch has an operator for two activations."""
-        return f"rnn_{self.names[0]}"
-
-    def is_fused(self) -> bool:
-        """Whether torch's layer computes this one."""
-        usual = self.names[0] in ("tanh", "relu") and len(set(self.names)) == 1
-        return usual and self.clip is None and self.lengths is None and self.reversals != (True,)
-
-    def step(self, index: int) -> Step:
-        """h = f(W x + R h)."""
-        (f,) = self.functions(index)
-        W, R = self.W.select(0, index), self.R.select(0, index)
-        biases = self.bias(index, 0), self.bias(index, 1)
-
-        def step(x: Symbol, state: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
-            total = _product(x, W, biases[0]) + _product(state[0], R, biases[1])
-            return (f(self.clipped(total)),)
-
-        return step
-
-
-class Gated(Layer):
-    """A gated recurrent layer; gates in the order update, reset, hidden."""
-
-    default = ("Sigmoid", "Tanh")
-    name = "gru"
-    order = (1, 0, 2)
-
-    def is_fused(self) -> bool:
-        """Torch multiplies what the state gives by the reset gate, not the state."""
-        return bool(self.reset_late) and super().is_fused()
-
-    def step(self, index: int) -> Step:
-        """h = (1 - z) g(W x + R (r h)) + z h."""
-        f, g = self.functions(index)
-        W = self.W.select(0, index)
-        R = self.R.select(0, index).chunk(3, 0)
-        of_inputs, of_states = self.bias(index, 0), self.bias(index, 1)
-        b = (None,) * 3 if of_states is None else of_states.chunk(3, 0)
-
-        def step(x: Symbol, state: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
-            (h,) = state
-            xz, xr, xh = _product(x, W, of_inputs).chunk(3, -1)
-            update = f(self.clipped(xz + _product(h, R[0], b[0])))
-            reset = f(self.clipped(xr + _product(h, R[1], b[1])))
-            # The two orders differ in the last bits and in what the reset gate multiplies.
-            if self.reset_late:
-                inner = reset * _product(h, R[2], b[2])
-            else:
-                inner = _product(reset * h, R[2], b[2])
-            return ((1 - update) * g(self.clipped(xh + inner)) + update * h,)
-
-        return step
-
-
-class LongShortTerm(Layer):
-    """A long short-term memory layer with peepholes `P`.
-
-    The gates stand in the order input, output, forget, cell.
+    layout: 0 with the sequence first, 1 with the batch first. Weights hold a direction after
+    another.
     """
+    # The steps run over the first dim.
+    x = X.transpose(0, 1) if layout else X
+    turned = {"bidirectional": (False, True), "reverse": (True,)}.get(direction, (False,))
+    default = _DEFAULT[kind]
+    names = [name.lower() for name in activations or default]
+    # One list of names serves both directions.
+    names = names * 2 if len(names) == len(default) else names
+    if strange := [name for name in names if name not in _ACTIVATIONS]:
+        raise ModelError(unknown("activation", strange[0], _ACTIVATIONS))
+    zeros = x.constant(np.zeros((1, 1, 1), np.float32)).to(x.dtype)
+    zeros = zeros.expand(len(turned), x.shape[1], R.shape[-1])
+    initial = [
+        zeros if state is None else state.transpose(0, 1) if layout else state
+        for state in (initial_h, initial_c)[: 2 if kind == "lstm" else 1]
+    ]
+    late = linear_before_reset or input_forget
+    layers = [
+        Layer(
+            [weight.select(0, i) for weight in (W, R)],
+            (None, None) if B is None else B.select(0, i).chunk(2, 0),
+            () if P is None else P.select(0, i).chunk(3, 0),
+            names[i * len(default) : (i + 1) * len(default)],
+            clip,
+            bool(late),
+        )
+        for i in range(len(turned))
+    ]
+    usual = [*default] * 2 if kind != "rnn" or names[0] != "relu" else ["relu"] * 2
+    odd = clip is not None or P is not None or sequence_lens is not None or turned == (True,)
+    if not odd and names == usual and bool(late) == (kind == "gru"):
+        made = _fused(
+            kind if kind != "rnn" else f"rnn_{names[0]}", _ORDER[kind], layers, x, initial
+        )
+    else:
+        made = _written_out(kind, layers, turned, x, initial, sequence_lens)
+    if not layout:
+        return made
+    return (made[0].permute(2, 0, 1, 3), *(state.transpose(0, 1) for state in made[1:]))
 
-    default = ("Sigmoid", "Tanh", "Tanh")
-    name = "lstm"
-    order = (0, 2, 3, 1)
 
-    def step(self, index: int) -> Step:
-        """c = f c + i g(W x + R h), h = o tanh(c)."""
-        f, g, h = self.functions(index)
-        W, R = self.W.select(0, index), self.R.select(0, index)
-        biases = self.bias(index, 0), self.bias(index, 1)
-        peeps = None if self.P is None else self.P.select(0, index).chunk(3, 0)
-
-        def step(x: Symbol, state: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
-            previous, memory = state
-            gates = _product(x, W, biases[0]) + _product(previous, R, biases[1])
-            i, o, forget, c = gates.chunk(4, -1)
-            if peeps is not None:
-                i = i + peeps[0] * memory
-                forget = forget + peeps[2] * memory
-            i = f(self.clipped(i))
-            forget = 1 - i if self.input_forget else f(self.clipped(forget))
-            memory = forget * memory + i * g(self.clipped(c))
-            o = o if peeps is None else o + peeps[1] * memory
-            return f(self.clipped(o)) * h(memory), memory
-
-        return step
-
-
-def _of(kind: type[Layer]) -> Callable[..., tuple[Symbol, ...]]:
-    return lambda **arguments: kind(**arguments).run()
+def _fused(
+    name: str, order: Sequence[int], layers: Sequence[Layer], x: Symbol, initial: Sequence[Symbol]
+) -> States:
+    """A layer as torch's own operator."""
+    parameters: list[Symbol] = []
+    for layer in layers:
+        for weight in (layer.W, layer.R, layer.b, layer.c):
+            if weight is not None:
+                gates = weight.chunk(len(order), 0) if len(order) > 1 else (weight,)
+                parameters.append(cat([gates[place] for place in order], 0))
+    steps, batch = x.shape[:2]
+    count, width = len(layers), initial[0].shape[-1]
+    y, *last = x.several(
+        f"{name}.input",
+        [((steps, batch, count * width), x.dtype)] + [(s.shape, x.dtype) for s in initial],
+        input=x,
+        hx=tuple(initial) if len(initial) > 1 else initial[0],
+        params=tuple(parameters),
+        has_biases=layers[0].b is not None,
+        num_layers=1,
+        dropout=0.0,
+        train=False,
+        bidirectional=count > 1,
+        batch_first=False,
+    )
+    return (y.reshape(steps, batch, count, width).transpose(1, 2), *last)
 
 
-FUNCTIONS: Mapping[str, Callable[..., tuple[Symbol, ...]]] = {
-    "RNN": _of(Plain),
-    "GRU": _of(Gated),
-    "LSTM": _of(LongShortTerm),
+def _written_out(
+    kind: str,
+    layers: Sequence[Layer],
+    turned: Sequence[bool],
+    x: Symbol,
+    initial: Sequence[Symbol],
+    lengths: Symbol | None,
+) -> States:
+    """A layer as operators of every step.
+
+    A sequence that has ended keeps its state, and gives zeros.
+    """
+    if x.shape[0] > LONGEST:
+        raise ModelError(
+            f"a recurrent layer over {x.shape[0]} steps that torch has no operator for is written "
+            f"out, which is done for at most {LONGEST}"
+        )
+    outputs = []
+    finals = []
+    for index, (layer, reverse) in enumerate(zip(layers, turned, strict=True)):
+        states = tuple(state.select(0, index) for state in initial)
+        made: list[Symbol] = []
+        for t in reversed(range(x.shape[0])) if reverse else range(x.shape[0]):
+            new = getattr(layer, kind)(x.select(0, t), states)
+            # Padding after a sequence must not change its last state, whichever way it is read.
+            alive = None if lengths is None else (lengths > t).unsqueeze(1)
+            made.append(new[0] if alive is None else where(alive, new[0], 0))
+            states = tuple(
+                fresh if alive is None else where(alive, fresh, old)
+                for fresh, old in zip(new, states, strict=True)
+            )
+        outputs.append(stack(made[::-1] if reverse else made, 0))
+        finals.append(states)
+    return (stack(outputs, 1), *(stack(parts, 0) for parts in zip(*finals, strict=True)))
+
+
+FUNCTIONS: Mapping[str, Callable[..., States]] = {
+    "RNN": partial(_layer, "rnn"),
+    "GRU": partial(_layer, "gru"),
+    "LSTM": partial(_layer, "lstm"),
 }

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from .elementwise import signed, truncated
 from .symbols import Symbol, cat
-from .unsigned import choosing, truncated, wrapping
+from .trace import Asked
 
 Axes = tuple[int, ...]
 Reducer = Callable[[Symbol, Axes, bool], Symbol]
@@ -17,14 +18,19 @@ Reducer = Callable[[Symbol, Axes, bool], Symbol]
 def _reduce(function: Reducer, alone: Callable[[Symbol], Symbol]) -> Callable[..., Symbol]:
     """A reduction over `axes`; over none of them each element is reduced `alone`."""
 
-    def call(*, data: Symbol, axes: Axes, keepdims: int = 1) -> Symbol:
-        return function(data, axes, bool(keepdims)) if axes else alone(data)
+    def call(
+        *, data: Symbol, axes: Axes | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> Symbol:
+        if not axes:
+            axes = () if noop_with_empty_axes else tuple(range(data.rank))
+        dims = tuple(sorted({axis % data.rank for axis in axes}))
+        return function(data, dims, bool(keepdims)) if dims else alone(data)
 
     return call
 
 
 def _sum(x: Symbol, axes: Axes, keep: bool) -> Symbol:
-    return wrapping(lambda y: y.sum(*axes, keep=keep))(x)
+    return signed(lambda y: y.sum(*axes, keep=keep))(x)
 
 
 def _mean(x: Symbol, axes: Axes, keep: bool) -> Symbol:
@@ -50,7 +56,7 @@ def _extremum(name: str) -> Reducer:
                 integers = np.iinfo(x.dtype)
                 neutral = integers.min if name == "amax" else integers.max
             return x.constant(np.full(shape, neutral, x.dtype))
-        return choosing(lambda y: y.reduced(f"{name}.default", axes, keep))(x)
+        return signed(lambda y: y.reduced(f"{name}.default", axes, keep))(x)
 
     return call
 
@@ -63,11 +69,7 @@ def _product(x: Symbol, axes: Axes, keep: bool) -> Symbol:
             y = y.prod(axis, keep)
         return y
 
-    return wrapping(product)(x)
-
-
-def _norm1(x: Symbol, axes: Axes, keep: bool) -> Symbol:
-    return _sum(x.map("abs"), axes, keep)
+    return signed(product)(x)
 
 
 def _norm2(x: Symbol, axes: Axes, keep: bool) -> Symbol:
@@ -75,30 +77,16 @@ def _norm2(x: Symbol, axes: Axes, keep: bool) -> Symbol:
     return wide.reduced("linalg_vector_norm.default", axes, keep).to(x.dtype)
 
 
-def _log_sum(x: Symbol, axes: Axes, keep: bool) -> Symbol:
-    return _sum(x, axes, keep).map("log")
-
-
-def _log_sum_exp(x: Symbol, axes: Axes, keep: bool) -> Symbol:
-    return x.reduced("logsumexp.default", axes, keep)
-
-
-def _sum_square(x: Symbol, axes: Axes, keep: bool) -> Symbol:
-    return _sum(x * x, axes, keep)
-
-
 def _same(x: Symbol) -> Symbol:
     return x
 
 
 def _flattened(function: Callable[[Symbol, int], Symbol]) -> Callable[..., Symbol]:
-    """A function over one dim, or with `flatten` over all dims from `axis` on.
+    """A function over one dim, or before version 13 over all dims from `axis` on."""
 
-    Opsets before 13 flatten.
-    """
-
-    def call(*, input: Symbol, axis: int = -1, flatten: int = 0) -> Symbol:
-        if not flatten:
+    def call(asked: Asked, *, input: Symbol, axis: int = -1) -> Symbol:
+        axis %= max(input.rank, 1)
+        if asked.version >= 13 or axis == input.rank - 1:
             return function(input, axis)
         # The dims from `axis` on are one, over which the function runs.
         shape = input.shape
@@ -153,12 +141,13 @@ def _scan(name: str, neutral: float) -> Callable[..., Symbol]:
 
 
 def top_k(
-    *, X: Symbol, K: int, axis: int = -1, largest: int = 1, sorted: int = 1
+    *, X: Symbol, axis: int = -1, largest: int = 1, sorted: int = 1, **count: int
 ) -> tuple[Symbol, Symbol]:
     """The K largest or smallest values along a dim, and their places.
 
     Of equal values the first ones are taken.
     """
+    (K,) = count.values()
     # A stable sort, since `topk` takes any of equal values, and others on another device.
     values, indices = X.several(
         "sort.stable",
@@ -177,17 +166,25 @@ FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
     "ReduceProd": _reduce(_product, _same),
     "ReduceMax": _reduce(_extremum("amax"), _same),
     "ReduceMin": _reduce(_extremum("amin"), _same),
-    "ReduceL1": _reduce(_norm1, lambda x: x.map("abs")),
+    "ReduceL1": _reduce(
+        lambda x, axes, keep: _sum(x.map("abs"), axes, keep), lambda x: x.map("abs")
+    ),
     "ReduceL2": _reduce(_norm2, lambda x: x.map("abs")),
-    "ReduceLogSum": _reduce(_log_sum, lambda x: x.map("log")),
-    "ReduceLogSumExp": _reduce(_log_sum_exp, _same),
-    "ReduceSumSquare": _reduce(_sum_square, lambda x: x * x),
-    "Softmax": _flattened(lambda x, axis: x.along("softmax.int", axis)),
-    "LogSoftmax": _flattened(lambda x, axis: x.along("log_softmax.int", axis)),
-    "Hardmax": _flattened(_hardmax),
+    "ReduceLogSum": _reduce(
+        lambda x, axes, keep: _sum(x, axes, keep).map("log"), lambda x: x.map("log")
+    ),
+    "ReduceLogSumExp": _reduce(
+        lambda x, axes, keep: x.reduced("logsumexp.default", axes, keep), _same
+    ),
+    "ReduceSumSquare": _reduce(lambda x, axes, keep: _sum(x * x, axes, keep), lambda x: x * x),
     "ArgMax": _place("argmax"),
     "ArgMin": _place("argmin"),
     "CumSum": _scan("cumsum", 0),
     "CumProd": _scan("cumprod", 1),
     "TopK": top_k,
+}
+ASKING: Mapping[str, Callable[..., Symbol]] = {
+    "Softmax": _flattened(lambda x, axis: x.along("softmax.int", axis)),
+    "LogSoftmax": _flattened(lambda x, axis: x.along("log_softmax.int", axis)),
+    "Hardmax": _flattened(_hardmax),
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from .symbols import Symbol
+from .trace import Asked
 
 
 def _coordinates(
@@ -78,12 +80,46 @@ def _weights(
     return matrix
 
 
+def upsample(asked: Asked, *, X: Symbol, scales: Sequence[float], mode: str = "nearest") -> Symbol:
+    """An image resampled by factors, as before opset 11."""
+    old: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric"}
+    return _resized(X, asked.shape, scales, mode=mode, nearest_mode="floor", **old)
+
+
 def resize(
+    asked: Asked,
     *,
     X: Symbol,
-    scales: tuple[float, ...],
-    sizes: tuple[int, ...],
-    roi: tuple[float, ...] | None = None,
+    scales: Sequence[float] = (),
+    sizes: Sequence[int] = (),
+    roi: Sequence[float] = (),
+    axes: Sequence[int] | None = None,
+    keep_aspect_ratio_policy: str = "stretch",
+    **options: Any,
+) -> Symbol:
+    """An image resampled to other sizes."""
+    if asked.version < 11:
+        return upsample(asked, X=X, scales=scales, **options)
+    axes = range(X.rank) if axes is None else [axis % X.rank for axis in axes]
+    regions = {axis: (roi[i], roi[len(axes) + i]) for i, axis in enumerate(axes)} if roi else {}
+    if keep_aspect_ratio_policy != "stretch" and sizes:
+        wanted = {axis: sizes[i] / X.shape[axis] for i, axis in enumerate(axes)}
+        scale = (min if keep_aspect_ratio_policy == "not_larger" else max)(wanted.values())
+        scales = [scale] * len(axes)
+    given = dict(zip(axes, scales, strict=False))
+    factors = [
+        given.get(axis, out / n)
+        for axis, (n, out) in enumerate(zip(X.shape, asked.shape, strict=True))
+    ]
+    return _resized(X, asked.shape, factors, regions=regions, **options)
+
+
+def _resized(
+    X: Symbol,
+    sizes: Sequence[int],
+    scales: Sequence[float],
+    *,
+    regions: Mapping[int, tuple[float, float]] | None = None,
     mode: str = "nearest",
     coordinate_transformation_mode: str = "half_pixel",
     nearest_mode: str = "round_prefer_floor",
@@ -92,7 +128,7 @@ def resize(
     extrapolation_value: float = 0.0,
     antialias: int = 0,
 ) -> Symbol:
-    """An image resampled to `sizes`, one dim after another."""
+    """An image resampled, one dim after another; `regions`: the part of each dim that is shown."""
     rank = X.rank
     # Places beyond the region get a value of their own; other modes repeat the edge.
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
@@ -102,7 +138,7 @@ def resize(
         # A dim that stays as it is needs no matrix.
         if size == out and scales[axis] == 1.0 and not cropped:
             continue
-        region = (roi[axis], roi[rank + axis]) if roi else (0.0, 1.0)
+        region = (regions or {}).get(axis, (0.0, 1.0))
         place = _coordinates(size, out, scales[axis], coordinate_transformation_mode, region)
         if cropped:
             beyond = (place < 0) | (place > size - 1)
@@ -207,6 +243,7 @@ def short_time_fourier(
 
     The dims of the result are batch, frames, frequencies, and the real and the imaginary part.
     """
+    signal = signal if signal.rank == 3 else signal.unsqueeze(-1)
     size = frame_length or (signal.shape[1] if window is None else window.shape[0])
     frames = signal.unfold(1, size, frame_step).transpose(2, 3)
     frames = frames if window is None else frames * window.unsqueeze(-1)
@@ -214,9 +251,9 @@ def short_time_fourier(
 
 
 FUNCTIONS: Mapping[str, Callable[..., Symbol]] = {
-    "Resize": resize,
     "AffineGrid": affine_grid,
     "GridSample": grid_sample,
     "DFT": discrete_fourier,
     "STFT": short_time_fourier,
 }
+ASKING: Mapping[str, Callable[..., Symbol]] = {"Resize": resize, "Upsample": upsample}

@@ -171,15 +171,11 @@ class Symbol:
         """Whether elements are equal."""
         return self.compared("eq", other)
 
-    def logical(self, name: str, other: Symbol) -> Symbol:
-        """The truth (and, or, xor) of two tensors."""
-        return self.with_other(f"logical_{name}.default", other, "bool")
-
     def __and__(self, other: Symbol) -> Symbol:
-        return self.logical("and", other)
+        return self.with_other("logical_and.default", other, "bool")
 
     def __or__(self, other: Symbol) -> Symbol:
-        return self.logical("or", other)
+        return self.with_other("logical_or.default", other, "bool")
 
     def clamp(self, low: Number | None = None, high: Number | None = None) -> Symbol:
         """Values below `low` become it, those above `high` become that."""

@@ -69,7 +69,18 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Facts of a node beside its arguments: the shapes of the outputs that are used."""
+    """Facts of a node beside its arguments: the outputs that are used, and its version."""
 
     trace: Trace
-    shapes: tuple[tuple[int, ...], ...]
+    outputs: Sequence[Val]
+    version: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first output."""
+        return self.outputs[0].shape
+
+    @property
+    def code(self) -> int:
+        """ONNX's number of the first output's element type."""
+        return self.outputs[0].dtype

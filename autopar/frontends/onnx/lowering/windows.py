@@ -3,168 +3,77 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from autopar.errors import ModelError
 
-from .elementwise import limits
+from .elementwise import limits, truncated
 from .normalization import per_channel
 from .symbols import Symbol
-from .unsigned import truncated
+from .trace import Asked
 
 Sizes = tuple[int, ...]
 
 
-def _spatial(pads: Sizes | None, count: int) -> tuple[Sizes, Sizes]:
-    """Padding before and after every spatial dim: ONNX lists all starts, then all ends."""
-    pads = pads or (0,) * (2 * count)
-    return tuple(pads[:count]), tuple(pads[count:])
-
-
-def _known_rank(x: Symbol) -> int:
-    count = x.rank - 2
-    if count not in (1, 2, 3):
-        raise ModelError(f"a window over {count} dims is not supported, only over 1, 2 or 3")
-    return count
-
-
-def convolution(
-    *,
-    X: Symbol,
-    W: Symbol,
-    B: Symbol | None = None,
-    group: int = 1,
-    pads: Sizes | None = None,
-    strides: Sizes | None = None,
-    dilations: Sizes | None = None,
-    kernel_shape: Sizes | None = None,
-    auto_pad: str = "NOTSET",
-) -> Symbol:
-    """A convolution over one, two or three spatial dims."""
-    count = _known_rank(X)
-    before, after = _spatial(pads, count)
-    padding = before
-    if before != after:
-        # Torch's convolutions pad both ends alike.
-        X = X.pad(before, after)
-        padding = (0,) * count
-    strides = strides or (1,) * count
-    dilations = dilations or (1,) * count
-    sizes = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, p, d, k, s in zip(X.shape[2:], padding, dilations, W.shape[2:], strides, strict=True)
-    ]
-    return X.new(
-        f"conv{count}d.default",
-        (X.shape[0], W.shape[0], *sizes),
-        input=X,
-        weight=W,
-        bias=B,
-        stride=strides,
-        padding=padding,
-        dilation=dilations,
-        groups=group,
-    )
-
-
-def transposed_convolution(
-    *,
-    X: Symbol,
-    W: Symbol,
-    B: Symbol | None = None,
-    group: int = 1,
-    pads: Sizes | None = None,
-    strides: Sizes | None = None,
-    dilations: Sizes | None = None,
-    output_padding: Sizes | None = None,
-    kernel_shape: Sizes | None = None,
-    auto_pad: str = "NOTSET",
-) -> Symbol:
-    """The gradient of a convolution with respect to its input."""
-    count = _known_rank(X)
-    before, after = _spatial(pads, count)
-    extra = output_padding or (0,) * count
-    strides = strides or (1,) * count
-    dilations = dilations or (1,) * count
-    # Torch crops both ends alike, too: else the whole result is computed, then cut.
-    alike = before == after and all(
-        e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)
-    )
-    padding = before if alike else (0,) * count
-    inner = extra if alike else (0,) * count
-    sizes = [
-        (n - 1) * s - 2 * p + d * (k - 1) + e + 1
-        for n, s, p, d, k, e in zip(
-            X.shape[2:], strides, padding, dilations, W.shape[2:], inner, strict=True
-        )
-    ]
-    y = X.new(
-        f"conv_transpose{count}d.{'default' if count == 1 else 'input'}",
-        (X.shape[0], W.shape[1] * group, *sizes),
-        input=X,
-        weight=W,
-        bias=B if alike else None,
-        stride=strides,
-        padding=padding,
-        output_padding=inner,
-        groups=group,
-        dilation=dilations,
-    )
-    if alike:
-        return y
-    grown = [e - a for e, a in zip(extra, after, strict=True)]
-    y = y.pad([-b for b in before], grown)
-    return y if B is None else y + per_channel(B, y)
-
-
-class Pool:
-    """The windows of a pool: their number, and the padding with which a floor pool gives all."""
+class Windows:
+    """The windows of a node: sizes, steps and padding of every spatial dim."""
 
     def __init__(
         self,
         X: Symbol,
         kernel: Sizes,
-        strides: Sizes | None,
-        pads: Sizes | None,
-        dilations: Sizes | None,
-        ceil_mode: int,
+        *,
+        strides: Sizes | None = None,
+        dilations: Sizes | None = None,
+        pads: Sizes | None = None,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        **_: object,
     ) -> None:
-        count = _known_rank(X)
+        count = X.rank - 2
+        if count not in (1, 2, 3):
+            raise ModelError(f"a window over {count} dims is not supported, only over 1, 2 or 3")
+        self.sizes = X.shape[2:]
         self.kernel = kernel
         self.strides = strides or (1,) * count
         self.dilations = dilations or (1,) * count
-        self.before, self.written = _spatial(pads, count)
-        self.sizes = X.shape[2:]
-        self.out = tuple(self._windows(i, ceil_mode) for i in range(count))
-        self.after = tuple(self._reach(i) - self.sizes[i] - self.before[i] for i in range(count))
+        if not count == len(kernel) == len(self.strides) == len(self.dilations):
+            raise ModelError(
+                f"kernel {kernel}, strides {self.strides} and dilations {self.dilations} do not "
+                f"fit {X.shape}"
+            )
+        self.spans = [d * (k - 1) + 1 for d, k in zip(self.dilations, kernel, strict=True)]
+        needed = [
+            max(0, (math.ceil(n / s) - 1) * s + span - n)
+            for n, s, span in zip(self.sizes, self.strides, self.spans, strict=True)
+        ]
+        self.before, self.written = padding(pads, auto_pad, needed)
+        self.out = tuple(self._count(i, ceil_mode) for i in range(count))
+        self.after = tuple(
+            (self.out[i] - 1) * self.strides[i] + self.spans[i] - self.sizes[i] - self.before[i]
+            for i in range(count)
+        )
+        """The padding with which a pool without a ceiling gives every window."""
 
-    def _span(self, i: int) -> int:
-        return self.dilations[i] * (self.kernel[i] - 1) + 1
-
-    def _windows(self, i: int, ceil_mode: int) -> int:
+    def _count(self, i: int, ceil_mode: int) -> int:
         """The number of windows along one dim."""
-        span = self.sizes[i] + self.before[i] + self.written[i] - self._span(i)
+        room = self.sizes[i] + self.before[i] + self.written[i] - self.spans[i]
         stride = self.strides[i]
-        steps = math.ceil(span / stride) if ceil_mode else span // stride
+        steps = math.ceil(room / stride) if ceil_mode else room // stride
         # A last window that would begin in the padding at the end does not count.
         if ceil_mode and steps * stride >= self.sizes[i] + self.before[i]:
             steps -= 1
         return steps + 1
 
-    def _reach(self, i: int) -> int:
-        return (self.out[i] - 1) * self.strides[i] + self._span(i)
-
     @property
     def plain(self) -> bool:
         """Whether torch's own padding, alike at both ends, gives these windows."""
-        return all(
-            2 * p <= k and (n + 2 * p - self._span(i)) // s + 1 == self.out[i]
-            for i, (n, p, k, s) in enumerate(
-                zip(self.sizes, self.before, self.kernel, self.strides, strict=True)
-            )
-        )
+        rows = zip(self.sizes, self.before, self.kernel, self.strides, self.spans, strict=True)
+        made = [((n + 2 * p - span) // s + 1, 2 * p <= k) for n, p, k, s, span in rows]
+        return all(fits for _, fits in made) and tuple(count for count, _ in made) == self.out
 
     def padded(self, x: Symbol, value: float = 0.0) -> Symbol:
         """The image with the padding written out."""
@@ -175,12 +84,8 @@ class Pool:
         # Each channel is a sample of its own: one kernel of ones serves all.
         n, c = x.shape[:2]
         ones = x.constant(np.ones((1, 1, *self.kernel), np.float32)).to(x.dtype)
-        y = convolution(
-            X=x.reshape(n * c, 1, *x.shape[2:]),
-            W=ones,
-            strides=self.strides,
-            dilations=self.dilations,
-        )
+        image = x.reshape(n * c, 1, *x.shape[2:])
+        y = convolution(X=image, W=ones, strides=self.strides, dilations=self.dilations)
         return y.reshape(n, c, *y.shape[2:])
 
     def members(self, include_pad: int) -> np.ndarray:
@@ -198,41 +103,114 @@ class Pool:
         return total
 
 
-def max_pool(
+def padding(pads: Sizes | None, auto_pad: str, needed: Sequence[int]) -> tuple[Sizes, Sizes]:
+    """Padding before and after every spatial dim: ONNX lists all starts, then all ends.
+
+    `needed`: the padding of both ends together under SAME.
+    """
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        small = tuple(n // 2 for n in needed)
+        large = tuple(n - n // 2 for n in needed)
+        return (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+    count = len(needed)
+    written = (0,) * (2 * count) if pads is None or auto_pad == "VALID" else pads
+    return tuple(written[:count]), tuple(written[count:])
+
+
+def convolution(
+    *, X: Symbol, W: Symbol, B: Symbol | None = None, group: int = 1, **options: Any
+) -> Symbol:
+    """A convolution over one, two or three spatial dims."""
+    w = Windows(X, W.shape[2:], **options)
+    alike = w.before == w.written
+    # Torch's convolutions pad both ends alike.
+    image = X if alike else X.pad(w.before, w.written)
+    return X.new(
+        f"conv{len(w.kernel)}d.default",
+        (X.shape[0], W.shape[0], *w.out),
+        input=image,
+        weight=W,
+        bias=B,
+        stride=w.strides,
+        padding=w.before if alike else (0,) * len(w.kernel),
+        dilation=w.dilations,
+        groups=group,
+    )
+
+
+def transposed_convolution(
     *,
     X: Symbol,
-    kernel_shape: Sizes,
-    strides: Sizes | None = None,
+    W: Symbol,
+    B: Symbol | None = None,
+    group: int = 1,
+    output_padding: Sizes | None = None,
+    output_shape: Sizes | None = None,
     pads: Sizes | None = None,
-    dilations: Sizes | None = None,
-    ceil_mode: int = 0,
-    storage_order: int | None = None,
     auto_pad: str = "NOTSET",
+    **options: Any,
+) -> Symbol:
+    """The gradient of a convolution with respect to its input."""
+    w = Windows(X, W.shape[2:], **options)
+    count = len(w.kernel)
+    extra = output_padding or (0,) * count
+    steps = list(zip(w.sizes, w.strides, w.spans, extra, strict=True))
+    full = [(n - 1) * s + span + e for n, s, span, e in steps]
+    wanted = output_shape or tuple(n * s for n, s, _, _ in steps)
+    if output_shape is not None and auto_pad in ("NOTSET", "VALID"):
+        auto_pad = "SAME_LOWER"
+    needed = [f - n for f, n in zip(full, wanted, strict=True)]
+    before, after = padding(pads, auto_pad, needed)
+    # Torch crops both ends alike, too: else the whole result is computed, then cut.
+    reach = zip(extra, w.strides, w.dilations, strict=True)
+    alike = before == after and all(e < max(s, d) for e, s, d in reach)
+    cut, grown = (before, extra) if alike else ((0,) * count, (0,) * count)
+    rows = zip(steps, cut, grown, strict=True)
+    sizes = [(n - 1) * s + span + g - 2 * p for (n, s, span, _), p, g in rows]
+    y = X.new(
+        f"conv_transpose{count}d.{'default' if count == 1 else 'input'}",
+        (X.shape[0], W.shape[1] * group, *sizes),
+        input=X,
+        weight=W,
+        bias=B if alike else None,
+        stride=w.strides,
+        padding=cut,
+        output_padding=grown,
+        groups=group,
+        dilation=w.dilations,
+    )
+    if alike:
+        return y
+    y = y.pad([-b for b in before], [e - a for e, a in zip(extra, after, strict=True)])
+    return y if B is None else y + per_channel(B, y)
+
+
+def max_pool(
+    asked: Asked, *, X: Symbol, kernel_shape: Sizes, storage_order: int = 0, **options: Any
 ) -> Symbol | tuple[Symbol, ...]:
-    """The largest value of every window, and with `storage_order` its place."""
-    pool = Pool(X, kernel_shape, strides, pads, dilations, ceil_mode)
+    """The largest value of every window, and its place where that is asked for."""
+    w = Windows(X, kernel_shape, **options)
     # Torch pools floats only; float64 holds the eight-bit integers that ONNX pools.
     x = X if X.floating else X.to("float64")
-    padding = pool.before
-    if not pool.plain or storage_order is not None:
-        x = pool.padded(x, limits(x.dtype)[0])
-        padding = (0,) * len(kernel_shape)
+    placed = len(asked.outputs) > 1
+    plain = w.plain and not placed
     name = f"max_pool{len(kernel_shape)}d"
     given = {
+        "self": x if plain else w.padded(x, limits(x.dtype)[0]),
         "kernel_size": kernel_shape,
-        "stride": pool.strides,
-        "padding": padding,
-        "dilation": pool.dilations,
+        "stride": w.strides,
+        "padding": w.before if plain else (0,) * len(kernel_shape),
+        "dilation": w.dilations,
     }
-    shape = (*X.shape[:2], *pool.out)
-    if storage_order is None:
-        return x.new(f"{name}.default", shape, self=x, **given).to(X.dtype)
+    shape = (*X.shape[:2], *w.out)
+    if not placed:
+        return x.new(f"{name}.default", shape, **given).to(X.dtype)
     results = [(shape, x.dtype), (shape, "int64")]
-    y, places = x.several(f"{name}_with_indices.default", results, self=x, **given)
-    return y.to(X.dtype), _global_places(places, x, pool, storage_order)
+    y, places = x.several(f"{name}_with_indices.default", results, **given)
+    return y.to(X.dtype), _global_places(places, w.padded(x), w, storage_order)
 
 
-def _global_places(places: Symbol, padded: Symbol, pool: Pool, storage_order: int) -> Symbol:
+def _global_places(places: Symbol, padded: Symbol, pool: Windows, storage_order: int) -> Symbol:
     """Places in a padded plane as places in the whole tensor, as ONNX counts them."""
     coordinates = []
     for size, front in reversed(list(zip(padded.shape[2:], pool.before, strict=True))):
@@ -254,54 +232,31 @@ def average_pool(
     *,
     X: Symbol,
     kernel_shape: Sizes,
-    strides: Sizes | None = None,
-    pads: Sizes | None = None,
-    dilations: Sizes | None = None,
-    ceil_mode: int = 0,
     count_include_pad: int = 0,
-    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    **options: Any,
 ) -> Symbol:
     """The mean of every window, with or without the padding."""
-    pool = Pool(X, kernel_shape, strides, pads, dilations, ceil_mode)
-    if pool.plain and not ceil_mode and set(pool.dilations) == {1} and pool.before == pool.written:
+    w = Windows(X, kernel_shape, ceil_mode=ceil_mode, **options)
+    if w.plain and not ceil_mode and set(w.dilations) == {1} and w.before == w.written:
         return X.new(
             f"avg_pool{len(kernel_shape)}d.default",
-            (*X.shape[:2], *pool.out),
+            (*X.shape[:2], *w.out),
             self=X,
             kernel_size=kernel_shape,
-            stride=pool.strides,
-            padding=pool.before,
+            stride=w.strides,
+            padding=w.before,
             ceil_mode=False,
             count_include_pad=bool(count_include_pad),
         )
-    members = pool.members(count_include_pad).astype(np.float32)
-    return pool.sums(pool.padded(X)) / X.constant(members).to(X.dtype)
+    members = w.members(count_include_pad).astype(np.float32)
+    return w.sums(w.padded(X)) / X.constant(members).to(X.dtype)
 
 
-def lp_pool(
-    *,
-    X: Symbol,
-    kernel_shape: Sizes,
-    p: int = 2,
-    strides: Sizes | None = None,
-    pads: Sizes | None = None,
-    dilations: Sizes | None = None,
-    ceil_mode: int = 0,
-    auto_pad: str = "NOTSET",
-) -> Symbol:
+def lp_pool(*, X: Symbol, kernel_shape: Sizes, p: int = 2, **options: Any) -> Symbol:
     """The p-norm of every window."""
-    pool = Pool(X, kernel_shape, strides, pads, dilations, ceil_mode)
-    return pool.sums(pool.padded(X.map("abs") ** p)) ** (1 / p)
-
-
-def global_average_pool(*, X: Symbol) -> Symbol:
-    """The mean over all spatial dims."""
-    return X.mean(*range(2, X.rank), keep=True)
-
-
-def global_max_pool(*, X: Symbol) -> Symbol:
-    """The maximum over all spatial dims."""
-    return X.amax(*range(2, X.rank), keep=True)
+    w = Windows(X, kernel_shape, **options)
+    return w.sums(w.padded(X.map("abs") ** p)) ** (1 / p)
 
 
 def global_lp_pool(*, X: Symbol, p: int = 2) -> Symbol:
@@ -310,17 +265,18 @@ def global_lp_pool(*, X: Symbol, p: int = 2) -> Symbol:
 
 
 def max_unpool(
+    asked: Asked,
     *,
     X: Symbol,
     I: Symbol,  # noqa: E741 - the name that ONNX gives it
     kernel_shape: Sizes,
-    output_shape: Sizes,
     strides: Sizes | None = None,
     pads: Sizes | None = None,
+    output_shape: Sizes | None = None,
 ) -> Symbol:
     """Values back at the places that a max pool took them from; zeros elsewhere."""
     count = len(kernel_shape)
-    before, after = _spatial(pads, count)
+    before, after = padding(pads, "NOTSET", (0,) * count)
     steps = strides or (1,) * count
     sizes = [
         (n - 1) * s + k - b - a
@@ -332,7 +288,7 @@ def max_unpool(
     values = X.reshape(*X.shape[:2], -1)
     zeros = X.constant(np.zeros((1, 1, 1), np.float32)).to(X.dtype).expand(*X.shape[:2], plane)
     flat = zeros.scatter(2, places, values)
-    grown = [o - n for o, n in zip(output_shape[2:], sizes, strict=True)]
+    grown = [o - n for o, n in zip(asked.shape[2:], sizes, strict=True)]
     return flat.reshape(*X.shape[:2], *sizes).pad((0,) * count, grown)
 
 
@@ -347,7 +303,7 @@ def columns_to_image(
 ) -> Symbol:
     """Sum overlapping blocks into an image."""
     count = len(image_shape)
-    before, after = _spatial(pads, count)
+    before, after = padding(pads, "NOTSET", image_shape)
     padded = tuple(b + n + a for b, n, a in zip(before, image_shape, after, strict=True))
     # Flat places of (tap, block), grown by one spatial dim at a time.
     place = np.zeros((1, 1), np.int64)
@@ -369,12 +325,14 @@ def columns_to_image(
 FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
     "Conv": convolution,
     "ConvTranspose": transposed_convolution,
-    "MaxPool": max_pool,
     "AveragePool": average_pool,
     "LpPool": lp_pool,
-    "GlobalAveragePool": global_average_pool,
-    "GlobalMaxPool": global_max_pool,
+    "GlobalAveragePool": lambda *, X: X.mean(*range(2, X.rank), keep=True),
+    "GlobalMaxPool": lambda *, X: X.amax(*range(2, X.rank), keep=True),
     "GlobalLpPool": global_lp_pool,
-    "MaxUnpool": max_unpool,
     "Col2Im": columns_to_image,
+}
+ASKING: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
+    "MaxPool": max_pool,
+    "MaxUnpool": max_unpool,
 }
