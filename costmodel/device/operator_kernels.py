@@ -300,7 +300,8 @@ class OperatorKernels:
         shapes = [self.call.inputs[place].shape for place in places]
         matrices = [shape for shape in shapes if len(shape) == 2]
         columns = sum(shape[0] for shape in matrices)
-        self.left, self.right = 0, places[0]
+        self.left = 0
+        self.right = places[0]
         # The width of the input is the one factor of it that its rows do not have.
         rows = sorted(members[0] - {max(_members(self.rule.inputs[0][-1:]))})
         one = np.ones(self.count)

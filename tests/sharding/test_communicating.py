@@ -91,9 +91,7 @@ def test_a_rank_keeps_its_own_shards() -> None:
     values, output and one number a query.
     """
     kept: list[int] = []
-    spec = ring_attention.Round(
-        ring_attention.AxisGroup("", 1, 0), 1.0, True
-    )
+    spec = ring_attention.Round(ring_attention.AxisGroup("", 1, 0), 1.0, True)
     q, k, v = (x.requires_grad_() for x in (n(2, 3, 8, 4), n(2, 3, 8, 4), n(2, 3, 8, 4)))
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: kept.append(x.numel()) or x, lambda x: x

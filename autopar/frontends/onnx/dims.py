@@ -14,7 +14,7 @@ Dim = int | str | None
 
 
 class Place(str):
-    """The name of a dim that its file leaves without one: its input and its place there."""
+    """The name of a dim without one: its input and its place there."""
 
 
 _TOKEN = re.compile(r"\s*(?:(\d+)|([^\W\d][\w.]*)|(//|\*\*|[-+*/%(),]))")

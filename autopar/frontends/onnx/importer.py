@@ -97,7 +97,7 @@ def _written_shape(item: ValueInfoProto) -> tuple[Dim, ...] | None:
         return None
     # Paddle's exporter writes -1 and "?" for sizes that are open.
     return tuple(
-        (dim.dim_value if dim.dim_value >= 0 else None)
+        {-1: None}.get(dim.dim_value, dim.dim_value)
         if dim.HasField("dim_value")
         else (dim.dim_param.strip(" ?") or None)
         for dim in kind.shape.dim
@@ -180,10 +180,9 @@ def _as_linear(records: Iterable[Record]) -> Iterator[Record]:
     turned: dict[Val, Val] = {}
     for record in records:
         if record.kind == "aten.permute.default":
-            source = record.arguments["self"]
-            assert isinstance(source, Val)
+            (source,) = record.tensors()
             stored = source.role is Role.PARAMETER and is_float_code(source.dtype)
-            if stored and len(source.shape) == 2 and record.arguments["dims"] == (1, 0):
+            if stored and record.arguments["dims"] == (1, 0):
                 turned[record.outputs[0]] = source
         right = record.arguments.get("other") if record.kind == "aten.matmul.default" else None
         if isinstance(right, Val) and right in turned:

@@ -148,7 +148,7 @@ class Inference:
             refuse(
                 node,
                 f"takes {formal!r} from {val.name!r}, which depends on the values of the model's "
-                "inputs",
+                "inputs: give them by --value, or end the model before it by --outputs",
             )
         return array
 

@@ -13,8 +13,7 @@ from .writer import Importer, Writer
 
 ROUNDS = 1024
 """Rounds of one loop at most."""
-WRITTEN = 200_000
-"""Nodes of all rounds of one loop at most."""
+WRITTEN = 200_000  # nodes of all rounds of one loop at most
 
 
 class Walker(Importer, Protocol):
@@ -39,8 +38,8 @@ class Rounds:
         """Refuse what would be too much to write out."""
         nodes = count * sum(1 for _ in nodes_within(self.body.node))
         if count > ROUNDS or nodes > WRITTEN:
-            most = f"at most {ROUNDS} of {WRITTEN} operators together are written out"
-            raise self.w.refuse(f"has {count} rounds of {len(self.body.node)} operators: {most}")
+            most = f"at most {ROUNDS}, of {WRITTEN} operators together, are written out"
+            raise self.w.refuse(f"has {count} rounds: {most}")
 
     def run(self, given: list[Val | list[Val]]) -> list[Val | list[Val]]:
         """The results of one round; its own names mean outside what they meant before."""
@@ -116,6 +115,8 @@ def scan(walker: Walker, node: NodeProto) -> None:
     """`Scan`: as many rounds as its inputs have places along their axes."""
     rounds = Rounds(walker, node)
     w = rounds.w
+    if not node.input[0]:
+        raise w.refuse("scans each sequence of a batch, as in opset 8: convert it to opset 9")
     count = w.attribute("num_scan_inputs", 1)
     states = len(node.input) - count
     names = list(node.input[states:])

@@ -48,8 +48,7 @@ def specialised(
 
 def _set(graph: GraphProto, name: str, value: Known) -> None:
     """Let an input be a constant."""
-    stored = {tensor.name for tensor in graph.initializer}
-    inputs = {item.name: item for item in graph.input if item.name not in stored}
+    inputs = {item.name: item for item in graph.input}
     if name not in inputs:
         raise UsageError("--value: " + unknown("input", name, inputs))
     kind = inputs[name].type.tensor_type

@@ -150,13 +150,13 @@ def parse_pin(text: str) -> tuple[str, dict[str, str]]:
 
 def reuse(plan: Plan, analysis: Analysis) -> tuple[Pins, int]:
     """Return pins for all of a plan that is unchanged in the model, and the number of operators."""
-    # Names may stay while an operator changes, so its fingerprint is compared, too.
+    # Names may stay while an operator changes; of ONNX's kinds, once used, there is the name alone.
     prints = {op.name: analysis.graph.operator_fingerprint(op) for op in analysis.warm}
     axes = [axis.name for axis in plan.mesh]
     operators = {
         _escape(name): dict(zip(axes, op.strategy, strict=True))
         for name, op in plan.operators.items()
-        if prints.get(name) == op.fingerprint
+        if (prints.get(name) == op.fingerprint or ("onnx." in op.kind and name in prints))
         and {*op.strategy} <= {option.name for option in analysis.offers[name].options}
     }
     tensors = {tensor.name: tensor for tensor in analysis.graph.parameters}

@@ -32,7 +32,8 @@ def seconds(width: int, batch: int) -> float:
 
 def test_wide_layers_are_priced_as_their_products() -> None:
     """These had been taken for attention with as many samples as weights."""
-    narrow, wide = seconds(512, 64), seconds(1024, 64)
+    narrow = seconds(512, 64)
+    wide = seconds(1024, 64)
     flops = 6 * 64 * 64 * 2 * 8 * 1024 * 1024
     assert narrow < wide < 6 * narrow
     assert wide == pytest.approx(flops / 67e12, rel=0.9)

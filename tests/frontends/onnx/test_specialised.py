@@ -12,7 +12,7 @@ import torch
 from onnx import parser
 
 import autopar
-from autopar.errors import ModelError, UsageError
+from autopar.errors import ModelError, PlanError, UsageError
 from autopar.frontends.onnx import import_onnx, load_weights
 from autopar.plan import Plan
 from autopar.plan_origin import model_of_plan
@@ -114,3 +114,25 @@ def test_folding_leaves_what_it_cannot_fold() -> None:
     )
     (y,) = OnnxModule(import_onnx(model))(torch.zeros(4))
     np.testing.assert_allclose(y.numpy(), [0.5, -1.0, 1.5, 2.0])
+
+
+def test_a_plan_in_onnx_s_own_kinds_is_found_by_its_nodes(tmp_path: Path) -> None:
+    """Plans of version 3 were written with such kinds."""
+    path = tmp_path / "model.onnx"
+    onnx.save(file(), path)
+    given: dict[str, Any] = {"values": VALUES, "outputs": ["y"], "devices": 2, "scheme": "data"}
+    plan = autopar.plan(path, cluster="local-cpu", **given)
+    old = plan.model_copy(
+        update={
+            "operators": {
+                name: op.model_copy(update={"kind": "onnx.Node", "fingerprint": "0" * 16})
+                for name, op in plan.operators.items()
+            }
+        }
+    )
+    again = autopar.plan(path, cluster="local-cpu", reuse_from=old, **{**given, "scheme": None})
+    assert {n: op.strategy for n, op in again.operators.items()} == {
+        n: op.strategy for n, op in plan.operators.items()
+    }
+    with pytest.raises(PlanError, match="with other shapes or attributes"):
+        model_of_plan(path, old)

@@ -31,7 +31,8 @@ def test_a_plan_of_version_2_is_read() -> None:
         "version": 3,
         "routing": None,
         "framework": "autopar",
-        "model": old["model"] | {"flops": {}, "precision": None, "proof": ""},
+        "model": old["model"]
+        | {"flops": {}, "precision": None, "proof": "", "onnx": False, "values": {}, "outputs": []},
         "schedule": old["schedule"] | {"gathered": "per_pass", "overlap_experts": False},
         "provenance": old["provenance"]
         | {"bound_of": "", "asked_gap": None, "asked_seconds": None},

@@ -86,11 +86,6 @@ def saturated(x: Symbol, code: int) -> Symbol:
     return x.clamp(*NARROW_INTEGERS.get(code, limits(dtype))).to(dtype)
 
 
-def cast(*, input: Symbol, to: int, saturate: int = 1, round_mode: str = "up") -> Symbol:
-    """The same values in another type."""
-    return to_type(input, to, saturate=saturate, round_mode=round_mode)
-
-
 def bit_cast(*, input: Symbol, to: int) -> Symbol:
     """The same bits read as another type of the same width."""
     dtype = dtype_name(to, f"a cast of {input.val.name!r}")
@@ -102,5 +97,8 @@ def cast_like(asked: Asked, *, input: Symbol, target_type: Symbol, **options: An
     return to_type(input, asked.code, **options)
 
 
-FUNCTIONS: Mapping[str, Callable[..., Symbol]] = {"Cast": cast, "BitCast": bit_cast}
+FUNCTIONS: Mapping[str, Callable[..., Symbol]] = {
+    "Cast": lambda *, input, to, **options: to_type(input, to, **options),
+    "BitCast": bit_cast,
+}
 ASKING: Mapping[str, Callable[..., Symbol]] = {"CastLike": cast_like}

@@ -18,8 +18,7 @@ Integers = tuple[int, ...]
 
 def array_feature_extractor(*, X: Symbol, Y: Symbol) -> Symbol:
     """The columns that `Y` names."""
-    picked = X.index_select(-1, Y.reshape(Y.size).to("int64"))
-    return picked.reshape(1, -1) if X.rank == 1 else picked
+    return (X if X.rank > 1 else X.reshape(1, -1)).index_select(-1, Y.reshape(Y.size).to("int64"))
 
 
 def _grams(pool: Integers, starts: Integers) -> Iterator[tuple[int, Integers]]:
@@ -98,9 +97,9 @@ class Trees:
         """The sets that the membership nodes test, one after another: each ends with a NaN."""
         self._members = iter(self._split(members))
         for root in roots:
-            true, false = nodes["true_ids"][root], nodes["false_ids"][root]
             # A tree of a single leaf has a root whose two branches are that leaf.
-            lone = nodes["true_leafs"][root] and nodes["false_leafs"][root] and true == false
+            alike = nodes["true_ids"][root] == nodes["false_ids"][root]
+            lone = nodes["true_leafs"][root] and nodes["false_leafs"][root] and alike
             self._walk(root, bool(lone), {})
 
     @staticmethod

@@ -133,7 +133,7 @@ def pad(
     rank = data.rank
     if mode != "constant":
         for axis in range(rank):
-            before, after = pads[axis], pads[rank + axis]
+            before, after = pads[axis::rank]
             if before or after:
                 data = data.picked(axis, _shown(data.shape[axis], before, after, mode))
         return data

@@ -23,12 +23,12 @@ def gemm(
     rows = A.t if transA else A
     width = B.shape[0] if transB else B.shape[1]
     fits = C is None or C.shape == (width,)
-    if transB and fits and alpha == 1.0 and beta == 1.0 and A.floating:
-        shape = (rows.shape[0], width)
+    shape = (rows.shape[0], width)
+    plain = fits and alpha == 1.0 and beta == 1.0 and A.floating
+    if plain and transB:
         return rows.new("linear.default", shape, input=rows, weight=B, bias=C)
     columns = B.t if transB else B
-    if fits and C is not None and alpha == 1.0 and beta == 1.0 and A.floating:
-        shape = (rows.shape[0], width)
+    if plain and C is not None:
         return rows.new("addmm.default", shape, self=C, mat1=rows, mat2=columns)
     product = rows @ columns
     # A factor of one costs a pass over the product: skipped, since it is the default.

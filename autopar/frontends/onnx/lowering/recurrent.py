@@ -48,7 +48,7 @@ class Layer:
         return function(x if self.clip is None else x.clamp(-self.clip, self.clip))
 
     def both(self, x: Symbol, h: Symbol) -> Symbol:
-        """What inputs and states give to all gates."""
+        """The sum of what inputs and states give to all gates."""
         return _product(x, self.W, self.b) + _product(h, self.R, self.c)
 
     def rnn(self, x: Symbol, state: States) -> States:
@@ -77,7 +77,8 @@ class Layer:
         f, g, h = self.functions
         i, o, forget, c = self.both(x, previous).chunk(4, -1)
         if self.peeps:
-            i, forget = i + self.peeps[0] * memory, forget + self.peeps[2] * memory
+            i = i + self.peeps[0] * memory
+            forget = forget + self.peeps[2] * memory
         i = self.gate(f, i)
         forget = 1 - i if self.late else self.gate(f, forget)
         memory = forget * memory + i * self.gate(g, c)
@@ -115,7 +116,7 @@ def _layer(
     another.
     """
     # The steps run over the first dim.
-    x = X.transpose(0, 1) if layout else X
+    x = _steps_first(X, layout)
     turned = {"bidirectional": (False, True), "reverse": (True,)}.get(direction, (False,))
     default = _DEFAULT[kind]
     names = [name.lower() for name in activations or default]
@@ -125,10 +126,8 @@ def _layer(
         raise ModelError(unknown("activation", strange[0], _ACTIVATIONS))
     zeros = x.constant(np.zeros((1, 1, 1), np.float32)).to(x.dtype)
     zeros = zeros.expand(len(turned), x.shape[1], R.shape[-1])
-    initial = [
-        zeros if state is None else state.transpose(0, 1) if layout else state
-        for state in (initial_h, initial_c)[: 2 if kind == "lstm" else 1]
-    ]
+    given = [initial_h, initial_c][: 2 if kind == "lstm" else 1]
+    initial = [zeros if state is None else _steps_first(state, layout) for state in given]
     late = linear_before_reset or input_forget
     layers = [
         Layer(
@@ -154,6 +153,10 @@ def _layer(
     return (made[0].permute(2, 0, 1, 3), *(state.transpose(0, 1) for state in made[1:]))
 
 
+def _steps_first(x: Symbol, layout: int) -> Symbol:
+    return x.transpose(0, 1) if layout else x
+
+
 def _fused(
     name: str, order: Sequence[int], layers: Sequence[Layer], x: Symbol, initial: Sequence[Symbol]
 ) -> States:
@@ -165,7 +168,8 @@ def _fused(
                 gates = weight.chunk(len(order), 0) if len(order) > 1 else (weight,)
                 parameters.append(cat([gates[place] for place in order], 0))
     steps, batch = x.shape[:2]
-    count, width = len(layers), initial[0].shape[-1]
+    count = len(layers)
+    width = initial[0].shape[-1]
     y, *last = x.several(
         f"{name}.input",
         [((steps, batch, count * width), x.dtype)] + [(s.shape, x.dtype) for s in initial],

@@ -80,10 +80,12 @@ def _weights(
     return matrix
 
 
-def upsample(asked: Asked, *, X: Symbol, scales: Sequence[float], mode: str = "nearest") -> Symbol:
+def upsample(
+    asked: Asked, *, X: Symbol, scales: Sequence[float], mode: str = "nearest", **_: object
+) -> Symbol:
     """An image resampled by factors, as before opset 11."""
-    old: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric"}
-    return _resized(X, asked.shape, scales, mode=mode, nearest_mode="floor", **old)
+    old: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _resized(X, asked.shape, scales, mode=mode, **old)
 
 
 def resize(

@@ -268,7 +268,8 @@ class Symbol:
         dim %= self.rank
         if sum(sizes) != self.shape[dim]:
             raise ModelError(f"sizes {tuple(sizes)} do not add up to {self.shape[dim]}")
-        before, after = self.shape[:dim], self.shape[dim + 1 :]
+        before = self.shape[:dim]
+        after = self.shape[dim + 1 :]
         return self.several(
             "split_with_sizes.default",
             [((*before, size, *after), self.dtype) for size in sizes],

@@ -47,7 +47,7 @@ class Trace:
         outputs = [Val(name, CODES[dtype], shape) for shape, dtype in results]
         self.records.append(Record(name=name, kind=kind, arguments=given, outputs=outputs))
         if key and len(outputs) == 1:
-            self._share(key, outputs[0])
+            self.shared[key] = self.shared[outputs[0]] = outputs[0]
         return outputs
 
     def _is_known(self, values: Iterable[Argument]) -> bool:
@@ -55,15 +55,13 @@ class Trace:
         tensors = [value for value in values if isinstance(value, Val)]
         return bool(tensors) and all(value in self.shared for value in tensors)
 
-    def _share(self, key: Hashable, val: Val) -> None:
-        self.shared[key] = self.shared[val] = val
-
     def constant(self, array: np.ndarray) -> Val:
         """A value that is known before anything runs."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.shared:
-            self.constants.append(constant(f"{self.label}/constant", array))
-            self._share(key, self.constants[-1])
+            made = constant(f"{self.label}/constant", array)
+            self.constants.append(made)
+            self.shared[key] = self.shared[made] = made
         return self.shared[key]
 
 

@@ -60,8 +60,7 @@ def adam(
     step = T.clamp(1).to(R.dtype)
 
     def rest(base: float) -> Symbol:
-        power = step.new("pow.Scalar", self=base, exponent=step)
-        return 1 - power
+        return 1 - step.new("pow.Scalar", self=base, exponent=step)
 
     rate = where(T > 0, R * rest(beta).map("sqrt") / rest(alpha), R)
     rows: list[Symbols] = []

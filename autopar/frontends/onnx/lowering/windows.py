@@ -259,11 +259,6 @@ def lp_pool(*, X: Symbol, kernel_shape: Sizes, p: int = 2, **options: Any) -> Sy
     return w.sums(w.padded(X.map("abs") ** p)) ** (1 / p)
 
 
-def global_lp_pool(*, X: Symbol, p: int = 2) -> Symbol:
-    """The p-norm over all spatial dims."""
-    return (X.map("abs") ** p).sum(*range(2, X.rank), keep=True) ** (1 / p)
-
-
 def max_unpool(
     asked: Asked,
     *,
@@ -329,7 +324,9 @@ FUNCTIONS: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {
     "LpPool": lp_pool,
     "GlobalAveragePool": lambda *, X: X.mean(*range(2, X.rank), keep=True),
     "GlobalMaxPool": lambda *, X: X.amax(*range(2, X.rank), keep=True),
-    "GlobalLpPool": global_lp_pool,
+    "GlobalLpPool": lambda *, X, p=2: (
+        (X.map("abs") ** p).sum(*range(2, X.rank), keep=True) ** (1 / p)
+    ),
     "Col2Im": columns_to_image,
 }
 ASKING: Mapping[str, Callable[..., Symbol | tuple[Symbol, ...]]] = {

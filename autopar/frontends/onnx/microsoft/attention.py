@@ -43,7 +43,8 @@ def _attended(
         mask = str(w("And", mask, other)) if mask else other
     if bias and mask:
         hidden = w.constant(w.attribute("mask_filter_value", -np.inf), bias)
-        bias, mask = str(w("Where", mask, bias, hidden)), ""
+        bias = str(w("Where", mask, bias, hidden))
+        mask = ""
     given = [*by_heads, *[name for name in (mask or bias,) if name]]
     scale = w.attribute("scale", 0.0) or None
     softcap = w.attribute("softcap", 0.0) or None
@@ -120,7 +121,7 @@ def multi_head_attention(w: Writer) -> None:
             for name, part, width in zip((q, k, v), parts, of, strict=True)
         )
     q, k, v = (_heads(w, name, heads) for name in (q, k, v))
-    k, v = _with_past(w, past_k, k), _with_past(w, past_v, v)
+    k, v = (_with_past(w, past, new) for past, new in ((past_k, k), (past_v, v)))
     w.last("Identity", k, place=1)
     w.last("Identity", v, place=2)
     masks = [_seen(w, padding, w.shape(k)[2])] if padding else []
@@ -164,7 +165,7 @@ def grouped_attention(w: Writer) -> None:
     q, k, v, past_k, past_v, lengths, total, cos, sin, positions, added, *_ = w.inputs(
         "query key value past_key past_value seqlens_k total cos sin position_ids bias sink"
     )
-    heads, groups = w.attribute("num_heads", 1), w.attribute("kv_num_heads", 1)
+    heads, groups = (w.attribute(name, 1) for name in ("num_heads", "kv_num_heads"))
     if w.attribute("smooth_softmax", 0) or w.input(11):
         raise w.refuse("has a sink beside its softmax, which is not supported")
     if not k:
@@ -186,7 +187,7 @@ def grouped_attention(w: Writer) -> None:
         placed = [cos, sin, positions or own]
         q = w("RotaryEmbedding", q, *placed, num_heads=heads, **turn)
         k = w("RotaryEmbedding", k, *placed, num_heads=groups, **turn)
-    q, k, v = _heads(w, q, heads), _heads(w, k, groups), _heads(w, v, groups)
+    q, k, v = (_heads(w, x, count) for x, count in ((q, heads), (k, groups), (v, groups)))
     held = w.shape(past_k)[2] if past_k else 0
     if held and keys != rows:
         size = max(held, keys)

@@ -109,8 +109,7 @@ def skip_normalization(mean_square: bool) -> Callable[[Writer], None]:
 def simplified_normalization(w: Writer) -> None:
     """A norm by the mean square."""
     x, scale = w.inputs("X scale")
-    given = {"axis": w.attribute("axis", -1), "epsilon": w.attribute("epsilon", 1e-5)}
-    w.last("RMSNormalization", x, scale, **given)
+    w.last("RMSNormalization", x, scale, **{"epsilon": 1e-5, **w.given})
 
 
 def embed_normalization(w: Writer) -> None:

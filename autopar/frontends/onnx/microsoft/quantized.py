@@ -18,7 +18,8 @@ def _real(w: Writer, x: str, scale: str, zero: str, *, axis: int = 1) -> str:
     """The numbers that integers stand for."""
     along = {} if not w.shape(scale) or w.shape(scale) == (1,) else {"axis": axis}
     if along == {} and w.shape(scale):
-        scale, zero = w.reshape(scale), w.reshape(zero) if zero else ""
+        scale = w.reshape(scale)
+        zero = w.reshape(zero) if zero else ""
     return str(w("DequantizeLinear", x, scale, *([zero] if zero else []), **along))
 
 
@@ -114,8 +115,8 @@ def integer_product(w: Writer) -> None:
     a, b, a_scale, b_scale, a_zero, b_zero, bias = w.inputs(
         "A B a_scale b_scale a_zero_point b_zero_point bias"
     )
-    last = len(w.shape(b)) - 1
-    product = w("MatMul", _real(w, a, a_scale, a_zero), _real(w, b, b_scale, b_zero, axis=last))
+    right = _real(w, b, b_scale, b_zero, axis=len(w.shape(b)) - 1)
+    product = w("MatMul", _real(w, a, a_scale, a_zero), right)
     w.last("Add", product, bias) if bias else w.last("Identity", product)
 
 
@@ -123,8 +124,8 @@ def dynamic_product(w: Writer) -> None:
     """A product with a quantised matrix of values that are rounded to eight bits first."""
     a, b, b_scale, b_zero, bias = w.inputs("A B b_scale b_zero_point bias")
     values, scale, zero = w("DynamicQuantizeLinear", a, outputs=3)
-    last = len(w.shape(b)) - 1
-    product = w("MatMul", _real(w, values, scale, zero), _real(w, b, b_scale, b_zero, axis=last))
+    right = _real(w, b, b_scale, b_zero, axis=len(w.shape(b)) - 1)
+    product = w("MatMul", _real(w, values, scale, zero), right)
     w.last("Add", product, bias) if bias else w.last("Identity", product)
 
 
@@ -152,8 +153,9 @@ def product_of_bits(w: Writer) -> None:
     x, packed, scales, zeros, order, bias = w.inputs("A B scales zero_points g_idx bias")
     if order:
         raise w.refuse("has an order of its groups (g_idx), which is not supported")
-    size, bits = w.attribute("block_size", 32), w.attribute("bits", 4)
-    rows, columns = w.attribute("N", 0), w.attribute("K", 0)
+    size = w.attribute("block_size", 32)
+    bits = w.attribute("bits", 4)
+    rows, columns = (w.attribute(name, 0) for name in "NK")
     blocks = -(-columns // size)
     numbers = w.cast(unpacked(w, w.reshape(packed, rows, blocks, -1), bits, size), x)
     if not zeros:

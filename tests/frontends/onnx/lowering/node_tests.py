@@ -19,7 +19,6 @@ from autopar.frontends.onnx.calls import OPTIONAL, REQUIRED
 from autopar.frontends.onnx.values import signature
 
 OLDEST_OPSET = 7
-_CONTROL_FLOW = frozenset({"Loop", "Scan", "SequenceMap"})
 _RANDOM = frozenset(
     {
         "Bernoulli",
@@ -118,10 +117,20 @@ def _nodes(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
             yield from _nodes(attribute.g.node)
 
 
+def _is_control(node: NodeProto, inputs: set[str]) -> bool:
+    """Whether a node is run as often as an input says, or for each sequence of a batch."""
+    return (
+        node.op_type == "SequenceMap"
+        or (node.op_type == "Loop" and not inputs.isdisjoint(node.input[:2]))
+        or (node.op_type == "Scan" and not node.input[0])
+    )
+
+
 def _reason(case: Any, base: NodeProto) -> str | None:
     """Why a test does not count: only what its operators and the types of its values say."""
     graph = case.model.graph
     nodes = list(_nodes(graph.node))
+    inputs = [value.name for value in graph.input]
     types = [value.type for value in (*graph.input, *graph.output)]
     kinds = {kind.WhichOneof("value") for kind in types}
     strings = any(kind.tensor_type.elem_type == TensorProto.STRING for kind in types)
@@ -134,8 +143,7 @@ def _reason(case: Any, base: NodeProto) -> str | None:
         bool(_array(item)) for item in dropout
     )  # a ratio, and the mode
     rules = {
-        "control flow": any(node.op_type in _CONTROL_FLOW for node in nodes)
-        or base.op_type == "If",
+        "control flow": any(_is_control(node, {*inputs}) for node in nodes) or base.op_type == "If",
         "sequence": "sequence_type" in kinds
         or any("Sequence" in node.op_type for node in nodes if node.op_type != "ReverseSequence"),
         "optional": "optional_type" in kinds

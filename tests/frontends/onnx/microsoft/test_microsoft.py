@@ -252,7 +252,7 @@ def test_as_onnxruntime(
 
 
 def test_every_operator_is_tried() -> None:
-    """Of these onnxruntime has no other implementation on the CPU, or rounds what it is given."""
+    """But those that onnxruntime does not compute on a CPU, or by rounding what it is given."""
     others = {"DynamicQuantizeLSTM", "QLinearReduceMean", "SimplifiedLayerNormalization"}
     names = {name for domain, name in OPERATORS if domain}
     assert names - {case[0] for case in CASES} == others
