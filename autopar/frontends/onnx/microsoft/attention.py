@@ -190,11 +190,11 @@ def grouped_attention(w: Writer) -> None:
     q, k, v = (_heads(w, x, count) for x, count in ((q, heads), (k, groups), (v, groups)))
     held = w.shape(past_k)[2] if past_k else 0
     if held and keys != rows:
-        size = max(held, keys)
         places = w("Unsqueeze", own, w.constant([1, 3]))
-        k, v = (_filled(w, past, new, places, size) for past, new in ((past_k, k), (past_v, v)))
-    w.last("Identity", k, place=1)
-    w.last("Identity", v, place=2)
+        k, v = (_filled(w, past, new, places, keys) for past, new in ((past_k, k), (past_v, v)))
+    pads = w.constant([0, 0, 0, 0, 0, 0, max(held - w.shape(k)[2], 0), 0])
+    w.last("Pad", k, pads, place=1)
+    w.last("Pad", v, pads, place=2)
     window = w.attribute("local_window_size", -1)
     if keys == rows and window < 0:
         return _attended(w, (q, k, v), masks=[], bias=added, causal=True)
@@ -207,8 +207,8 @@ def grouped_attention(w: Writer) -> None:
 
 
 def _filled(w: Writer, past: str, new: str, places: str, size: int) -> str:
-    """A cache of `size` places with new keys or values at theirs."""
-    missing = size - w.shape(past)[2]
+    """A cache of at least `size` places with new keys or values at theirs."""
+    missing = max(size - w.shape(past)[2], 0)
     if missing:
         past = w("Pad", past, w.constant([0, 0, 0, 0, 0, 0, missing, 0]))
     places = w("Expand", places, w.constant(w.shape(new)))

@@ -130,6 +130,7 @@ CASES: list[tuple[str, list[Any], int, Sequence[int], dict[str, Any]]] = [
     ("GroupQueryAttention", grouped(5, 0, 5, [4, 4]), 3, (6,), GROUPS),
     ("GroupQueryAttention", grouped(1, 5, 6, [5, 5], *WIDE), 3, (6,), ROTARY),
     ("GroupQueryAttention", grouped(5, 0, 5, [4, 4]), 3, (6,), {**GROUPS, "local_window_size": 2}),
+    ("GroupQueryAttention", grouped(5, 8, 5, [4, 4]), 3, (6,), GROUPS),
     (
         "MatMulNBits",
         [f(3, 80), u8(16, 3, 16), f(16, 3), u8(16, 2)],
