@@ -60,18 +60,18 @@ slow: $(VENV)/.dev
 long-tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow or long" -n $(WORKERS) -q --record-long
 
-# One change after the other is checked with another part of the long tests.
+# One change after the other is checked with another quarter of the slow tests.
 PART ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 
 # The longer tables of plans, scripts and pipelines (`make slow`) take too long for every change.
 ci-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "slow and ci" -n $(WORKERS) -q tests/search tests/sharding tests/costmodel/collectives/test_schedules.py tests/end_to_end/test_scale.py \
+	$(BIN)/python -m pytest -m "slow and ci" --part $(PART) -n $(WORKERS) -q tests/search tests/sharding tests/costmodel/collectives/test_schedules.py tests/end_to_end/test_scale.py \
 	  tests/costmodel/step/test_step_schedules.py tests/integrations tests/examples/test_examples.py \
 	  tests/end_to_end/test_losses.py tests/end_to_end/test_spatial.py tests/frontends/torch/test_assertions.py tests/runtime/compression \
 	  tests/planning/outer_search/test_best_first.py tests/planning/tables/test_offload.py tests/planning/stages/test_pipeline_estimate.py \
 	  tests/runtime/training/test_leftovers.py tests/runtime/training/test_optimizers.py tests/cli/test_cli.py tests/test_documents.py \
-	  tests/test_document_commands.py tests/gpu/test_report.py tests/runtime/execution/test_overlap.py
-	$(BIN)/python -m pytest --long-part $(PART) -n $(WORKERS) -q
+	  tests/test_document_commands.py tests/gpu/test_report.py
+	$(BIN)/python -m pytest -m long --part $(PART) -n $(WORKERS) -q
 
 # Ranks are told what would hang on NCCL, and their backward passes run on a thread of their own (CONTRIBUTING.md).
 STRICT_TESTS ?= tests/end_to_end tests/runtime tests/integrations tests/training tests/operators

@@ -52,9 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--strict-backend", action="store_true", help="fork ranks that are held to NCCL's rules"
     )
     parser.addoption(
-        "--long-part",
-        type=int,
-        help=f"run one of {long_tests.PARTS} parts of the long tests, and nothing else",
+        "--part", type=int, help=f"run one of {long_tests.PARTS} parts of the tests that are chosen"
     )
     parser.addoption(
         "--record-long", action="store_true", help=f"write {long_tests.PATH.name} anew"
@@ -77,18 +75,14 @@ def pytest_configure(config: pytest.Config) -> None:
 # Before pytest itself looks at the marks.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark long tests, or take a part of them; leave out tests of Gloo on the strict backend."""
+    """Mark long tests, take a part of all; leave out tests of Gloo on the strict backend."""
     long_tests.mark(items)
-    part = config.getoption("--long-part")
+    part = config.getoption("--part")
     if part is not None:
         wanted = part % long_tests.PARTS
-        chosen = [
-            item
-            for item in items
-            if long_tests.is_long(item) and long_tests.part_of(item.nodeid) == wanted
-        ]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
+        others = [item for item in items if long_tests.part_of(item.nodeid) != wanted]
+        items[:] = [item for item in items if long_tests.part_of(item.nodeid) == wanted]
+        config.hook.pytest_deselected(items=others)
     if config.getoption("--strict-backend"):
         for item in items:
             if item.get_closest_marker("gloo"):

@@ -16,12 +16,7 @@ PATH = Path(__file__).with_name("long_tests.txt")
 SECONDS = 2.0
 """What a long test takes at least, on two cores that are both at work."""
 PARTS = 4
-"""The number of changes in a row that are checked with all long tests between them."""
-
-
-def is_long(item: pytest.Item) -> bool:
-    """Whether a test is marked as long, which `mark` does."""
-    return item.get_closest_marker("long") is not None
+"""The number of changes in a row that are checked with all slow tests between them."""
 
 
 def mark(items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ gradients  (f(p + e d) - f(p - e d)) / 2 e = <gradient of f, d>, in float64, for
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,18 @@ import torch
 from torch import Tensor
 
 from autopar.frontends.onnx import has_weights, read_model, specialised
-from autopar.ir import Graph
+from autopar.ir import Graph, Operator
 from autopar.ir.dtype import cast_graph
 from autopar.model import LoadedModel
 from autopar.runtime.checking.differences import Observation, differences
 from autopar.runtime.models.example_inputs import with_values
-from autopar.runtime.models.graph_run import last_uses, run_operators
+from autopar.runtime.models.graph_run import Watch, last_uses, run_operators
 from autopar.runtime.models.model_values import model_values
 
 from .sides import weighed
 from .trials import STORED_BYTES, NoTrial
+
+Tensors = Mapping[str, Tensor]
 
 SIZES = 4
 """The size of named dims in a trial, but for the batch."""
@@ -65,10 +67,11 @@ def onnx_difference(model: LoadedModel) -> str:
     inputs = dict(zip(graph.inputs, model.inputs, strict=True))
     made = _run(graph, {**stored, **inputs})
     wanted = _reference(model, stored, inputs, graph.outputs)
+    if missing := [name for name in graph.outputs if name not in wanted]:
+        raise NoTrial(f"the file has no tensor of the name {missing[0]!r}")
     report = differences(_outputs(wanted), _outputs(made), graph=graph, optimizer="none")
     wrong = next((entry for entry in report.entries if not entry.passed), None)
-    if wrong is not None:
-        place = _first_operator(model, stored, inputs)
+    if wrong is not None and (place := _first_operator(model, stored, inputs)) is not None:
         return f"the output {wrong.tensor!r} differs by {wrong.error:.1e} of its largest{place}"
     return _wrong_gradient(graph, stored, inputs)
 
@@ -78,14 +81,13 @@ def _stored(model: LoadedModel) -> dict[str, Tensor]:
     return {name: v if isinstance(v, Tensor) else v() for name, v in values.items()}
 
 
-def _run(graph: Graph, tensors: Mapping[str, Tensor], *, keep: bool = False) -> dict[str, Tensor]:
-    """The outputs of a graph, or with `keep` all of its tensors."""
+def _run(graph: Graph, tensors: Tensors, watch: Watch | None = None) -> Tensors:
+    """The outputs of a graph."""
     present = dict(tensors)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        done = [list[str]()] * len(graph.operators) if keep else last_uses(graph)
-        run_operators(graph, present, done)
-    return present if keep else {name: present[name] for name in graph.outputs}
+        run_operators(graph, present, last_uses(graph), watch)
+    return {name: present[name] for name in graph.outputs}
 
 
 def _outputs(values: Mapping[str, Tensor]) -> Observation:
@@ -94,9 +96,9 @@ def _outputs(values: Mapping[str, Tensor]) -> Observation:
 
 
 def _reference(
-    model: LoadedModel, stored: Mapping[str, Tensor], inputs: Mapping[str, Tensor], names: Any
+    model: LoadedModel, stored: Tensors, inputs: Tensors, names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Tensors of the file by their names, as another runtime computes them."""
+    """The tensors of the file among `names`, as another runtime computes them."""
     if any(value.dtype is torch.bfloat16 for value in inputs.values()):
         raise NoTrial("numpy has no bfloat16, which its inputs are of")
     given = {name: value.numpy() for name, value in inputs.items()}
@@ -105,12 +107,13 @@ def _reference(
     proto = onnx.ModelProto()
     proto.CopyFrom(read)
     known = {output.name for output in proto.graph.output}
+    names = sorted({*names} & (known | {name for node in proto.graph.node for name in node.output}))
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
     if not has_weights(model.file):
         for tensor in proto.graph.initializer:
             if tensor.name in stored:
                 tensor.raw_data = stored[tensor.name].numpy().tobytes()
-    made = _evaluated(proto, folder, given, list(names))
+    made = _evaluated(proto, folder, given, names)
     return {
         name: torch.from_numpy(np.array(value))
         for name, value in zip(names, made, strict=True)
@@ -152,29 +155,37 @@ def _by_onnxruntime(proto: Any, folder: Any, given: Mapping[str, Any], names: li
     return session.run(names, dict(given))
 
 
-def _first_operator(
-    model: LoadedModel, stored: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
-) -> str:
-    """The first operator with another value than the file's, in words."""
+def _first_operator(model: LoadedModel, stored: Tensors, inputs: Tensors) -> str | None:
+    """The first operator whose value is not the file's, in words.
+
+    Each operator reads the file's values where they are known. So None says that all compute
+    alike, and that the model makes more of their roundings than a tolerance allows.
+    """
     graph = model.source
-    ours = _run(graph, {**stored, **inputs}, keep=True)
-    names = [name for op in graph.operators for name in op.outputs if name in ours]
     try:
-        theirs = _reference(model, stored, inputs, names)
+        made = (name for operator in graph.operators for name in operator.outputs)
+        theirs = _reference(model, stored, inputs, made)
     except NoTrial:
         return ""
-    for operator in graph.operators:
-        made = {name: ours[name] for name in operator.outputs if name in theirs}
-        wanted = {name: theirs[name] for name in made}
-        report = differences(_outputs(wanted), _outputs(made), optimizer="none", graph=graph)
+    differing: list[Operator] = []
+
+    def seen(operator: Operator, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        made = dict(zip(operator.outputs, results, strict=False))
+        wanted = {name: theirs[name] for name in made if name in theirs}
+        ours = {name: made[name] for name in wanted}
+        report = differences(_outputs(wanted), _outputs(ours), optimizer="none", graph=graph)
         if not report.passed:
-            return f"; the first operator with another value is {operator.name!r} ({operator.kind})"
-    return ""
+            differing.append(operator)
+        return tuple((made | wanted).values())
+
+    _run(graph, {**stored, **inputs}, seen)
+    if not differing:
+        return None
+    first = differing[0]
+    return f"; the first operator with another value is {first.name!r} ({first.kind})"
 
 
-def _wrong_gradient(
-    graph: Graph, stored: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
-) -> str:
+def _wrong_gradient(graph: Graph, stored: Tensors, inputs: Tensors) -> str:
     """The first parameter whose gradient differs from differences of the loss, in words."""
     names = [tensor.name for tensor in graph.parameters if tensor.trainable]
     floats = {**stored, **inputs}
@@ -213,7 +224,7 @@ def _direction(value: Tensor, place: int) -> tuple[Tensor, Tensor]:
 
 def _agree(
     graph: Graph,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     gradients: Mapping[str, Tensor | None],
     directions: Mapping[str, tuple[Tensor, Tensor]],
 ) -> bool:
@@ -234,10 +245,7 @@ def _agree(
 
 @torch.no_grad()
 def _slope(
-    graph: Graph,
-    tensors: Mapping[str, Tensor],
-    directions: Mapping[str, tuple[Tensor, Tensor]],
-    step: float,
+    graph: Graph, tensors: Tensors, directions: Mapping[str, tuple[Tensor, Tensor]], step: float
 ) -> float:
     totals = []
     flat = {name: tensors[name].view(-1) for name in directions}
@@ -253,7 +261,7 @@ def _slope(
     return (totals[0] - totals[1]) / (2 * step)
 
 
-def _total(graph: Graph, tensors: Mapping[str, Tensor]) -> Tensor | None:
+def _total(graph: Graph, tensors: Tensors) -> Tensor | None:
     outputs = _run(graph, tensors)
     made = [outputs[name] for name in graph.outputs]
     return weighed([value if value.is_floating_point() else None for value in made])

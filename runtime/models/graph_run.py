@@ -17,7 +17,8 @@ class OperatorFails(RunError):
     """A function raises for the arguments that a graph gives it; the text names the operator."""
 
 
-Watch = Callable[[Operator, tuple[torch.Tensor, ...]], None]
+Results = tuple[torch.Tensor, ...]
+Watch = Callable[[Operator, Results], Results | None]
 
 
 def last_uses(graph: Graph) -> list[list[str]]:
@@ -44,7 +45,7 @@ def run_operators(
     """Compute the results of all operators into `tensors`, which holds inputs and stored tensors.
 
     `done`: the activations to drop after each operator, as of `last_uses`. `watch` is called with
-    each operator and its results.
+    each operator and its results, and may give others to read in their place.
     """
     device = next((value.device for value in tensors.values()), torch.device("cpu"))
     for operator, after in zip(graph.operators, done, strict=True):
@@ -56,7 +57,7 @@ def run_operators(
             result = _called(operator, function, arguments)
         results = tuple(result) if isinstance(result, tuple | list) else (result,)
         if watch is not None:
-            watch(operator, results)
+            results = watch(operator, results) or results
         tensors.update(zip(operator.outputs, results, strict=False))
         # After its last reader an activation would only take memory.
         for name in after:

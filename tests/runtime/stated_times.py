@@ -21,7 +21,7 @@ from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.operators import Function, function_of
 from autopar.runtime.operators.functions import known_as
 from autopar.runtime.ranks.world import World
-from autopar.runtime.strict_backend import Clock, VirtualClock, holding
+from autopar.runtime.strict_backend import VirtualClock, holding
 from autopar.runtime.strict_backend.lateness import now, wait_until
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.mesh import Axes
@@ -45,14 +45,6 @@ class Times:
             "all_to_all": 0.015,
         }
     )
-
-    def longer(self, factor: float) -> Times:
-        """All times, so many times longer."""
-        return Times(
-            forward=factor * self.forward,
-            backward=factor * self.backward,
-            kinds={kind: factor * seconds for kind, seconds in self.kinds.items()},
-        )
 
     def hold(self, kind: str, ranks: tuple[int, ...]) -> float:
         """The seconds of an operation, as the backend asks for them; others take none."""
@@ -138,10 +130,9 @@ def _module(plan: Execution, model: Model, times: Times) -> ParallelModule:
         return module
 
 
-def _taken(
-    plans: Sequence[Execution], model: Model, times: Times, clock: Clock, rounds: int
-) -> list[float]:
-    """The seconds of a step of each plan on this rank, the least of some rounds."""
+def _taken(plans: Sequence[Execution], model: Model, times: Times) -> list[float]:
+    """The seconds of a step of each plan on this rank."""
+    clock = VirtualClock()
     results = []
     for plan in plans:
         ours = _module(plan, model, times)
@@ -152,19 +143,13 @@ def _taken(
             return clock.now() - begun
 
         step()
-        taken = []
-        for _ in range(rounds):
-            dist.barrier()
-            with holding(times.hold, clock):
-                taken.append(step())
-        results.append(min(taken))
+        dist.barrier()
+        with holding(times.hold, clock):
+            results.append(step())
     return results
 
 
-def measured(
-    plans: Sequence[Execution], model: Model, times: Times, *, virtual: bool = True
-) -> list[float]:
-    """The seconds of a step of each plan on its slowest rank."""
-    clock, rounds = (VirtualClock(), 1) if virtual else (Clock(), 3)
-    each = run_ranks(_taken, plans[0].devices, plans, model, times, clock, rounds, timeout=300.0)
+def measured(plans: Sequence[Execution], model: Model, times: Times) -> list[float]:
+    """The seconds of a step of each plan on its slowest rank, by a virtual clock."""
+    each = run_ranks(_taken, plans[0].devices, plans, model, times, timeout=300.0)
     return [max(taken) for taken in zip(*each, strict=True)]

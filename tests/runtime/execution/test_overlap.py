@@ -7,7 +7,6 @@ step is as long as its order makes it: what hides hides, and what is waited for 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,13 +95,11 @@ def _data_parallel(model: Model, sizes: tuple[int, ...], schedule: Schedule) -> 
     return execution(assignment, model.analysis, replace(schedule, unit_bytes=UNIT))
 
 
-def _modes(
-    model: Model, sizes: tuple[int, ...], counts: Sequence[int] = (1, 3), **options: Any
-) -> list[Execution]:
-    """ZeRO 1, 2 and 3 with so many micro-batches."""
+def _modes(model: Model, sizes: tuple[int, ...], **options: Any) -> list[Execution]:
+    """ZeRO 1, 2 and 3 with one and three micro-batches."""
     return [
         _data_parallel(model, sizes, Schedule(micro_batches=count, **mode, **options))
-        for mode, count in itertools.product(MODES.values(), counts)
+        for mode, count in itertools.product(MODES.values(), (1, 3))
     ]
 
 
@@ -218,19 +215,3 @@ def test_messages_between_stages_come_under_the_pass_before(
         interleave,
     )
     assert measured([plan], model, times) == pytest.approx([wanted.seconds], rel=EXACT)
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("sizes", SIZES)
-def test_on_the_clock_of_the_machine(model: Model, sizes: tuple[int, ...]) -> None:
-    """Within a tenth; where the machine is busy, again with times that are long beside that."""
-    plans = _modes(model, sizes, (1,))
-    for factor in (2.0, 8.0, 24.0):
-        times = Times().longer(factor)
-        taken = measured(plans, model, times, virtual=False)
-        pairs = list(zip(plans, taken, all_played(plans, times), strict=True))
-        plans = [plan for plan, actual, wanted in pairs if abs(actual / wanted - 1) > 0.1]
-        if not plans:
-            return
-    pytest.fail(f"measured and played: {[pair[1:] for pair in pairs]}")

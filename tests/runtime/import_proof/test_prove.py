@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -21,7 +22,7 @@ from autopar.errors import ModelError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.frontends.torch import importer, reader
 from autopar.model import LoadedModel
-from autopar.runtime.import_proof import Proof, prove_import
+from autopar.runtime.import_proof import Proof, onnx_file, prove_import
 from autopar.runtime.import_proof.sides import Side, Sides
 from autopar.runtime.operators.functions import known_as
 
@@ -227,17 +228,20 @@ def test_a_plan_says_what_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     autopar.plan(Normed(), (ROWS,), proof=False, **asked)
 
 
-def mlp(folder: Path) -> Path:
-    """An ONNX file of two products."""
+def mlp(folder: Path, *, shift: float = 0.0) -> Path:
+    """An ONNX file of two products; a shift, which is taken back, loses digits between them."""
     draw = torch.Generator().manual_seed(1)
     weights = [
         numpy_helper.from_array(torch.randn(8, 8, generator=draw).numpy(), f"w{i}")
         for i in range(2)
     ]
+    weights.append(numpy_helper.from_array(np.array(shift, np.float32), "shift"))
     nodes = [
         helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
         helper.make_node("Tanh", ["a"], ["b"], name="curve"),
-        helper.make_node("MatMul", ["b", "w1"], ["y"], name="last"),
+        helper.make_node("Add", ["b", "shift"], ["c"], name="there"),
+        helper.make_node("Sub", ["c", "shift"], ["d"], name="back"),
+        helper.make_node("MatMul", ["d", "w1"], ["y"], name="last"),
     ]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])]
@@ -266,6 +270,15 @@ def test_a_wrong_operator_of_an_onnx_file_is_named(tmp_path: Path) -> None:
         prove_import(model)
 
 
+def test_a_file_that_makes_much_of_roundings_is_proved_operator_by_operator(tmp_path: Path) -> None:
+    model = load_model(mlp(tmp_path, shift=1000.0), ModelOptions(batch=64))
+    with known_as("aten.tanh.default", lambda self: torch.tanh(self) * (1 + 9e-6)):
+        assert prove_import(model).proved
+    said = pytest.raises(ModelError, match=r"first operator with another value is 'curve'")
+    with known_as("aten.tanh.default", lambda self: torch.tanh(self) * 1.001), said:
+        prove_import(model)
+
+
 def test_a_wrong_gradient_of_an_onnx_file_is_found_by_differences(tmp_path: Path) -> None:
     model = onnx_model(tmp_path)
 
@@ -280,7 +293,5 @@ def test_a_wrong_gradient_of_an_onnx_file_is_found_by_differences(tmp_path: Path
 def test_without_onnxruntime_onnx_itself_evaluates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autopar.runtime.import_proof import onnx_file
-
     monkeypatch.setattr(onnx_file.importlib.util, "find_spec", lambda name: None)
     assert prove_import(onnx_model(tmp_path)).proved
