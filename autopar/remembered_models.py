@@ -124,6 +124,8 @@ def _recalled(
         dtype=options.dtype,
         precision=options.precision,
         proof=options.proof,
+        values=options.values,
+        outputs=tuple(options.outputs),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 import sys
 import time
@@ -271,11 +272,16 @@ def _compare(job: _Job, result: _Result) -> Report | None:
     """The same steps of the original model on one device, and the differences."""
     if result.observed is None:
         return None
-    reference = reference_observation(
-        job.model, job.plan, job.inputs, steps=job.steps, seed=job.seed
+    reference = functools.partial(
+        reference_observation, job.model, job.plan, job.inputs, steps=job.steps, seed=job.seed
     )
     return differences(
-        reference, result.observed, graph=job.model.graph, optimizer=job.plan.model.optimizer
+        reference(),
+        result.observed,
+        graph=job.model.graph,
+        optimizer=job.plan.model.optimizer,
+        # A module of torch has been trained in place by then.
+        perturbed=None if job.model.torch else lambda: reference(nudge=True),
     )
 
 

@@ -226,6 +226,13 @@ def test_a_file_is_imported_once(file: Path, imports: list[Any]) -> None:
     assert len(imports) == 2
 
 
+def test_known_values_and_the_outputs_asked_for_are_remembered(file: Path) -> None:
+    asked = replace(ONNX, values={"x": 1.0}, outputs=("y",))
+    first, second = (load_any(file, asked) for _ in range(2))
+    assert first.values == second.values == {"x": 1.0}
+    assert first.outputs == second.outputs == ("y",)
+
+
 def test_other_data_beside_a_file_is_another_model(file: Path, imports: list[Any]) -> None:
     load_any(file, ONNX)
     before = file.read_bytes()

@@ -20,7 +20,7 @@ from autopar.sharding.analysis import analyse
 from autopar.sharding.schedule import Schedule
 
 from .check import observe, observe_model, one_device
-from .differences import Observation
+from .differences import Observation, nudged
 from .masters import mastered
 
 
@@ -33,11 +33,17 @@ def exact(model: LoadedModel, plan: Plan) -> bool:
 
 
 def reference_observation(
-    model: LoadedModel, plan: Plan, inputs: Sequence[Tensor], *, steps: int, seed: int
+    model: LoadedModel,
+    plan: Plan,
+    inputs: Sequence[Tensor],
+    *,
+    steps: int,
+    seed: int,
+    nudge: bool = False,
 ) -> Observation:
     """Outputs, gradients and weights of the original module on one device.
 
-    An ONNX model is run as `OnnxModule`, the converted one.
+    An ONNX model is run as `OnnxModule`, the converted one, whose weights may be `nudged`.
     Where the plan stores parameters in another type, they are in that type here, too, and cast for
     every call.
     """
@@ -51,7 +57,8 @@ def reference_observation(
         names = dict(model.module.named_parameters())
     else:
         values = model_values(model)
-        pairs = ((n, v if isinstance(v, Tensor) else v()) for n, v in values.items())
+        read = ((n, v if isinstance(v, Tensor) else v()) for n, v in values.items())
+        pairs = ((name, nudged(value) if nudge else value) for name, value in read)
         alone = OnnxModule(model.source, pairs)
         names = {
             name: value
