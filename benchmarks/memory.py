@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from autopar.costmodel import bind_axes, load_cluster
 from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute
 from autopar.costmodel.memory.peak import Memory, autograd_memory, predicted_memory
@@ -29,15 +32,10 @@ from autopar.ir import Graph
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.planning.space.candidates import name_axes
-from autopar.runtime.measuring.tracked_memory import (
-    Tracked,
-    fake_world,
-    track_module,
-    track_program,
-)
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.program import Program
+from benchmarks.tracked_memory import Tracked, fake_world, track_module, track_program
 
 MIB = 2.0**20
 WITHOUT_LIMIT = 1e18

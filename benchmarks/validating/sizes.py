@@ -17,7 +17,6 @@ from typing import Any
 
 from autopar.costmodel.known.frameworks import Framework
 from autopar.costmodel.known.shape import PATTERN, Latent, Shape, StateSpace
-from autopar.costmodel.known.state_part import scan_flops
 
 from .missing import Missing
 
@@ -155,9 +154,9 @@ def layer_flops(shape: Shape, kind: str) -> float:
     h = shape.hidden
     matrices = 3 if s.gated else 2
     if kind == PATTERN["M"] and s.state:
-        return 2.0 * h * (
-            3 * s.state.inner + 2 * s.state.groups * s.state.size + s.state.heads
-        ) + scan_flops(s.state)
+        m = s.state
+        scan = m.chunk * (m.groups * m.size + m.inner) + 2 * m.size * m.inner
+        return 2.0 * (h * (3 * m.inner + 2 * m.groups * m.size + m.heads) + scan)
     if s.latent:
         m = s.latent
         if m.q_rank:

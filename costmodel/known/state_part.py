@@ -83,8 +83,3 @@ def _scan(b: GraphBuilder, name: str, rows: Rows, m: StateSpace) -> str:
     )[0]
     whole = (batch, length, groups, own)
     return b.view(f"{name}.whole", "aten.view.default", made, whole, GROUPED, size=whole)
-
-
-def scan_flops(m: StateSpace) -> float:
-    """FLOPs of a token's forward pass through the scan."""
-    return 2.0 * (m.chunk * (m.groups * m.size + m.inner) + 2 * m.size * m.inner)

@@ -16,13 +16,13 @@ from autopar.costmodel.memory.peak import predicted_memory
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.ir import Graph
 from autopar.planning.planner import search_plan
-from autopar.runtime.measuring.tracked_memory import fake_world, track_program
 from autopar.runtime.run import run_plan
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import analyse
 from autopar.sharding.layout import S
 from autopar.sharding.micro_batches import micro_batch_options, split_batch
 from autopar.sharding.rules import preamble, registry
+from benchmarks.tracked_memory import fake_world, track_program
 from tests.end_to_end.models import Called, tokens
 from tests.end_to_end.parity import Subject, failures, subject
 from tests.end_to_end.plans import NamedPlans, by_chance, random_plans, request

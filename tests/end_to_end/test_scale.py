@@ -16,9 +16,9 @@ from autopar.planning.planner import search_plan
 from autopar.runtime.execution.collective_log import priced_on
 from autopar.runtime.execution.engine import Engine
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.measuring.tracked_memory import fake_world
 from autopar.runtime.ranks.world import World
 from autopar.sharding.analysis import analyse
+from benchmarks.tracked_memory import fake_world
 from tests.runtime.tied_blocks import tied_blocks, tokens
 
 

@@ -20,7 +20,6 @@ from autopar.costmodel.device.operator_seconds import operator_parts
 from autopar.costmodel.memory.peak import predicted_memory
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.runtime.lowering.localise import localise
-from autopar.runtime.measuring.tracked_memory import fake_world, track_program
 from autopar.runtime.operators.functions import arguments_of
 from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.proof import Sample, sample, shard, strategies
@@ -32,6 +31,7 @@ from autopar.sharding.rules.experts import PRODUCTS, multiply_adds
 from autopar.sharding.rules.saved_for_backward import keeps
 from autopar.sharding.strategies import Strategies
 from benchmarks.memory import planned
+from benchmarks.tracked_memory import fake_world, track_program
 
 PRODUCT = "transformers.grouped_mm_fallback.default"
 TOKENS = 48

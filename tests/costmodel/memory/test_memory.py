@@ -41,12 +41,6 @@ from autopar.order.execution import execution
 from autopar.planning.model.request import Request
 from autopar.planning.tables.build import build_tables
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.measuring.tracked_memory import (
-    Tracked,
-    fake_world,
-    track_module,
-    track_program,
-)
 from autopar.runtime.operators.functions import function_of
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import B, R, S
@@ -57,6 +51,7 @@ from autopar.sharding.rules.registry import Call
 from autopar.sharding.rules.saved_for_backward import keeps
 from autopar.sharding.schedule import Schedule
 from benchmarks.memory import Model, bert, gpt2, graph_of, llama, planned, resnet50, segments
+from benchmarks.tracked_memory import Tracked, fake_world, track_module, track_program
 from tests.costmodel.on_mesh import best_on_mesh
 from tests.runtime.helpers import GraphBuilder
 

@@ -7,10 +7,10 @@ import pytest
 from autopar.costmodel.memory.peak import predicted_memory
 from autopar.order.execution import execution
 from autopar.planning.model.folded_model import FoldedModel
-from autopar.runtime.measuring.tracked_memory import fake_world, track_program
 from autopar.sharding.analysis import analyse
 from autopar.sharding.schedule import PLAIN, Schedule
 from benchmarks.memory import graph_of, llama, planned
+from benchmarks.tracked_memory import fake_world, track_program
 
 MODULES = ("core_attn", "layernorm", "mlp", "core_attn,layernorm,mlp", "selective", "full")
 

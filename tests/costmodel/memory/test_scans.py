@@ -18,7 +18,6 @@ from autopar.costmodel.memory.peak import predicted_memory
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.planning.model.pins import Pins
 from autopar.planning.planner import search_plan
-from autopar.runtime.measuring.tracked_memory import _total, _Tracker, fake_world, track_program
 from autopar.runtime.proof import Sample, sample
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.runtime.split_operators.state_scans import split_delta_rule, split_state_space
@@ -28,6 +27,7 @@ from autopar.sharding.rules import saved_scans
 from autopar.sharding.rules.registry import Call
 from autopar.sharding.rules.saved_for_backward import Made, backward_scratch, keeps
 from autopar.torch_operators import chunked, scans
+from benchmarks.tracked_memory import _total, _Tracker, fake_world, track_program
 from tests.end_to_end.models import Called
 from tests.end_to_end.plans import request
 from tests.end_to_end.recurrent_models import recurrent_model

@@ -20,11 +20,11 @@ from autopar.costmodel.step.streams import COMPUTE
 from autopar.costmodel.step.timeline import Overlap, Timeline
 from autopar.order.execution import Execution, execution
 from autopar.planning.space.candidates import name_axes
-from autopar.runtime.measuring.tracked_memory import Tracked, fake_world, track_program
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.micro_batches import split_batch
 from autopar.sharding.program import Program
 from autopar.sharding.schedule import Schedule
+from benchmarks.tracked_memory import Tracked, fake_world, track_program
 from tests.costmodel.memory.test_memory import gpt2, graph_of, planned
 
 RANKS = 4

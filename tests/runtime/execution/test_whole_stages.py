@@ -24,13 +24,13 @@ from autopar.order.ranks import rank_order
 from autopar.order.schedules import SCHEDULES
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
-from autopar.runtime.measuring.tracked_memory import _total, _Tracker, _unhook
 from autopar.runtime.models.model_values import model_values
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.ranks.world import World
 from autopar.runtime.stand_ins import StandIn
 from autopar.sharding.analysis import analyse
 from autopar.sharding.schedule import Schedule
+from benchmarks.tracked_memory import _total, _Tracker, _unhook
 from tests.runtime.nets import MODES, gradients_alone, net, pipelined, trained
 
 ROWS = 32

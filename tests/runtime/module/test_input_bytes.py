@@ -18,7 +18,6 @@ from autopar.costmodel.memory.peak import predicted_memory
 from autopar.ir import DTYPE_BYTES, Graph
 from autopar.order.execution import Execution, execution
 from autopar.runtime.execution.engine import Engine
-from autopar.runtime.measuring.tracked_memory import bytes_of_views, fake_world
 from autopar.runtime.random_numbers.draw_state import Draws
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.analysis import Analysis, analyse
@@ -28,6 +27,7 @@ from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Assignment, Compute, Program
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import Schedule
+from benchmarks.tracked_memory import bytes_of_views, fake_world
 from tests.runtime.helpers import GraphBuilder
 
 RANKS = 4
