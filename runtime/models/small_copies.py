@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.errors import ModelError
-from autopar.frontends.torch import equal_layers
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -57,6 +56,9 @@ def leave_out_equal(
     The others keep their names. `reads`: the attributes that the code has read, by the parts'
     paths. `keep`: operators whose layers stay.
     """
+    # The importer of torch brings in the compiler, which takes a second.
+    from autopar.frontends.torch import equal_layers
+
     left_out = 0
     for path, part in list(module.named_modules()):
         if not isinstance(part, nn.ModuleList):
