@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_LIBRARY: Any = torch.library.Library("autopar", "FRAGMENT")  # type: ignore[no-untyped-call]
+LIBRARY: Any = torch.library.Library("autopar", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
@@ -60,10 +60,10 @@ def define(
         made = iter(getattr(torch.ops.autopar, f"{name}_backward")(gradient, *arguments))
         return tuple(next(made) if other is None else None for other in ctx.others)
 
-    _LIBRARY.define(f"{name}({schema}) -> Tensor")
-    _LIBRARY.define(f"{name}_backward(Tensor gradient, {schema}) -> Tensor[]")
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    _LIBRARY.impl(f"{name}_backward", gradients, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"autopar::{name}", fake, lib=_LIBRARY)
-    torch.library.register_fake(f"autopar::{name}_backward", fake_gradients, lib=_LIBRARY)
-    torch.library.register_autograd(f"autopar::{name}", backward, setup_context=keep, lib=_LIBRARY)
+    LIBRARY.define(f"{name}({schema}) -> Tensor")
+    LIBRARY.define(f"{name}_backward(Tensor gradient, {schema}) -> Tensor[]")
+    LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    LIBRARY.impl(f"{name}_backward", gradients, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"autopar::{name}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"autopar::{name}_backward", fake_gradients, lib=LIBRARY)
+    torch.library.register_autograd(f"autopar::{name}", backward, setup_context=keep, lib=LIBRARY)

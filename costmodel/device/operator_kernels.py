@@ -13,6 +13,7 @@ from autopar.ir import DTYPE_BYTES, Ref, Role, Tensor
 from autopar.ir.recipes import recipe_of
 from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import RULES, Call
+from autopar.sharding.rules.elementwise import ROTATE
 from autopar.sharding.rules.saved_for_backward import Keeps, keeps
 from autopar.sharding.strategies import Strategies
 
@@ -25,6 +26,8 @@ from .products import Product
 Floats = NDArray[np.float64]
 
 SOFTMAX = "aten.softmax.int"
+KERNELS = {ROTATE: (4.0, 2.5)}
+"""Operators of several kernels: their number, and their traffic beside reading and writing once."""
 NORMS = frozenset(
     (
         "aten.layer_norm.default",
@@ -64,7 +67,8 @@ class OperatorKernels:
         self.entry = RULES[call.operator.kind]
         self.count = len(local)
         self.come = strategies.travel_degree(tuple(mesh))
-        self.launches = 0.0 if any(t.name in inside for t in call.outputs) else 1.0
+        kernels, self.passes = KERNELS.get(call.operator.kind, (1.0, 1.0))
+        self.launches = 0.0 if any(t.name in inside for t in call.outputs) else kernels
         tensors = (*call.inputs, *call.outputs)
         sizes = (
             np.zeros(self.count)
@@ -224,7 +228,10 @@ class OperatorKernels:
     def _stream(self, nbytes: Floats) -> Floats:
         """Seconds of reading and writing alone."""
         return with_launch(
-            0.0, memory_seconds(nbytes, self.device), self.device, launches=self.launches
+            0.0,
+            memory_seconds(self.passes * nbytes, self.device),
+            self.device,
+            launches=self.launches,
         )
 
     def _seconds(self, product: Product, nbytes: Floats) -> Floats:

@@ -608,5 +608,11 @@ def sparse_attention() -> Iterator[Sample]:
     )
 
 
-_ALL = (images, fused, layers, steps, rare_losses, scans, sparse_attention)
+def rotations() -> Iterator[Sample]:
+    """Rotary positions, by angles of each place and of each sample's places."""
+    for cos, sin in ((n(6, 4), n(6, 4)), (n(6, 1, 6, 4), n(1, 1, 6, 4))):
+        yield sample("autopar.rotate.default", x=n(6, 4, 6, 4), cos=cos, sin=sin)
+
+
+_ALL = (images, fused, layers, steps, rare_losses, scans, sparse_attention, rotations)
 FAMILIES = {family.__name__: family for family in _ALL}

@@ -11,6 +11,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 from autopar.errors import AutoparError, ModelError
 from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value
 from autopar.ir.stored_products import LINEAR
+from autopar.raising import raised
 
 from .builder import Builder, Record
 from .dims import Binding, Dim, bind_dims
@@ -162,7 +163,7 @@ def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | N
     by_position = sorted(stored, key=lambda val: order.get(val.name, len(order)))
     made = (val for record in records for val in record.outputs)
     vals |= dict.fromkeys((*by_position, *made))
-    return Graph(
+    graph = Graph(
         name=title,
         tensors={val.name: _tensor(val) for val in vals},
         operators=_operators(records),
@@ -170,6 +171,7 @@ def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | N
         outputs=tuple(val.name for val in outputs),
         constants={val.name: array for val in vals if (array := _small_constant(val)) is not None},
     )
+    return raised(graph)
 
 
 def _as_linear(records: Iterable[Record]) -> Iterator[Record]:

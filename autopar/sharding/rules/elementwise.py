@@ -10,6 +10,8 @@ def pointwise(call: Call) -> str:
     return ", ".join("*" for _ in call.inputs) + " -> " + ", ".join("*" for _ in call.outputs)
 
 
+ROTATE = "autopar.rotate.default"
+
 _UNARY = """relu gelu silu tanh sigmoid exp log log1p expm1 sqrt rsqrt reciprocal erf sin cos abs
     leaky_relu elu softplus hardswish hardsigmoid hardtanh relu6 mish selu celu log_sigmoid square
     clamp clamp_min clamp_max tan atan asin acos sinh cosh asinh acosh atanh logit exp2 log2 log10
@@ -27,6 +29,8 @@ _COMPARISONS = "eq ne lt le gt ge not_equal greater greater_equal less less_equa
 _LOGIC = """__and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor"""
 
 register([f"aten.{name}.default" for name in _UNARY.split()], "* -> *")
+# An element meets the one half the last dim further on.
+register(ROTATE, "* !w, * !w, * !w -> * !w", linear=((0,),))
 register([f"aten.{name}.default" for name in _STEPS.split()], "* -> *", differentiable=False)
 register([f"aten.{name}" for name in _LINEAR.split()], pointwise, linear=((0,),), saves="")
 # Dropout is linear, as the same elements are dropped on every rank that holds a share of them.

@@ -137,6 +137,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("aten.cross_entropy_loss.default", "target"),
     ("aten.layer_norm.default aten.native_layer_norm.default", "input weight bias"),
     ("aten.group_norm.default aten.native_group_norm.default", "input weight"),
+    ("autopar.rotate.default", "x*cos x*sin"),
     ("aten.rms_norm.default aten._fused_rms_norm.default", "input weight"),
     (
         "aten.batch_norm.default aten._native_batch_norm_legit_functional.default",

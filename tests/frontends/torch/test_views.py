@@ -73,7 +73,7 @@ def _kinds(index: Callable[[Tensor], Tensor]) -> set[str]:
 @pytest.mark.parametrize("name", VIEWS)
 def test_counts_are_a_view(name: str) -> None:
     kinds = _kinds(VIEWS[name])
-    assert "aten.index.Tensor" not in kinds and "aten.reshape.default" in kinds
+    assert kinds <= {"aten.mul.Tensor", "aten.reshape.default"}
 
 
 @pytest.mark.parametrize("name", READS)

@@ -1,0 +1,148 @@
+"""Attention in one operator, which reads each head of keys and values once.
+
+    softmax(scale q kᵀ + mask) v
+
+Source: Vaswani et al., 2017; heads of keys for groups of queries: Ainslie et al., GQA, 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from autopar.ir import Operator, Ref, Value
+
+from .spelling import Spelling, beside, word
+
+ATTENTION = "scaled_dot_product_attention"
+
+
+def attention(operator: Operator, spelling: Spelling) -> Operator | None:
+    """The attention of which an operator is the last product, over heads that are not repeated."""
+    whole = operator if word(operator) == ATTENTION else _spelled_out(operator, spelling)
+    if whole is None:
+        return None
+    grouped = _grouped(whole, spelling)
+    return grouped if grouped is not None or whole is operator else whole
+
+
+def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
+    """The attention that two products and a softmax make."""
+    if word(operator) != "matmul" or len(spelling.shape(operator.outputs[0])) != 4:
+        return None
+    weights, value = operator.inputs
+    softmax = spelling.maker(_unguarded(spelling.uncast(weights), spelling), "softmax", "_softmax")
+    if softmax is None or softmax.attributes.get("dim") not in (-1, 3):
+        return None
+    scores = spelling.uncast(softmax.inputs[0])
+    add = spelling.maker(scores, "add")
+    sides = list(spelling.pairs(add)) if add is not None else [(scores, "")]
+    for side, mask in sides:
+        name, scale = _scaled(side, spelling)
+        product = spelling.maker(name, "matmul")
+        if product is None or (mask and not _is_mask(mask, scores, spelling)):
+            continue
+        query, by_query = _scaled(product.inputs[0], spelling)
+        turned, by_key = _scaled(product.inputs[1], spelling)
+        key = _turned(turned, spelling)
+        if key is None:
+            continue
+        ends = (query, key, value, operator.outputs[0])
+        if len({spelling.dtype(end) for end in ends}) > 1:
+            return None
+        attributes: dict[str, Value] = {"query": Ref(0), "key": Ref(1), "value": Ref(2)}
+        return Operator(
+            name=beside(operator, ATTENTION),
+            kind=f"aten.{ATTENTION}.default",
+            inputs=(query, key, value, *filter(None, (mask,))),
+            outputs=operator.outputs,
+            attributes={
+                **attributes,
+                "attn_mask": Ref(3) if mask else None,
+                "scale": scale * by_query * by_key,
+            },
+        )
+    return None
+
+
+def _unguarded(name: str, spelling: Spelling) -> str:
+    """The weights, without the zeros that take the place of those of rows that see nothing."""
+    where = spelling.maker(name, "where")
+    asked = spelling.maker(where.inputs[0], "isnan") if where is not None else None
+    if where is None or asked is None or where.inputs[-1] != asked.inputs[0]:
+        return name
+    return spelling.uncast(asked.inputs[0])
+
+
+def _scaled(name: str, spelling: Spelling) -> tuple[str, float]:
+    """The tensor of which a value is a multiple, and the factor."""
+    scale = 1.0
+    while (maker := spelling.maker(spelling.uncast(name), "mul", "div")) is not None:
+        number = spelling.number(maker, "other", 1)
+        if not number:
+            break
+        scale *= number if word(maker) == "mul" else 1 / number
+        name = maker.inputs[0]
+    return spelling.uncast(name), scale
+
+
+def _is_mask(name: str, scores: str, spelling: Spelling) -> bool:
+    """Whether a tensor is added to all scores, and learned from nothing."""
+    shape = spelling.shape(name)
+    whole = spelling.shape(scores)
+    fits = all(a in (1, b) for a, b in zip(reversed(shape), reversed(whole), strict=False))
+    return fits and len(shape) >= 2 and not spelling.is_learned(name)
+
+
+def _turned(name: str, spelling: Spelling) -> str | None:
+    """The tensor [b, h, s, w] of which a value is [b, h, w, s]."""
+    maker = spelling.maker(name, "permute", "transpose")
+    if maker is not None:
+        given = maker.attributes
+        dims = given.get("dims") or (given.get("dim0"), given.get("dim1"))
+        wanted = ((0, 1, 3, 2), (2, 3), (3, 2), (-1, -2), (-2, -1))
+        return maker.inputs[0] if dims in wanted and len(spelling.shape(name)) == 4 else None
+    # Exporters turn the matrices of all heads in one dim.
+    apart = spelling.maker(name, "reshape", "view")
+    turned = spelling.maker(apart.inputs[0], "permute") if apart is not None else None
+    joined = spelling.maker(turned.inputs[0], "reshape", "view") if turned is not None else None
+    if turned is None or joined is None or turned.attributes.get("dims") != (0, 2, 1):
+        return None
+    b, h, w, s = spelling.shape(name)
+    ways = (spelling.shape(joined.inputs[0]), spelling.shape(joined.outputs[0]))
+    return joined.inputs[0] if ways == ((b, h, s, w), (b * h, s, w)) else None
+
+
+def _grouped(operator: Operator, spelling: Spelling) -> Operator | None:
+    """Attention over keys and values before they were repeated for the queries' groups."""
+    if operator.attributes.get("enable_gqa") or len(operator.inputs) < 3:
+        return None
+    query, *repeated = operator.inputs[:3]
+    sources = [_before_repeat(name, spelling) for name in repeated]
+    key, value = sources
+    if key is None or value is None or spelling.shape(key)[1] != spelling.shape(value)[1]:
+        return None
+    attributes = {**operator.attributes, "enable_gqa": True}
+    inputs = (query, key, value, *operator.inputs[3:])
+    return replace(operator, inputs=inputs, attributes=attributes)
+
+
+def _before_repeat(name: str, spelling: Spelling) -> str | None:
+    """The heads of which each is repeated in a row, by a new dim that is expanded or by number."""
+    shape = spelling.shape(name)
+    again = spelling.maker(name, "repeat_interleave")
+    if again is not None and again.attributes.get("dim") in (1, -3) and len(shape) == 4:
+        return again.inputs[0] if len(again.inputs) == 1 else None
+    joined = spelling.maker(name, "reshape", "view", "flatten", "_unsafe_view")
+    spread = spelling.maker(joined.inputs[0], "expand") if joined is not None else None
+    apart = spelling.maker(spread.inputs[0], "unsqueeze", "reshape", "view") if spread else None
+    if apart is None or spread is None or len(shape) != 4:
+        return None
+    source = spelling.shape(apart.inputs[0])
+    if len(source) != 4:
+        return None
+    batch, heads, length, width = source
+    each = (batch, heads, shape[1] // heads, length, width)
+    fits = spelling.shape(spread.outputs[0]) == each and math.prod(each) == math.prod(shape)
+    alone = spelling.shape(spread.inputs[0]) == (batch, heads, 1, length, width)
+    return apart.inputs[0] if fits and alone and shape[2:] == (length, width) else None

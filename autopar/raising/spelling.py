@@ -1,0 +1,125 @@
+"""What operators of a graph say, however an exporter has spelled it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.ir import Graph, Operator, Role
+
+_CASTS = frozenset({"to", "_to_copy", "alias", "contiguous", "clone"})
+_ROOTS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0, "reciprocal": -1.0}
+
+
+def word(operator: Operator) -> str:
+    """The name of an operator without its namespace and overload.
+
+    >>> word(Operator(name="a", kind="aten.mul.Tensor", inputs=(), outputs=()))
+    'mul'
+    """
+    return operator.kind.split(".")[1]
+
+
+def beside(operator: Operator, name: str) -> str:
+    """A name in the module of an operator.
+
+    >>> beside(Operator(name="norm/mul", kind="aten.mul.Tensor", inputs=(), outputs=()), "rms_norm")
+    'norm/rms_norm'
+    """
+    return f"{operator.name.rpartition('/')[0] or operator.name}/{name}"
+
+
+class Spelling:
+    """The makers and readers of a graph's tensors; `kept`: tensors that leave the graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.tensors = graph.tensors
+        self.makers = {name: op for op in graph.operators for name in op.outputs}
+        self.readers: dict[str, list[Operator]] = {}
+        for operator in graph.operators:
+            for name in dict.fromkeys(operator.inputs):
+                self.readers.setdefault(name, []).append(operator)
+        self.kept = {
+            *graph.outputs,
+            *graph.updates.values(),
+            *((graph.loss,) if graph.loss else ()),
+        }
+
+    def maker(self, name: str, *words: str) -> Operator | None:
+        """The operator that makes a tensor, if it is one of these."""
+        operator = self.makers.get(name)
+        return operator if operator is not None and word(operator) in words else None
+
+    def reader(self, name: str) -> Operator | None:
+        """The one operator that reads a tensor, if nothing else does."""
+        readers = self.readers.get(name, [])
+        return readers[0] if len(readers) == 1 and name not in self.kept else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return self.tensors[name].shape
+
+    def dtype(self, name: str) -> str:
+        """The element type of a tensor."""
+        return self.tensors[name].dtype
+
+    def casts(self, operator: Operator) -> bool:
+        """Whether an operator gives its floats in another type, or as they are."""
+        ends = (*operator.inputs, *operator.outputs)
+        return word(operator) in _CASTS and all(self.tensors[name].is_float for name in ends)
+
+    def uncast(self, name: str) -> str:
+        """The tensor of which this one is a cast."""
+        while (maker := self.makers.get(name)) is not None and self.casts(maker):
+            name = maker.inputs[0]
+        return name
+
+    def number(self, operator: Operator, formal: str, place: int) -> float | None:
+        """The number that is the argument `formal`, or the constant of one element at a place."""
+        given = operator.attributes.get(formal)
+        if isinstance(given, int | float):
+            return float(given)
+        if place >= len(operator.inputs):
+            return None
+        array = self.graph.constants.get(self.uncast(operator.inputs[place]))
+        return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+    def power(self, name: str) -> tuple[str, float]:
+        """The tensor and the exponent of which a value is the power; casts do not count."""
+        name = self.uncast(name)
+        maker = self.makers.get(name)
+        if maker is None or not maker.inputs:
+            return name, 1.0
+        said = word(maker)
+        exponent = _ROOTS.get(said)
+        if said == "pow":
+            exponent = self.number(maker, "exponent", 1)
+        if said == "mul" and self.number(maker, "other", 1) == 1.0:
+            exponent = 1.0
+        if said == "mul" and len(maker.inputs) == 2 and len({*map(self.uncast, maker.inputs)}) == 1:
+            exponent = 2.0
+        if exponent is None:
+            return name, 1.0
+        base, inner = self.power(maker.inputs[0])
+        return base, inner * exponent
+
+    def is_learned(self, name: str) -> bool:
+        """Whether a value may have a gradient: it rests on a parameter or an input of floats."""
+        ends = [name]
+        seen = set(ends)
+        while ends:
+            tensor = self.tensors[ends.pop()]
+            if tensor.is_float and tensor.role in (Role.PARAMETER, Role.INPUT):
+                return True
+            maker = self.makers.get(tensor.name)
+            further = set(maker.inputs) - seen if maker is not None and tensor.is_float else set()
+            seen |= further
+            ends += sorted(further)
+        return False
+
+    def pairs(self, operator: Operator) -> Iterator[tuple[str, str]]:
+        """The two tensors of a sum or a product, in both orders."""
+        if len(operator.inputs) == 2:
+            first, second = operator.inputs
+            yield first, second
+            yield second, first
