@@ -38,12 +38,12 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
     add = spelling.maker(scores, "add")
     sides = list(spelling.pairs(add)) if add is not None else [(scores, "")]
     for side, mask in sides:
-        name, scale = _scaled(side, spelling)
+        name, scale = spelling.multiple(side)
         product = spelling.maker(name, "matmul")
         if product is None or (mask and not _is_mask(mask, scores, spelling)):
             continue
-        query, by_query = _scaled(product.inputs[0], spelling)
-        turned, by_key = _scaled(product.inputs[1], spelling)
+        query, by_query = spelling.multiple(product.inputs[0])
+        turned, by_key = spelling.multiple(product.inputs[1])
         key = _turned(turned, spelling)
         if key is None:
             continue
@@ -72,18 +72,6 @@ def _unguarded(name: str, spelling: Spelling) -> str:
     if where is None or asked is None or where.inputs[-1] != asked.inputs[0]:
         return name
     return spelling.uncast(asked.inputs[0])
-
-
-def _scaled(name: str, spelling: Spelling) -> tuple[str, float]:
-    """The tensor of which a value is a multiple, and the factor."""
-    scale = 1.0
-    while (maker := spelling.maker(spelling.uncast(name), "mul", "div")) is not None:
-        number = spelling.number(maker, "other", 1)
-        if not number:
-            break
-        scale *= number if word(maker) == "mul" else 1 / number
-        name = maker.inputs[0]
-    return spelling.uncast(name), scale
 
 
 def _is_mask(name: str, scores: str, spelling: Spelling) -> bool:

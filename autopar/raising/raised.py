@@ -8,12 +8,13 @@ from dataclasses import replace
 from autopar.ir import Graph, Operator, needed_operators
 
 from .attention import attention
+from .index_scores import index_scores
 from .norms import norm
 from .rotation import rotation
 from .spelling import Spelling, word
 
 Row = Callable[[Operator, Spelling], Operator | None]
-ROWS: tuple[Row, ...] = (norm, rotation, attention)
+ROWS: tuple[Row, ...] = (norm, rotation, attention, index_scores)
 """What is known by a name: each row reads the last operator that it takes the place of."""
 
 

@@ -103,6 +103,17 @@ class Spelling:
         base, inner = self.power(maker.inputs[0])
         return base, inner * exponent
 
+    def multiple(self, name: str) -> tuple[str, float]:
+        """The tensor and the number of which a value is the product; casts do not count."""
+        scale = 1.0
+        while (maker := self.maker(self.uncast(name), "mul", "div")) is not None:
+            number = self.number(maker, "other", 1)
+            if not number:
+                break
+            scale *= number if word(maker) == "mul" else 1 / number
+            name = maker.inputs[0]
+        return self.uncast(name), scale
+
     def is_learned(self, name: str) -> bool:
         """Whether a value may have a gradient: it rests on a parameter or an input of floats."""
         ends = [name]

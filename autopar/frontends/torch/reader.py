@@ -22,7 +22,6 @@ from .causal import read_as_causal
 from .collected import Collected
 from .experts import with_experts
 from .forms import explicit, on_meta, plain_form, spelled_out
-from .index_scores import read_index_scores
 from .lanes import read_parts_together
 from .losses import split_means
 from .masks import with_masks_of_one_sequence, without_known_masks
@@ -51,7 +50,7 @@ def simplified(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with what the exported code writes at length in shorter forms, of equal values."""
     graph = read_as_views(read_parts_together(read_as_causal(graph)))
     graph = with_masks_of_one_sequence(without_known_masks(graph, constants), constants)
-    return with_experts(read_index_scores(split_means(read_as_additions(graph))))
+    return with_experts(split_means(read_as_additions(graph)))
 
 
 class Reader(Collected):

@@ -25,9 +25,8 @@ from .trace import Asked, Trace
 _FAMILIES = [
     import_module(f"{__name__}.{family}")
     for family in (
-        *("attention", "casts", "detection", "elementwise", "features", "indexing", "moving"),
-        *("normalization", "products", "quantization", "recurrent", "reductions", "resampling"),
-        *("state", "training", "windows"),
+        *("attention", "casts", "detection", "elementwise", "indexing", "moving", "normalization"),
+        *("products", "quantization", "recurrent", "reductions", "resampling", "state", "windows"),
     )
 ]
 

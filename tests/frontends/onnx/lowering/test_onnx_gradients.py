@@ -48,8 +48,6 @@ FLAT = frozenset(
         "NonZero",
         "EyeLike",
         "OneHot",
-        "Binarizer",
-        "TreeEnsemble",
         "Unique",
         "Shape",
         "Size",
