@@ -23,7 +23,10 @@ from .ir.value_texts import value_text
 from .model import LoadedModel
 from .remembered import folder_of_answers, key_of, recalled, remember, source_of
 
-_ROOMS = ("ir", "torch_operators", "frontends", "model.py", "configured.py", "remembered_models.py")
+_ROOMS = (
+    *("ir", "torch_operators", "frontends", "raising"),
+    *("model.py", "configured.py", "remembered_models.py"),
+)
 """The code of this package that makes graphs of files."""
 Besides = Mapping[str, tuple[int, int]]
 """Files beside a model's: the bytes and the time of change of each, -1 of one that is missing."""
