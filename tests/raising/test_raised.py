@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -208,9 +209,33 @@ def by_chunks(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return sin * torch.cat((-second, first), -1) + cos * x
 
 
+def by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The rotation of halves by angles of one half."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos[..., :2], sin[..., :2]
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
+
+
+def by_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The rotation of pairs, of which the elements lie half a row apart afterwards."""
+    cos, sin = cos[..., :2], sin[..., :2]
+    one, other = x[..., ::2], x[..., 1::2]
+    return torch.cat((one * cos - other * sin, other * cos + one * sin), dim=-1)
+
+
+def crossed(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """No rotation: an element meets the wrong angle."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos[..., :2], sin[..., :2]
+    return torch.cat((first * cos - second * sin, second * sin + first * cos), -1)
+
+
 TURNS: dict[str, tuple[bool, bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "halves": (True, False, lambda x, cos, sin: x * cos + halves(x) * sin),
     "chunks": (True, False, by_chunks),
+    "by halves": (True, True, by_halves),
+    "by pairs": (True, True, by_pairs),
+    "crossed": (False, False, crossed),
     "learned": (True, True, lambda x, cos, sin: x * cos + halves(x) * sin),
     "two tensors": (False, False, lambda x, cos, sin: x * cos + halves(x + 1) * sin),
     "the other way": (
@@ -230,13 +255,27 @@ def test_rotations(name: str) -> None:
     compare_with_eager(module, X)
 
 
-def test_the_gradients_of_a_rotation_are_those_of_its_products() -> None:
-    given = [X[..., :4].double(), torch.randn(6, 4).double(), torch.randn(4, 1, 4).double()]
+@pytest.mark.parametrize("pairs", list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_rotation_has_the_gradients_of_its_products(pairs: tuple[bool, bool], width: int) -> None:
+    given = [
+        X[:2, :, :4].double(),
+        torch.randn(6, width).double(),
+        torch.randn(2, 1, width).double(),
+    ]
     leaves = [value.requires_grad_() for value in given]
-    assert torch.autograd.gradcheck(torch.ops.autopar.rotate, leaves)
-    assert torch.autograd.gradgradcheck(torch.ops.autopar.rotate, leaves)
+
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        made: Tensor = torch.ops.autopar.rotate(x, cos, sin, *pairs)
+        return made
+
+    assert torch.autograd.gradcheck(turned, leaves)
+    assert torch.autograd.gradgradcheck(turned, leaves)
     x, cos, sin = leaves
-    torch.testing.assert_close(torch.ops.autopar.rotate(*leaves), x * cos + halves(x) * sin)
+    if width == 4 and pairs == (False, False):
+        torch.testing.assert_close(turned(*leaves), x * cos + halves(x) * sin)
+    if width == 2 and pairs == (True, False):
+        torch.testing.assert_close(turned(*leaves), by_pairs(x, cos, sin))
 
 
 class Decoder(nn.Module):

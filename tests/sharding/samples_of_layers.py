@@ -612,6 +612,9 @@ def rotations() -> Iterator[Sample]:
     """Rotary positions, by angles of each place and of each sample's places."""
     for cos, sin in ((n(6, 4), n(6, 4)), (n(6, 1, 6, 4), n(1, 1, 6, 4))):
         yield sample("autopar.rotate.default", x=n(6, 4, 6, 4), cos=cos, sin=sin)
+    yield sample(
+        "autopar.rotate.default", "pairs", x=n(6, 4, 6, 4), cos=n(6, 2), sin=n(6, 2), pairs=True
+    )
 
 
 _ALL = (images, fused, layers, steps, rare_losses, scans, sparse_attention, rotations)

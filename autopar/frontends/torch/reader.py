@@ -18,7 +18,6 @@ from autopar.ir import Graph, Operator, Ref, Role, Value, needed_operators
 from autopar.model import Check, TorchModel
 
 from .assertions import ASSERTS, SIZE, Number, checks_of, number_of, place_of
-from .causal import read_as_causal
 from .collected import Collected
 from .experts import with_experts
 from .forms import explicit, on_meta, plain_form, spelled_out
@@ -48,7 +47,7 @@ _IN_PLACE = (
 
 def simplified(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with what the exported code writes at length in shorter forms, of equal values."""
-    graph = read_as_views(read_parts_together(read_as_causal(graph)))
+    graph = read_as_views(read_parts_together(graph))
     graph = with_masks_of_one_sequence(without_known_masks(graph, constants), constants)
     return with_experts(split_means(read_as_additions(graph)))
 

@@ -30,7 +30,7 @@ _LOGIC = """__and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor"""
 
 register([f"aten.{name}.default" for name in _UNARY.split()], "* -> *")
 # An element meets the one half the last dim further on.
-register(ROTATE, "* !w, * !w, * !w -> * !w", linear=((0,),))
+register(ROTATE, "* !w, * !v, * !v -> * !w", linear=((0,),))
 register([f"aten.{name}.default" for name in _STEPS.split()], "* -> *", differentiable=False)
 register([f"aten.{name}" for name in _LINEAR.split()], pointwise, linear=((0,),), saves="")
 # Dropout is linear, as the same elements are dropped on every rank that holds a share of them.
