@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from .graph import Graph, Operator
@@ -12,18 +13,19 @@ FLOATS = ("float64", "float32", *HALVES)
 
 
 def cast_graph(graph: Graph, dtype: str) -> Graph:
-    """The graph with every real floating-point tensor, constant and cast in `dtype`."""
+    """The graph with every floating-point tensor, constant and cast in `dtype`, or as wide."""
     if dtype not in FLOATS:
         raise ValueError(f"dtype {dtype!r} is none of {', '.join(FLOATS)}")
+    types = dict.fromkeys(FLOATS, dtype)
+    if dtype == "float64":
+        types["complex64"] = "complex128"
     tensors = {
-        name: replace(t, dtype=dtype) if t.dtype in FLOATS else t
-        for name, t in graph.tensors.items()
+        name: replace(t, dtype=types.get(t.dtype, t.dtype)) for name, t in graph.tensors.items()
     }
-    operators = tuple(_cast_operator(op, dtype) for op in graph.operators)
+    operators = tuple(_cast_operator(op, types) for op in graph.operators)
     return replace(graph, tensors=tensors, operators=operators)
 
 
-def _cast_operator(op: Operator, dtype: str) -> Operator:
-    if op.attributes.get("dtype") not in FLOATS:
-        return op
-    return replace(op, attributes={**op.attributes, "dtype": dtype})
+def _cast_operator(op: Operator, types: Mapping[str, str]) -> Operator:
+    given = types.get(str(op.attributes.get("dtype")))
+    return op if given is None else replace(op, attributes={**op.attributes, "dtype": given})

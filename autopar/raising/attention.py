@@ -48,7 +48,8 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         if key is None:
             continue
         ends = (query, key, value, operator.outputs[0])
-        if len({spelling.dtype(end) for end in ends}) > 1:
+        narrowed = spelling.width(query) > spelling.width(softmax.outputs[0])
+        if len({spelling.dtype(end) for end in ends}) > 1 or narrowed:
             return None
         attributes: dict[str, Value] = {"query": Ref(0), "key": Ref(1), "value": Ref(2)}
         return Operator(
@@ -84,10 +85,10 @@ def _is_mask(name: str, scores: str, spelling: Spelling) -> bool:
 
 def _turned(name: str, spelling: Spelling) -> str | None:
     """The tensor [b, h, s, w] of which a value is [b, h, w, s]."""
-    maker = spelling.maker(name, "permute", "transpose")
+    maker = spelling.maker(name, "permute", "transpose", "mT")
     if maker is not None:
         given = maker.attributes
-        dims = given.get("dims") or (given.get("dim0"), given.get("dim1"))
+        dims = given.get("dims") or (given.get("dim0", 2), given.get("dim1", 3))
         wanted = ((0, 1, 3, 2), (2, 3), (3, 2), (-1, -2), (-2, -1))
         return maker.inputs[0] if dims in wanted and len(spelling.shape(name)) == 4 else None
     # Exporters turn the matrices of all heads in one dim.
@@ -105,22 +106,20 @@ def _grouped(operator: Operator, spelling: Spelling) -> Operator | None:
     """Attention over keys and values before they were repeated for the queries' groups."""
     if operator.attributes.get("enable_gqa") or len(operator.inputs) < 3:
         return None
-    query, *repeated = operator.inputs[:3]
-    sources = [_before_repeat(name, spelling) for name in repeated]
-    key, value = sources
+    key, value = (_before_repeat(name, spelling) for name in operator.inputs[1:3])
     if key is None or value is None or spelling.shape(key)[1] != spelling.shape(value)[1]:
         return None
     attributes = {**operator.attributes, "enable_gqa": True}
-    inputs = (query, key, value, *operator.inputs[3:])
+    inputs = (operator.inputs[0], key, value, *operator.inputs[3:])
     return replace(operator, inputs=inputs, attributes=attributes)
 
 
 def _before_repeat(name: str, spelling: Spelling) -> str | None:
     """The heads of which each is repeated in a row, by a new dim that is expanded or by number."""
     shape = spelling.shape(name)
-    again = spelling.maker(name, "repeat_interleave")
-    if again is not None and again.attributes.get("dim") in (1, -3) and len(shape) == 4:
-        return again.inputs[0] if len(again.inputs) == 1 else None
+    interleaved = spelling.maker(name, "repeat_interleave")
+    if interleaved is not None and interleaved.attributes.get("dim") in (1, -3) and len(shape) == 4:
+        return interleaved.inputs[0] if len(interleaved.inputs) == 1 else None
     joined = spelling.maker(name, "reshape", "view", "flatten", "_unsafe_view")
     spread = spelling.maker(joined.inputs[0], "expand") if joined is not None else None
     apart = spelling.maker(spread.inputs[0], "unsqueeze", "reshape", "view") if spread else None

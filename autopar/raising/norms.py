@@ -28,15 +28,16 @@ class _Norm:
 
 def norm(operator: Operator, spelling: Spelling) -> Operator | None:
     """The norm of which an operator is the quotient, with its scale and its casts."""
-    found = _quotient(operator, spelling)
-    if found is None:
+    read = _quotient(operator, spelling)
+    if read is None:
         return None
-    forms = [found, *_scaled(found, spelling)]
+    forms = [read, *_scaled(read, spelling)]
     for form in reversed(forms):
         for source in (spelling.uncast(form.source), form.source):
             ends = [source, form.made, *filter(None, (form.weight, form.bias))]
-            # Kernels of norms have one type: they compute in single precision anyway.
-            if len({spelling.dtype(name) for name in ends}) == 1:
+            # Kernels of norms have one type, and compute in single precision at least.
+            narrowed = spelling.width(source) > spelling.width(form.source)
+            if len({spelling.dtype(name) for name in ends}) == 1 and not narrowed:
                 return _operator(replace(form, source=source), operator, spelling)
     return None
 
@@ -49,7 +50,7 @@ def _quotient(operator: Operator, spelling: Spelling) -> _Norm | None:
     for value, root in list(spelling.pairs(operator))[: 2 if sign > 0 else 1]:
         base, exponent = spelling.power(root)
         add = spelling.maker(base, "add")
-        if exponent * sign != -0.5 or add is None:
+        if exponent * sign != -0.5 or add is None or add.attributes.get("alpha", 1) != 1:
             continue
         eps = spelling.number(add, "other", 1)
         mean = spelling.maker(spelling.uncast(add.inputs[0]), "mean")
@@ -58,8 +59,8 @@ def _quotient(operator: Operator, spelling: Spelling) -> _Norm | None:
         dims = _last_dims(mean, spelling)
         squared, by = spelling.power(mean.inputs[0])
         if dims and by == 2.0 and squared == spelling.uncast(value):
-            found = _Norm(source=value, made=operator.outputs[0], dims=dims, eps=eps, centred=False)
-            return _centred(found, spelling)
+            read = _Norm(source=value, made=operator.outputs[0], dims=dims, eps=eps, centred=False)
+            return _centred(read, spelling)
     return None
 
 
@@ -69,39 +70,39 @@ def _last_dims(mean: Operator, spelling: Spelling) -> int:
     given = mean.attributes.get("dim")
     dims = given if isinstance(given, tuple) else (given,)
     places = sorted(dim % rank for dim in dims if isinstance(dim, int))
-    kept = mean.attributes.get("keepdim") is True
-    return len(places) if kept and places == list(range(rank - len(places), rank)) else 0
+    stay = mean.attributes.get("keepdim") is True
+    return len(places) if stay and places == list(range(rank - len(places), rank)) else 0
 
 
-def _centred(found: _Norm, spelling: Spelling) -> _Norm:
+def _centred(read: _Norm, spelling: Spelling) -> _Norm:
     """The layer norm, where the tensor is one less its mean."""
-    less = spelling.maker(spelling.uncast(found.source), "sub")
+    less = spelling.maker(spelling.uncast(read.source), "sub")
     if less is None or len(less.inputs) != 2 or less.attributes.get("alpha", 1) != 1:
-        return found
+        return read
     mean = spelling.maker(spelling.uncast(less.inputs[1]), "mean")
     same = mean is not None and spelling.uncast(mean.inputs[0]) == spelling.uncast(less.inputs[0])
-    if mean is None or not same or _last_dims(mean, spelling) != found.dims:
-        return found
-    return replace(found, source=less.inputs[0], centred=True)
+    if mean is None or not same or _last_dims(mean, spelling) != read.dims:
+        return read
+    return replace(read, source=less.inputs[0], centred=True)
 
 
-def _scaled(found: _Norm, spelling: Spelling) -> list[_Norm]:
+def _scaled(read: _Norm, spelling: Spelling) -> list[_Norm]:
     """The norm with what follows it and nothing else reads: casts, a scale, a bias."""
     forms = []
-    shape = spelling.shape(found.made)[-found.dims :]
-    while (reader := spelling.reader(found.made)) is not None:
-        other = next((name for name in reader.inputs if name != found.made), None)
+    shape = spelling.shape(read.made)[-read.dims :]
+    while (reader := spelling.reader(read.made)) is not None:
+        other = next((name for name in reader.inputs if name != read.made), None)
         along = other is not None and spelling.shape(other) == shape
         made = reader.outputs[0]
         if spelling.casts(reader):
-            found = replace(found, made=made)
-        elif along and word(reader) == "mul" and found.weight is None:
-            found = replace(found, made=made, weight=other)
-        elif along and word(reader) == "add" and found.centred and found.weight and not found.bias:
-            found = replace(found, made=made, bias=other)
+            read = replace(read, made=made)
+        elif along and word(reader) == "mul" and read.weight is None:
+            read = replace(read, made=made, weight=other)
+        elif along and word(reader) == "add" and read.centred and read.weight and not read.bias:
+            read = replace(read, made=made, bias=other)
         else:
             break
-        forms.append(found)
+        forms.append(read)
     return forms
 
 

@@ -31,8 +31,8 @@ def raised(graph: Graph) -> Graph:
         if _is_idle(operator, spelling):
             same[operator.outputs[0]] = same.get(operator.inputs[0], operator.inputs[0])
         for row in ROWS:
-            if (found := row(operator, spelling)) is not None:
-                instead[found.outputs[0]] = found
+            if (whole := row(operator, spelling)) is not None:
+                instead[whole.outputs[0]] = whole
     if not instead and not same:
         return graph
     operators = [
@@ -42,7 +42,7 @@ def raised(graph: Graph) -> Graph:
     ]
     needed = needed_operators(
         [replace(op, inputs=tuple(same.get(name, name) for name in op.inputs)) for op in operators],
-        spelling.kept,
+        spelling.leaving,
     )
     gone = spelling.makers.keys() - {name for operator in needed for name in operator.outputs}
     tensors = {name: tensor for name, tensor in graph.tensors.items() if name not in gone}
@@ -51,10 +51,11 @@ def raised(graph: Graph) -> Graph:
 
 def _is_idle(operator: Operator, spelling: Spelling) -> bool:
     """Whether an operator gives its input under another name."""
-    if word(operator) not in ("view", "reshape") or operator.outputs[0] in spelling.kept:
+    if word(operator) not in ("alias", "view", "reshape"):
         return False
     ends = (operator.inputs[0], operator.outputs[0])
-    return len({(spelling.shape(name), spelling.dtype(name)) for name in ends}) == 1
+    same = len({(spelling.shape(name), spelling.dtype(name)) for name in ends}) == 1
+    return same and operator.outputs[0] not in spelling.leaving
 
 
 def _named(operators: Iterable[Operator]) -> Iterator[Operator]:

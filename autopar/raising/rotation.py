@@ -6,36 +6,36 @@ x cos + (-x2, x1) sin                            (x1, x2): halves of the last di
 
 from __future__ import annotations
 
-from autopar.ir import Operator, Ref, Value
+from autopar.ir import Operator, Ref
 
 from .spelling import Spelling, beside, word
 
 
 def rotation(operator: Operator, spelling: Spelling) -> Operator | None:
     """The rotation of which an operator is the sum or the join."""
-    found = _by_rows(operator, spelling) or _by_halves(operator, spelling)
-    if found is None or not _fits(found[:3], operator, spelling):
+    turn = _by_rows(operator, spelling) or _by_halves(operator, spelling)
+    if turn is None or not _fits(turn[:3], operator, spelling):
         return None
-    x, cos, sin, pairs = found
-    attributes: dict[str, Value] = {"x": Ref(0), "cos": Ref(1), "sin": Ref(2)}
+    x, cos, sin, pairs = turn
     return Operator(
         name=beside(operator, "rotate"),
         kind="autopar.rotate.default",
         inputs=(x, cos, sin),
         outputs=operator.outputs,
-        attributes=attributes | ({"pairs": True} if pairs else {}),
+        attributes={"x": Ref(0), "cos": Ref(1), "sin": Ref(2), "pairs": pairs},
     )
 
 
-Found = tuple[str, str, str, bool]
+Turn = tuple[str, str, str, bool]
 """The tensor that is turned, the angles' cosine and sine, and whether pairs lie side by side."""
 
 
-def _by_rows(operator: Operator, spelling: Spelling) -> Found | None:
+def _by_rows(operator: Operator, spelling: Spelling) -> Turn | None:
     if word(operator) != "add" or operator.attributes.get("alpha", 1) != 1:
         return None
     for one, other in spelling.pairs(operator):
-        left, right = spelling.maker(one, "mul"), spelling.maker(other, "mul")
+        left = spelling.maker(one, "mul")
+        right = spelling.maker(other, "mul")
         if left is None or right is None:
             return None
         for turned, sin in spelling.pairs(right):
@@ -52,15 +52,13 @@ def _turned(name: str, spelling: Spelling) -> str | None:
     less = spelling.maker(join.inputs[0], "neg") if join is not None else None
     if join is None or less is None:
         return None
-    second, first = _half(less.inputs[0], spelling), _half(join.inputs[1], spelling)
-    same = second is not None and first is not None and second[0] == first[0]
-    return second[0] if same and second and first and (first[1:], second[1:]) == HALVES else None
+    second = _half(less.inputs[0], spelling)
+    first = _half(join.inputs[1], spelling)
+    x = second[0] if second is not None else ""
+    return x if (first, second) == ((x, 0, False), (x, 1, False)) else None
 
 
-HALVES = ((0, False), (1, False))
-
-
-def _by_halves(operator: Operator, spelling: Spelling) -> Found | None:
+def _by_halves(operator: Operator, spelling: Spelling) -> Turn | None:
     join = _join(operator, spelling)
     less = spelling.maker(join.inputs[0], "sub") if join is not None else None
     more = spelling.maker(join.inputs[1], "add") if join is not None else None
@@ -79,7 +77,8 @@ def _by_halves(operator: Operator, spelling: Spelling) -> Found | None:
             # Sums and products are written in any order.
             crossed = [sides[2].get(second), sides[3].get(first)]
             other = [sides[3].get(second), sides[2].get(first)]
-            one, two = _half(first, spelling), _half(second, spelling)
+            one = _half(first, spelling)
+            two = _half(second, spelling)
             if one is None or two is None or [cos, sin] not in (crossed, other):
                 continue
             if (one[0], 0, one[2]) == one and two == (one[0], 1, one[2]):
@@ -106,7 +105,8 @@ def _half(name: str, spelling: Spelling) -> tuple[str, int, bool] | None:
         return None
     if word(maker) != "slice":
         return maker.inputs[0], maker.outputs.index(name), False
-    start, step = maker.attributes.get("start") or 0, maker.attributes.get("step", 1)
+    start = maker.attributes.get("start") or 0
+    step = maker.attributes.get("step", 1)
     starts = {1: (0, whole[-1] // 2), 2: (0, 1)}.get(step if isinstance(step, int) else 0, ())
     return (maker.inputs[0], starts.index(start), step == 2) if start in starts else None
 

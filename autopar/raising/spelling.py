@@ -1,22 +1,22 @@
-"""What operators of a graph say, however an exporter has spelled it."""
+"""Reads what the operators of a graph say, however an exporter has spelled it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.ir import Graph, Operator, Role
+from autopar.ir import DTYPE_BYTES, Graph, Operator, Role
 
 _CASTS = frozenset({"to", "_to_copy", "alias", "contiguous", "clone"})
 _ROOTS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0, "reciprocal": -1.0}
 
 
 def word(operator: Operator) -> str:
-    """The name of an operator without its namespace and overload.
+    """The name of an operator without its namespace and overload; empty if its result is rounded.
 
     >>> word(Operator(name="a", kind="aten.mul.Tensor", inputs=(), outputs=()))
     'mul'
     """
-    return operator.kind.split(".")[1]
+    return "" if operator.attributes.get("rounding_mode") else operator.kind.split(".")[1]
 
 
 def beside(operator: Operator, name: str) -> str:
@@ -29,7 +29,7 @@ def beside(operator: Operator, name: str) -> str:
 
 
 class Spelling:
-    """The makers and readers of a graph's tensors; `kept`: tensors that leave the graph."""
+    """The makers and readers of a graph's tensors; `leaving`: tensors that leave the graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -39,11 +39,9 @@ class Spelling:
         for operator in graph.operators:
             for name in dict.fromkeys(operator.inputs):
                 self.readers.setdefault(name, []).append(operator)
-        self.kept = {
-            *graph.outputs,
-            *graph.updates.values(),
-            *((graph.loss,) if graph.loss else ()),
-        }
+        self.leaving = {*graph.outputs, *graph.updates.values()}
+        if graph.loss:
+            self.leaving.add(graph.loss)
 
     def maker(self, name: str, *words: str) -> Operator | None:
         """The operator that makes a tensor, if it is one of these."""
@@ -53,7 +51,7 @@ class Spelling:
     def reader(self, name: str) -> Operator | None:
         """The one operator that reads a tensor, if nothing else does."""
         readers = self.readers.get(name, [])
-        return readers[0] if len(readers) == 1 and name not in self.kept else None
+        return readers[0] if len(readers) == 1 and name not in self.leaving else None
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
@@ -63,10 +61,15 @@ class Spelling:
         """The element type of a tensor."""
         return self.tensors[name].dtype
 
+    def width(self, name: str) -> int:
+        """The bytes of an element of a tensor."""
+        return DTYPE_BYTES[self.tensors[name].dtype]
+
     def casts(self, operator: Operator) -> bool:
-        """Whether an operator gives its floats in another type, or as they are."""
+        """Whether an operator gives floats in another type (not one of a byte), or as they are."""
         ends = (*operator.inputs, *operator.outputs)
-        return word(operator) in _CASTS and all(self.tensors[name].is_float for name in ends)
+        wide = all(self.tensors[name].is_float and self.width(name) > 1 for name in ends)
+        return wide and word(operator) in _CASTS
 
     def uncast(self, name: str) -> str:
         """The tensor of which this one is a cast."""
@@ -131,6 +134,5 @@ class Spelling:
     def pairs(self, operator: Operator) -> Iterator[tuple[str, str]]:
         """The two tensors of a sum or a product, in both orders."""
         if len(operator.inputs) == 2:
-            first, second = operator.inputs
-            yield first, second
-            yield second, first
+            yield operator.inputs[0], operator.inputs[1]
+            yield operator.inputs[1], operator.inputs[0]

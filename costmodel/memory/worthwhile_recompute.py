@@ -3,8 +3,8 @@
     saved by a segment =  bytes that only its own operators keep for the backward pass
                         - bytes of its inputs that nothing else keeps
 
-Sizes are those of whole tensors. A segment that saves nothing is not recomputed: its values are
-kept as without recompute.
+Sizes are those of whole tensors. A segment that saves less than `LEAST` of what it keeps is not
+recomputed, as one of a fused attention alone: its values are kept as without recompute.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from autopar.sharding.analysis import Analysis
 from .saved_values import facts_of, places_saved, roots_of
 
 Segments = tuple[tuple[str, ...], ...]
+LEAST = 0.05
+"""The least share of its bytes for which a segment is computed twice."""
 
 
 def worthwhile(analysis: Analysis, segments: Segments) -> Segments:
@@ -82,6 +84,7 @@ class _Keepers:
             self._bytes(given_up)
             + sum(self._buffers(name) for name in self.segments[number])
             - self._bytes(added)
+            - LEAST * self._bytes(self.plain[number])
         )
 
     def _bytes(self, memories: Iterable[str]) -> float:

@@ -1,4 +1,4 @@
-"""What exporters spell at length is one operator, of equal values on one device and on ranks."""
+"""A thing that exporters spell at length is one operator, with equal values on ranks, too."""
 
 from __future__ import annotations
 
@@ -64,6 +64,13 @@ OTHERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "a learned addend": lambda x, w, b: x * torch.rsqrt(x.pow(2).mean(-1, True) + b.square().sum()),
     "a mean of cubes": lambda x, w, b: x * torch.rsqrt(x.abs().pow(3).mean(-1, True) + 1e-5),
     "the root itself": lambda x, w, b: x * torch.sqrt(x.pow(2).mean(-1, True) + 1e-5),
+    "a quotient that is rounded": lambda x, w, b: torch.div(
+        x, (x.pow(2).mean(-1, True) + 1e-5).sqrt(), rounding_mode="floor"
+    ),
+    "a scaled addend": lambda x, w, b: (
+        x * torch.rsqrt(torch.add(x.pow(2).mean(-1, True), torch.tensor(1e-5), alpha=2))
+    ),
+    "of rounded values": lambda x, w, b: x * root(x.to(torch.float8_e4m3fn).to(torch.float32)),
     "no sum": lambda x, w, b: x * torch.rsqrt(x.pow(2).mean(-1, True) * 1e-5 + w.square()),
 }
 
@@ -94,8 +101,8 @@ def kinds(module: nn.Module, *inputs: Tensor) -> Counter[str]:
 def test_norms_are_one_operator_in_any_spelling(name: str) -> None:
     kind, function = NORMS[name]
     module = Normed(function)
-    found = kinds(module, X)
-    assert found[kind] == 1 and not found.keys() & {"aten.mean.dim", "aten.pow.Tensor_Scalar"}
+    counts = kinds(module, X)
+    assert counts[kind] == 1 and not counts.keys() & {"aten.mean.dim", "aten.pow.Tensor_Scalar"}
     compare_with_eager(module, X)
 
 
@@ -112,8 +119,8 @@ def test_a_norm_whose_statistic_is_read_elsewhere_keeps_it() -> None:
             y: Tensor = self.after(x * scale * self.weight) + scale
             return y + self.bias
 
-    found = kinds(Both(NORMS["divided"][1]), X)
-    assert found[RMS] == 1 and found["aten.rsqrt.default"] == 1
+    counts = kinds(Both(NORMS["divided"][1]), X)
+    assert counts[RMS] == 1 and counts["aten.rsqrt.default"] == 1
 
 
 @pytest.mark.parametrize("name", ["as llama", "as gemma"])
@@ -126,12 +133,23 @@ def test_narrow_norms_have_one_type(name: str) -> None:
     assert types == {"bfloat16" if name == "as llama" else "float32"}
 
 
+def test_nothing_that_a_module_computes_narrower_is_made_wider() -> None:
+    """A norm in single precision of a model in double is no norm in double."""
+    module = Normed(NORMS["as llama"][1]).double()
+    graph = import_torch(module, (X.double(),)).graph
+    (norm,) = (op for op in graph.operators if op.kind == RMS)
+    assert {graph.tensors[name].dtype for name in (*norm.inputs, *norm.outputs)} == {"float32"}
+    compare_with_eager(module, X.double())
+
+
 class Attention(nn.Module):
     """Grouped heads with rotary positions, repeated as `how` says."""
 
     def __init__(self, how: str = "expand", heads: int = 4, groups: int = 2) -> None:
         super().__init__()
-        self.how, self.heads, self.groups = how, heads, groups
+        self.how = how
+        self.heads = heads
+        self.groups = groups
         self.q = nn.Linear(WIDTH, heads * 4)
         self.k = nn.Linear(WIDTH, groups * 4)
         self.v = nn.Linear(WIDTH, groups * 4)
@@ -212,21 +230,25 @@ def by_chunks(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The rotation of halves by angles of one half."""
     first, second = x.chunk(2, dim=-1)
-    cos, sin = cos[..., :2], sin[..., :2]
+    cos = cos[..., :2]
+    sin = sin[..., :2]
     return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
 
 
 def by_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The rotation of pairs, of which the elements lie half a row apart afterwards."""
-    cos, sin = cos[..., :2], sin[..., :2]
-    one, other = x[..., ::2], x[..., 1::2]
+    cos = cos[..., :2]
+    sin = sin[..., :2]
+    one = x[..., ::2]
+    other = x[..., 1::2]
     return torch.cat((one * cos - other * sin, other * cos + one * sin), dim=-1)
 
 
 def crossed(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """No rotation: an element meets the wrong angle."""
     first, second = x.chunk(2, dim=-1)
-    cos, sin = cos[..., :2], sin[..., :2]
+    cos = cos[..., :2]
+    sin = sin[..., :2]
     return torch.cat((first * cos - second * sin, second * sin + first * cos), -1)
 
 
@@ -322,7 +344,8 @@ def values_of(model: TorchModel) -> dict[str, Tensor]:
 def test_a_raised_graph_computes_what_the_exported_one_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ours, exported = decoder(monkeypatch), decoder(monkeypatch, as_written=True)
+    ours = decoder(monkeypatch)
+    exported = decoder(monkeypatch, as_written=True)
     assert len(ours.graph.operators) < 0.6 * len(exported.graph.operators)
     one, other = (
         observe(alone(model.graph, values_of(model)), [X], steps=2) for model in (ours, exported)

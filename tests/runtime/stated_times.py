@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.costmodel.step.pass_player import Seconds
 from autopar.costmodel.step.timeline import Timeline, step_timeline
 from autopar.order.execution import Execution
+from autopar.order.scheduled import Scheduled
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.operators import Function, function_of
@@ -50,10 +51,16 @@ class Times:
         """The seconds of an operation, as the backend asks for them; others take none."""
         return self.kinds.get(kind, 0.0)
 
-    def seconds(self, step: Compute) -> Seconds:
-        """The seconds of an operator, as the player asks for them."""
-        slow = step.operator.kind in SLOW
-        return Seconds(self.forward * slow, self.backward * slow)
+    def seconds_in(self, plan: Scheduled) -> Callable[[Compute], Seconds]:
+        """The seconds of an operator of a plan; masks and tables have no backward pass."""
+        gradients = plan.program.assignment.gradients
+
+        def seconds(step: Compute) -> Seconds:
+            slow = step.operator.kind in SLOW
+            trained = not gradients.isdisjoint(step.operator.outputs)
+            return Seconds(self.forward * slow, self.backward * (slow and trained))
+
+        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +81,7 @@ class Prices(MeshPrices):
 def played(plan: Execution, times: Times) -> Timeline:
     mesh = plan.micro.program.assignment.mesh
     prices = Prices(cluster=load_cluster("dgx-a100"), mesh=mesh, times=times)
-    return step_timeline(plan.micro, prices, times.seconds)
+    return step_timeline(plan.micro, prices, times.seconds_in(plan.micro))
 
 
 def all_played(plans: Sequence[Execution], times: Times) -> list[float]:

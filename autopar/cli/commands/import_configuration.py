@@ -45,7 +45,6 @@ def add_options(parser: Parser) -> None:
     )
     add(
         "--set",
-        dest="values",
         action="append",
         default=[],
         metavar="NAME=VALUE",
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     from autopar.report.imported import imported_json, imported_parts
 
     check_outputs(args, args.output)
-    configuration = read_configuration(args.config, args.form, _values(args.values))
+    configuration = read_configuration(args.config, args.form, _values(args.set))
     with stdout_to_stderr(), ProgressBar() as bar:
         imported = import_configuration(
             configuration,

@@ -61,7 +61,7 @@ def import_onnx(
         )
         builder = _walk(proto.graph, versions, inputs, binding, folder)
         title = proto.graph.name or Path(label).stem
-        return _finish(builder, title, [builder.env[item.name] for item in inputs], roles)
+        return raised(_finish(builder, title, [builder.env[i.name] for i in inputs], roles))
     except AutoparError:
         raise
     except (
@@ -163,7 +163,7 @@ def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | N
     by_position = sorted(stored, key=lambda val: order.get(val.name, len(order)))
     made = (val for record in records for val in record.outputs)
     vals |= dict.fromkeys((*by_position, *made))
-    graph = Graph(
+    return Graph(
         name=title,
         tensors={val.name: _tensor(val) for val in vals},
         operators=_operators(records),
@@ -171,7 +171,6 @@ def _finish(builder: Builder, title: str, inputs: list[object], roles: Roles | N
         outputs=tuple(val.name for val in outputs),
         constants={val.name: array for val in vals if (array := _small_constant(val)) is not None},
     )
-    return raised(graph)
 
 
 def _as_linear(records: Iterable[Record]) -> Iterator[Record]:

@@ -186,23 +186,17 @@ def _channel_shuffle(call: Call) -> str:
     return f"n (!g={groups} c) {space} -> n (c !g={groups}) {space}"
 
 
-def _im2col(call: Call) -> str:
-    """The windows of each channel of each image; channels are the outer part of the columns."""
+def _windows(call: Call) -> str:
+    """The windows of each channel of each image, or their sums; channels are the outer part of the
+    columns.
+    """
     # The space stays whole, as the windows of both spatial dims are one dim of the columns.
-    image = call.inputs[0].shape
-    columns = call.outputs[0].shape
+    apart = "im2col" in call.operator.kind
+    image, columns = (t.shape for t in (call.inputs[0], call.outputs[0])[:: 1 if apart else -1])
     batch = "n " if len(image) == 4 else ""
     window = columns[-2] // max(image[-3], 1)
-    return f"{batch}c !y !x -> {batch}(c !w={window}) !l"
-
-
-def _col2im(call: Call) -> str:
-    """The reverse of `im2col`: overlapping windows are summed."""
-    columns = call.inputs[0].shape
-    image = call.outputs[0].shape
-    batch = "n " if len(image) == 4 else ""
-    window = columns[-2] // max(image[-3], 1)
-    return f"{batch}(c !w={window}) !l -> {batch}c !y !x"
+    ends = (f"{batch}c !y !x", f"{batch}(c !w={window}) !l")
+    return " -> ".join(ends if apart else ends[::-1])
 
 
 def _bits(call: Call) -> str:
@@ -249,8 +243,8 @@ register(
     saves="",
 )
 register("aten.channel_shuffle.default", _channel_shuffle, linear=((0,),), saves="")
-register("aten.im2col.default", _im2col, linear=((0,),), saves="")
-register("aten.col2im.default", _col2im, linear=((0,),), saves="")
+register("aten.im2col.default", _windows, linear=((0,),), saves="")
+register("aten.col2im.default", _windows, linear=((0,),), saves="")
 register("aten.view.dtype", _bits, differentiable=False, view=True)
 # The border copies or mirrors elements that lie in other shards.
 register(

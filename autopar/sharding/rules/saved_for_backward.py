@@ -192,13 +192,12 @@ def _row_statistics(count: int) -> Callable[[Call, bool], tuple[Made, ...]]:
 
 
 def _rms(call: Call, composite: bool) -> tuple[Made, ...]:
-    """The reciprocal root of each row; the composite also keeps the normalised values."""
-    (row,) = _row_statistics(1)(call, composite)
-    return (
-        (row, Made(output=False, position=0, nbytes=float(DTYPE_BYTES[call.inputs[0].dtype])))
-        if composite
-        else (row,)
-    )
+    """The reciprocal root of each row; the composite keeps wide copies before and after it."""
+    rows = _row_statistics(1)(call, composite)
+    size = DTYPE_BYTES[call.inputs[0].dtype]
+    # A wide input is kept as it is, and counted as an input.
+    wide = Made(output=False, position=0, nbytes=2.0 * max(size, 4) - size)
+    return (*rows, wide) if composite else rows
 
 
 def _group_statistics(call: Call, composite: bool) -> tuple[Made, ...]:

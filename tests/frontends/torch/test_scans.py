@@ -84,7 +84,8 @@ def test_a_mixer_is_one_operator_that_equals_its_loop(name: str) -> None:
         for scan in MODELS[name][1]
         for kind in ("autopar.causal_conv1d", f"autopar.{scan}.default")
     ]
-    assert [kind for kind in kinds if kind.startswith("autopar.")] == wanted
+    scans = [kind for kind in kinds if kind.startswith("autopar.") and "rotate" not in kind]
+    assert scans == wanted
     assert len(kinds) < 300
     compare_with_eager(model, tokens)
 

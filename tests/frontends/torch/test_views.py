@@ -84,7 +84,7 @@ def test_other_places_are_read(name: str) -> None:
 @pytest.mark.parametrize("name", JOINED)
 def test_parts_that_are_joined_again_are_a_view(name: str) -> None:
     kinds = _kinds(JOINED[name])
-    assert "aten.cat.default" not in kinds and "aten.reshape.default" in kinds
+    assert kinds <= {"aten.mul.Tensor", "aten.reshape.default"}
 
 
 @pytest.mark.parametrize("name", MOVED)

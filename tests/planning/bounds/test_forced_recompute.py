@@ -45,7 +45,7 @@ def test_no_tables_save_less_than_their_share(shape: tuple[int, ...], count: int
     recompute = solver.bounds.recompute
     mesh = next(mesh for mesh in meshes(CLUSTER) if mesh.shape == shape)
     candidate = Candidate(cluster=CLUSTER, stages=1, mesh=mesh, micro_batches=count)
-    assert recompute.recomputes == ["none", "selective", "full"]
+    assert {"none", "full"} <= set(recompute.recomputes)
     for kind in recompute.recomputes:
         case = solver.case(candidate, Mode(zero=3, recompute=kind))
         share = recompute._of(kind).saved / count / mesh.devices

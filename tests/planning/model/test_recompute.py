@@ -185,7 +185,8 @@ def test_recompute_never_raises_a_peak(model: str, scheme: str) -> None:
                 with_it, without = (m.of(flying, i, j) for m in (one, plain))
                 assert with_it <= without * (1 + 1e-9), (recompute, flying, i, j)
         whole = (7.0, 0, len(pieces) - 1)
-        assert one.of(*whole) < plain.of(*whole), recompute
+        assert one.of(*whole) <= plain.of(*whole), recompute
+    assert less["full"].of(*whole) < plain.of(*whole)
 
 
 @pytest.mark.parametrize(("model", "scheme"), PLANS)
@@ -204,7 +205,6 @@ def test_nor_in_a_step_without_stages(model: str, scheme: str) -> None:
         assert one.memory.total < plain or (
             one.memory.total == plain and not one.plan.schedule.recompute
         )
-    assert draft("full").memory.total < plain
 
 
 @pytest.mark.parametrize(("model", "scheme"), PLANS[1:])

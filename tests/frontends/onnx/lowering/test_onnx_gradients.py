@@ -13,6 +13,7 @@ import torch
 from autopar.frontends.onnx import import_onnx
 from autopar.ir.dtype import cast_graph
 from autopar.runtime.models.onnx_module import OnnxModule, to_torch
+from tests.frontends.onnx.lowering.node_report import known_reason
 from tests.frontends.onnx.lowering.node_tests import NodeTest, node_tests
 
 LARGEST = 3100  # elements of the inputs of one test together
@@ -154,7 +155,8 @@ def chosen() -> dict[str, list[NodeTest]]:
     by_kind: dict[str, list[NodeTest]] = defaultdict(list)
     tests = [test for test in node_tests() if fits(test)]
     for i in np.random.default_rng(0).permutation(len(tests)):
-        if len(by_kind[tests[i].base.op_type]) < PER_KIND:
+        read = (known_reason(tests[i].name) or "half").startswith("half")
+        if read and len(by_kind[tests[i].base.op_type]) < PER_KIND:
             by_kind[tests[i].base.op_type].append(tests[i])
     return dict(by_kind)
 
