@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -252,6 +253,12 @@ class Graph:
             )
         digest.update(repr((self.outputs, self.loss, *sorted(self.updates.items()))).encode())
         return digest.hexdigest()[:32]
+
+
+def unused_name(name: str, taken: Container[str], joint: str = "_") -> str:
+    """The name, with a number after it where it is taken."""
+    tries = (f"{name}{joint}{i}" if i else name for i in itertools.count())
+    return next(fresh for fresh in tries if fresh not in taken)
 
 
 def needed_operators(operators: Sequence[Operator], wanted: Iterable[str]) -> tuple[Operator, ...]:

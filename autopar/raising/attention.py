@@ -36,6 +36,8 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         return None
     scores = spelling.uncast(softmax.inputs[0])
     add = spelling.maker(scores, "add")
+    if add is not None and add.attributes.get("alpha", 1) != 1:
+        return None
     sides = list(spelling.pairs(add)) if add is not None else [(scores, "")]
     for side, mask in sides:
         name, scale = spelling.multiple(side)
@@ -49,7 +51,9 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
             continue
         ends = (query, key, value, operator.outputs[0])
         narrowed = spelling.width(query) > spelling.width(softmax.outputs[0])
-        if len({spelling.dtype(end) for end in ends}) > 1 or narrowed:
+        # Products broadcast their batches and heads, kernels do not.
+        heads = {(len(shape), *shape[:2]) for shape in map(spelling.shape, ends)}
+        if narrowed or len(heads) > 1 or len({spelling.dtype(end) for end in ends}) > 1:
             return None
         attributes: dict[str, Value] = {"query": Ref(0), "key": Ref(1), "value": Ref(2)}
         return Operator(
@@ -71,6 +75,8 @@ def _unguarded(name: str, spelling: Spelling) -> str:
     where = spelling.maker(name, "where")
     asked = spelling.maker(where.inputs[0], "isnan") if where is not None else None
     if where is None or asked is None or where.inputs[-1] != asked.inputs[0]:
+        return name
+    if spelling.number(where, "self", 1) != 0:
         return name
     return spelling.uncast(asked.inputs[0])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from autopar.ir import Graph, Operator, needed_operators
+from autopar.ir.graph import unused_name
 
 from .attention import attention
 from .causal import causal_convolution
@@ -62,10 +63,6 @@ def _named(operators: Iterable[Operator]) -> Iterator[Operator]:
     """The operators, each under a name that no other one has."""
     names: set[str] = set()
     for operator in operators:
-        name = operator.name
-        count = 0
-        while name in names:
-            count += 1
-            name = f"{operator.name}.{count}"
+        name = unused_name(operator.name, names, ".")
         names.add(name)
         yield operator if name == operator.name else replace(operator, name=name)

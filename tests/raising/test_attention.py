@@ -64,6 +64,11 @@ OTHERS: dict[str, Weights] = {
     "over queries": lambda q, k, b: (q @ k.mT).softmax(-2),
     "a soft cap": lambda q, k, b: ((q @ k.mT) / 5).tanh().mul(5).softmax(-1),
     "keys as they are": lambda q, k, b: (q @ k.mT @ k @ k.mT).mT.softmax(-1),
+    "a mask that is doubled": lambda q, k, b: torch.add(q @ k.mT, MASK, alpha=2).softmax(-1),
+    "ones for rows that see nothing": lambda q, k, b: torch.where(
+        (p := (q @ k.mT).softmax(-1)).isnan(), 1.0, p
+    ),
+    "one head of keys": lambda q, k, b: (q @ k[:, :1].mT).softmax(-1),
     "no softmax": lambda q, k, b: (q @ k.mT).sigmoid(),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from autopar.errors import ModelError
-from autopar.ir.graph import Role, Value
+from autopar.ir.graph import Role, Value, unused_name
 
 from .calls import Argument
 from .folding import RANDOM, CannotFold, evaluate
@@ -110,11 +110,7 @@ class Builder:
 
     def unique(self, name: str) -> str:
         """A tensor name that no other tensor has."""
-        fresh = name
-        count = 0
-        while fresh in self.taken:
-            count += 1
-            fresh = f"{name}_{count}"
+        fresh = unused_name(name, self.taken)
         self.taken.add(fresh)
         return fresh
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from autopar.errors import AutoparError, ModelError
-from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value
+from autopar.ir.graph import Graph, Operator, Ref, Role, Tensor, Value, unused_name
 from autopar.ir.stored_products import LINEAR
 from autopar.raising import raised
 
@@ -224,11 +224,7 @@ def _operators(records: list[Record]) -> tuple[Operator, ...]:
     names: set[str] = set()
     operators = []
     for record in records:
-        name = record.name
-        count = 0
-        while name in names:
-            count += 1
-            name = f"{record.name}_{count}"
+        name = unused_name(record.name, names)
         names.add(name)
         inputs: list[str] = []
         attributes = {key: _value(argument, inputs) for key, argument in record.arguments.items()}
