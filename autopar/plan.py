@@ -22,7 +22,7 @@ from .plan_parts import (
     AxisSpec,
     CollectivePlan,
     ModelSpec,
-    OperatorPlan,
+    OperatorPlans,
     ParameterPlan,
     Part,
     Predicted,
@@ -53,12 +53,12 @@ class Plan(Part):
     """
 
     schema_: Literal["autopar-plan"] = Field(default="autopar-plan", alias="schema")
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     model: ModelSpec
     cluster: str
     framework: str = "autopar"
     mesh: tuple[AxisSpec, ...]
-    operators: dict[str, OperatorPlan]
+    operators: OperatorPlans
     parameters: dict[str, ParameterPlan]
     outputs: dict[str, str]
     redistributions: dict[str, tuple[tuple[str, ...], ...]]

@@ -11,7 +11,7 @@ from .file_limits import PLAN_BYTES
 from .reading import read_text
 
 SCHEMA = "autopar-plan"
-VERSION = 3
+VERSION = 4
 _GATHERED_IN_2 = {"kept": "per_step", "again": "per_pass"}
 """The words of version 2 for `SchedulePlan.gathered`."""
 
@@ -52,7 +52,8 @@ def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
             schedule = schedule | {"gathered": _GATHERED_IN_2[schedule["gathered"]]}
             data = data | {"schedule": schedule}
         return data | {"version": VERSION}
-    return data
+    # Before version 4 each operator was by itself.
+    return data | {"version": VERSION} if data.get("version") == 3 else data
 
 
 def _no_number(name: str) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic.json_schema import SkipJsonSchema
 
 from .errors import UsageError, unknown
 from .file_limits import DEGREE, LAYERS, MICRO_BATCHES, TENSOR_BYTES
@@ -106,7 +108,7 @@ class OperatorPlan(Part):
     """An operator's strategy: one factor (or R, B, P) for each mesh axis.
 
     `inputs` and `outputs` pair its tensors with the layouts that follow, for readers without the
-    model.
+    model. `region`: the name of what it is decided with; `leads`: whether that follows from it.
     """
 
     kind: str
@@ -114,6 +116,65 @@ class OperatorPlan(Part):
     strategy: tuple[str, ...]
     inputs: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
+    region: SkipJsonSchema[str] = Field(default="", exclude=True)
+    leads: SkipJsonSchema[bool] = Field(default=True, exclude=True)
+
+
+class PlacedOperator(OperatorPlan):
+    """An operator of a region; `place`: its number in the order of the model."""
+
+    place: Count
+
+
+class RegionPlan(Part):
+    """Operators that are decided as one: their strategies follow from that of the operator `lead`.
+
+    `strategy`: of the lead, one factor (or R, B, P) for each mesh axis.
+    """
+
+    lead: str
+    strategy: tuple[str, ...]
+    operators: dict[str, PlacedOperator]
+
+
+def _operators_of(regions: object) -> object:
+    """The operators of a file's regions, in the order of the model."""
+    if not isinstance(regions, dict):
+        return regions
+    placed: list[tuple[int, str, object]] = []
+    for name, region in regions.items():
+        if not isinstance(region, dict) or "operators" not in region:
+            # By itself, as before there were regions.
+            placed.append((len(placed), name, region))
+            continue
+        read = RegionPlan.model_validate(region)
+        for operator, plan in read.operators.items():
+            fields = {key: getattr(plan, key) for key in OperatorPlan.model_fields}
+            fields |= {"region": name, "leads": operator == read.lead}
+            placed.append((plan.place, operator, OperatorPlan(**fields)))
+    placed.sort(key=lambda one: one[0])
+    return {operator: plan for _, operator, plan in placed}
+
+
+def _regions_of(operators: Mapping[str, OperatorPlan]) -> dict[str, RegionPlan]:
+    """The regions of operators, each in the place of its first one."""
+    parts: dict[str, dict[str, PlacedOperator]] = {}
+    for place, (name, plan) in enumerate(operators.items()):
+        fields = {key: getattr(plan, key) for key in OperatorPlan.model_fields}
+        parts.setdefault(plan.region or name, {})[name] = PlacedOperator(**fields, place=place)
+    regions = {}
+    for region, held in parts.items():
+        lead = next((name for name, plan in held.items() if plan.leads), min(held))
+        regions[region] = RegionPlan(lead=lead, strategy=held[lead].strategy, operators=held)
+    return regions
+
+
+OperatorPlans = Annotated[
+    dict[str, OperatorPlan],
+    BeforeValidator(_operators_of, json_schema_input_type=dict[str, RegionPlan]),
+    PlainSerializer(_regions_of, return_type=dict[str, RegionPlan]),
+]
+"""Operators by name, in the order of the model; a file has them by region."""
 
 
 class ParameterPlan(Part):

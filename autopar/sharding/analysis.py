@@ -13,6 +13,7 @@ from .equal_parts import keep_useful_factors, split_variants
 from .layout import B, Placement, R, S
 from .matrices import MUON, hidden_matrices
 from .notation import Rule
+from .regions import Region, regions_of
 from .rules import Call, check_supported, preamble, rule_of, tensors_with_gradient
 from .strategies import Option
 
@@ -41,7 +42,7 @@ class Analysis:
     may take on one axis. `readers`: the (operator index, input index) pairs of every tensor that
     warm operators read; an output of the model is read as (-1, output index). `ends`: outputs from
     which gradients come back beside the loss's. `matrices`: parameters that are matrices of hidden
-    layers.
+    layers. `regions`: the warm operators, those together that are decided as one.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class Analysis:
     outputs: tuple[str, ...]
     ends: tuple[str, ...] = ()
     matrices: frozenset[str] = frozenset()
+    regions: tuple[Region, ...] = ()
 
     def updated_whole(self, optimizer: str) -> frozenset[str]:
         """The parameters that an optimizer updates as whole matrices."""
@@ -113,6 +115,7 @@ def analyse(graph: Graph, *, train: bool, ends: tuple[str, ...] = ()) -> Analysi
         kinds=_kinds(graph, warm, offers, parts, gradients, outputs),
         readers=_readers(graph, cold, outputs),
         matrices=hidden_matrices(graph) if train else frozenset(),
+        regions=regions_of(graph, warm, {name: offer.options for name, offer in offers.items()}),
     )
 
 

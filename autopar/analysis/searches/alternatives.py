@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from autopar.analysis.program.strategy_words import option_words
 from autopar.costmodel import Cluster
 from autopar.costmodel.memory.states import certain_bytes
+from autopar.ir import Operator
 from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import default_limit
 from autopar.planning.programs.priced_program import evaluate
+from autopar.planning.tables.tables import Variable
 from autopar.schemes import stages_of
 from autopar.schemes.meanings import read_meanings
 from autopar.search import Infeasible, NoAssignment, Solution, condition, solve
@@ -111,7 +113,11 @@ class Why:
         except Infeasible as error:  # the program's peak is below the sum of the tables
             self.room = error.minimum_memory * (1 + 1e-9)
             self.best = self._solve({})
-        self.places = {(v.what, v.name): i for i, v in enumerate(self.tables.variables)}
+        self.places = {
+            (v.what, name): number
+            for number, v in enumerate(self.tables.variables)
+            for name in v.members or (v.name,)
+        }
 
     @property
     def objective(self) -> float:
@@ -265,14 +271,17 @@ class Why:
         """The tensor of an edge's redistribution."""
         source = self.tables.variables[u]
         target = self.tables.variables[v]
-        if source.what != "operator":
+        if not source.members:
             return source.name
-        if target.what != "operator":
+        if not target.members:
             return target.name
-        operators = {op.name: op for op in self.analysis.graph.operators}
-        return next(
-            name for name in operators[target.name].inputs if name in operators[source.name].outputs
-        )
+        made = {name for op in self._members(source) for name in op.outputs}
+        read = (name for op in self._members(target) for name in op.inputs)
+        return next(name for name in read if name in made)
+
+    def _members(self, variable: Variable) -> list[Operator]:
+        """The operators that a variable decides."""
+        return [op for op in self.analysis.graph.operators if op.name in variable.members]
 
     def _ends(self, u: int, v: int, choices: tuple[int, ...] | list[int]) -> str:
         tensor = self._tensor(u, v)
@@ -285,10 +294,10 @@ class Why:
         """The layout of a tensor for a choice."""
         held = self.tables.variables[variable]
         row = int(held.rows[choice])
-        if held.what != "operator":
+        if not held.members:
             return self.tables.spaces[tensor].layout(row)
-        op = next(op for op in self.analysis.graph.operators if op.name == held.name)
-        inputs, outputs = self.tables.strategies[held.name].layouts(row)
+        op = next(op for op in self._members(held) if tensor in (op.outputs if made else op.inputs))
+        inputs, outputs = self.tables.strategies[op.name].layouts(row)
         return outputs[op.outputs.index(tensor)] if made else inputs[op.inputs.index(tensor)]
 
 

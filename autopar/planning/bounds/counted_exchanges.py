@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -45,18 +45,25 @@ class CountedExchanges:
         lessened = dict[object, Choices]()
         offered = list(self.tables.offered)
         for place, variable in enumerate(self.tables.variables):
-            name = variable.name
-            if variable.what != "operator" or not (self.merged or name in self.beside):
+            members = variable.members
+            if not members or not (self.merged or not self.beside.isdisjoint(members)):
                 continue
-            sets = tuple(name in some for some in (self.merged, self.recomputed, self.beside))
-            count = self.work.counts.operators.get(name, 1)
-            key = (offered[place], self.tables.analysis.offers[name], count, sets)
+            of_each = tuple(
+                (self.tables.analysis.offers[name], *(name in some for some in self._sets))
+                for name in members
+            )
+            count = self.work.counts.operators.get(variable.name, 1)
+            key = (offered[place], of_each, count)
             if key not in lessened:
-                lessened[key] = self._lessened(name, offered[place])
+                lessened[key] = self._lessened(members, offered[place])
             offered[place] = lessened[key]
         unary = tuple(choices.seconds for choices in offered)
         graph = replace(self.tables.graph, unary=unary, edges=self._edges())
         return replace(self.tables, graph=graph, offered=tuple(offered))
+
+    @property
+    def _sets(self) -> tuple[frozenset[str], ...]:
+        return self.merged, self.recomputed, self.beside
 
     @cached_property
     def _faster(self) -> float:
@@ -75,8 +82,20 @@ class CountedExchanges:
     def _hides(self) -> bool:
         return hides(self.tables.prices.cluster)
 
-    def _lessened(self, name: str, choices: Choices) -> Choices:
-        """Return the choices of an operator with the seconds that count."""
+    def _lessened(self, members: Sequence[str], choices: Choices) -> Choices:
+        """Return the choices of operators with the seconds that count."""
+        hidden = sum(map(self._hidden, members), np.zeros(1))
+        often = self.work.counted * self.work.counts.operators.get(members[0], 1)
+        seconds = choices.seconds - often * hidden[choices.rows]
+        # Beside a layer all of an operator may hide.
+        if self.merged.isdisjoint(members) and not self.beside.isdisjoint(members):
+            seconds = (1 - self.spared) * seconds
+        if np.array_equal(seconds, choices.seconds):
+            return choices
+        return replace(choices, seconds=np.maximum(seconds, 0.0))
+
+    def _hidden(self, name: str) -> Floats:
+        """Return the seconds of an operator that do not count: array [strategies]."""
         inside, links = self._sent(name)
         hidden = self._faster * inside
         # Half of what is sent inside an operator is of the forward pass.
@@ -86,14 +105,7 @@ class CountedExchanges:
         for link, seconds in links.items():
             seen = alone + self._faster * link_weight(self.tables.prices, link)
             hidden = hidden + (1 - self._faster - seen) * seconds
-        often = self.work.counted * self.work.counts.operators.get(name, 1)
-        seconds = choices.seconds - often * hidden[choices.rows]
-        # Beside a layer all of an operator may hide.
-        if name in self.beside - self.merged:
-            seconds = (1 - self.spared) * seconds
-        if np.array_equal(seconds, choices.seconds):
-            return choices
-        return replace(choices, seconds=np.maximum(seconds, 0.0))
+        return hidden
 
     def _sent(self, name: str) -> tuple[Floats, Mapping[str, Floats]]:
         """Return the seconds of all that is sent inside an operator, and of exchanges by link.
@@ -121,12 +133,12 @@ class CountedExchanges:
         tensors = self.tables.analysis.graph.tensors
         scaled = dict[tuple[int, float], Floats]()
         for (u, v), table in edges.items():
-            source, target = (self.tables.variables[place].name for place in (u, v))
-            if source in tensors and tensors[source].role is Role.PARAMETER:
+            source, target = (self.tables.variables[place] for place in (u, v))
+            if source.name in tensors and tensors[source.name].role is Role.PARAMETER:
                 continue
             share = 1 - self._faster
             # What comes to operators beside a layer, or from them, may hide with these.
-            if source in self.beside or target in self.beside:
+            if not self.beside.isdisjoint((*source.members, *target.members)):
                 share *= 1 - self.spared
             key = (id(table), share)
             if key not in scaled:

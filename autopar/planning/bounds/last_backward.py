@@ -101,11 +101,15 @@ def _counted(tables: Tables, beside: Beside, outputs: int) -> Iterator[tuple[int
     for number, variable in enumerate(tables.variables):
         memory = tables.offered[number].memory
         name = variable.name
-        if variable.what == "operator" and name in beside.read:
-            yield number, np.zeros_like(memory)
-        elif variable.what == "operator" and name in beside.passing:
-            made = share_bytes(tables.strategies[name], mesh, beside.passing[name])
-            yield number, memory + made[variable.rows]
+        passing = [member for member in variable.members if member in beside.passing]
+        # The others of a region may be there no longer either.
+        read = not beside.read.isdisjoint(variable.members)
+        if read or passing:
+            made = [
+                share_bytes(tables.strategies[member], mesh, beside.passing[member])[variable.rows]
+                for member in passing
+            ]
+            yield number, sum(made, np.zeros_like(memory) if read else memory)
         elif variable.what == "output" and name in beside.outputs:
             often = max(outputs + beside.outputs[name], 0)
             shards = tables.spaces[name].divisors()[variable.rows]

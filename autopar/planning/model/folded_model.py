@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -18,6 +20,7 @@ from autopar.search import sharing_orders
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.micro_batches import micro_batch_options, split_batch
+from autopar.sharding.regions import Region
 
 from .counts import Counts, Segments
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
@@ -106,10 +109,27 @@ class FoldedModel:
                         "no operator of the model depends on a parameter of floating point, so "
                         "that every device computes all of it: run it as it is, without a plan"
                     )
-                self._analyses[key] = whole
+                regions = (part for one in whole.regions for part in self._within_layers(one))
+                self._analyses[key] = replace(whole, regions=tuple(regions))
             else:
                 self._analyses[key] = split_batch(self.analysis(short=short), micro_batches)
         return self._analyses[key]
+
+    def _within_layers(self, region: Region) -> Iterator[Region]:
+        """The parts of a region that lie in one of the equal layers each."""
+        by_layer: dict[int, list[str]] = {}
+        for name in region.members:
+            by_layer.setdefault(self._layer_of[name], []).append(name)
+        for members in by_layer.values():
+            yield from region.among(members)
+
+    @cached_property
+    def _layer_of(self) -> dict[str, int]:
+        """By the name of an operator: the number of its layer, or of the stretch between layers."""
+        starts = {part.start for run in self.runs for part in run.segments()}
+        starts |= {run.stop for run in self.runs}
+        numbers = itertools.accumulate(i in starts for i in range(len(self.graph.operators)))
+        return dict(zip((op.name for op in self.graph.operators), numbers, strict=True))
 
     def divides(self, micro_batches: int) -> bool:
         """Whether the global batch divides into so many micro-batches."""

@@ -33,8 +33,8 @@ Restriction = Callable[[Analysis, Mesh], Limits]
 class Pins:
     """Restrictions of single operators and parameters.
 
-    `operators`: name or glob pattern → axis name → option. `storage`: parameter or pattern →
-    layout.
+    `operators`: name or glob pattern of operators, or of regions, of which it means the leads →
+    axis name → option. `storage`: parameter or pattern → layout.
     """
 
     operators: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -48,10 +48,12 @@ class Pins:
         # Mistakes in pins are reported before anything is searched.
         self._check(analysis, mesh)
 
+        leads = {region.lead: region.name for region in analysis.regions}
+
         def strategies(name: str, offer: Offer, offered: Strategies) -> Bools:
             allowed = np.ones(len(offered.choices), dtype=bool)
             for pattern, wanted in self.operators.items():
-                if _means(pattern, name):
+                if _means(pattern, name) or _means(pattern, leads.get(name, name)):
                     # Axes that are not named stay free.
                     for axis, option in wanted.items():
                         index = _option_index(name, option, offer.options)
@@ -71,6 +73,7 @@ class Pins:
 
     def _check(self, analysis: Analysis, mesh: Mesh) -> None:
         names = [op.name for op in analysis.warm]
+        names += [region.name for region in analysis.regions if region.name not in names]
         for pattern, wanted in self.operators.items():
             if not any(_means(pattern, name) for name in names):
                 # A misspelt pin that restricted nothing would look obeyed.

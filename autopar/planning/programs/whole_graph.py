@@ -15,8 +15,8 @@ from autopar.planning.tables.tables import Variable
 from autopar.search import NoAssignment, Solution, condition, solve
 from autopar.sharding.analysis import Analysis
 
-Row = tuple[int, bool]
-"""The row of an operator or parameter, and whether it leaves state on the host."""
+Taken = tuple[tuple[int, ...], bool]
+"""The options of an operator, or the layout of a parameter, and whether state is on the host."""
 
 
 def unfold(
@@ -31,10 +31,12 @@ def unfold(
     if len(folding.graph.operators) == len(analysis.graph.operators):
         return replace(tables, analysis=analysis), tuple(choices)
     chosen = {
-        (v.what, v.name): (v, choice) for v, choice in zip(tables.variables, choices, strict=True)
+        (v.what, name): (v, choice)
+        for v, choice in zip(tables.variables, choices, strict=True)
+        for name in v.members or (v.name,)
     }
     pairs = [
-        (replace(chosen[what, short][0], name=name), chosen[what, short][1])
+        (_alone(chosen[what, short][0], name), chosen[what, short][1])
         for what, name, short in _names(folding, chosen)
     ]
     tensors = ((name, folding.tensors[name]) for name in analysis.graph.tensors)
@@ -59,18 +61,29 @@ def on_whole(
     """Return a folded solution as one of the whole graph's tables, or None if these lack it."""
     unfolded, choices = unfold(folded, solution.choices, folding, tables.analysis)
     wanted = {
-        (v.what, v.name): row_of(v, choice)
+        (v.what, name): _taken(unfolded, v, name, choice)
         for v, choice in zip(unfolded.variables, choices, strict=True)
+        if v.what in ("operator", "parameter")
+        for name in v.members or (v.name,)
     }
     return settled(tables, wanted, solution.lower_bound)
 
 
-def row_of(variable: Variable, choice: int) -> Row:
-    """The row of a choice, and whether it leaves state on the host."""
-    return int(variable.rows[choice]), variable.host is not None and bool(variable.host[choice] > 0)
+def _alone(variable: Variable, name: str) -> Variable:
+    """The variable of one operator or tensor that it decides, under another name."""
+    return replace(variable, name=name, members=(name,) if variable.members else ())
 
 
-def settled(tables: Tables, wanted: Mapping[tuple[str, str], Row], bound: float) -> Solution | None:
+def _taken(tables: Tables, variable: Variable, name: str, choice: int) -> Taken:
+    """What a variable's choice is for one of the operators, or the parameter, that it decides."""
+    row = int(variable.rows[choice])
+    options = tables.strategies[name].choices[row].tolist() if variable.members else [row]
+    return tuple(options), variable.host is not None and bool(variable.host[choice] > 0)
+
+
+def settled(
+    tables: Tables, wanted: Mapping[tuple[str, str], Taken], bound: float
+) -> Solution | None:
     """Return the best solution with all operators and parameters as `wanted`, by kind and name.
 
     Returns None if the tables do not offer it.
@@ -81,9 +94,13 @@ def settled(tables: Tables, wanted: Mapping[tuple[str, str], Row], bound: float)
     for number, variable in enumerate(tables.variables):
         # Fan-outs and outputs are chosen anew, as layers may join in other ways.
         if variable.what in ("operator", "parameter"):
-            row = wanted[variable.what, variable.name]
             same = (
-                choice for choice in range(len(variable.rows)) if row_of(variable, choice) == row
+                choice
+                for choice in range(len(variable.rows))
+                if all(
+                    _taken(tables, variable, name, choice) == wanted[variable.what, name]
+                    for name in variable.members or (variable.name,)
+                )
             )
             if (taken := next(same, None)) is None:
                 return None

@@ -156,7 +156,9 @@ def _parameters(
 def _operators(
     whole: Analysis, assigned: Mapping[str, Assignment]
 ) -> Iterator[tuple[str, OperatorPlan]]:
+    regions = {name: region for region in whole.regions for name in region.members}
     for op in whole.warm:
+        region = regions[op.name]
         decision = assigned[op.name].decisions[op.name]
         yield (
             op.name,
@@ -166,6 +168,8 @@ def _operators(
                 strategy=tuple(o.name for o in decision.options),
                 inputs=tuple(zip(op.inputs, map(format_layout, decision.inputs), strict=True)),
                 outputs=tuple(zip(op.outputs, map(format_layout, decision.outputs), strict=True)),
+                region=region.name,
+                leads=region.lead == op.name,
             ),
         )
 

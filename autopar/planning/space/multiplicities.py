@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from autopar.planning.model.counts import Counts, Segments
@@ -66,16 +66,16 @@ class Multiplicities:
             self.zero
         ]
 
-    def is_early(self, parameter: str, reader: str | None) -> bool:
+    def is_early(self, parameter: str, readers: Collection[str] | None) -> bool:
         """Whether nothing is hidden of a parameter's collectives on one of its ways.
 
-        `reader`: None for the way from its storage, else the reader at the way's end.
+        `readers`: None for the way from its storage, else the operators at the way's end.
         """
-        return parameter in self.early and reader in (None, self.early[parameter])
+        return parameter in self.early and (readers is None or self.early[parameter] in readers)
 
-    def hidden_of(self, parameter: str, reader: str | None) -> float:
+    def hidden_of(self, parameter: str, readers: Collection[str] | None) -> float:
         """The hidden share of a parameter's collectives on such a way."""
-        return 0.0 if self.is_early(parameter, reader) else self.hidden
+        return 0.0 if self.is_early(parameter, readers) else self.hidden
 
     def of_parameters(self, hidden: float) -> tuple[float, float]:
         """Return how often the collectives of a parameter's value and of its gradient count.

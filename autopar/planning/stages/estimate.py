@@ -150,13 +150,12 @@ def saved_bytes(tables: Tables, solution: Solution, work: Multiplicities) -> flo
     saved = saved_values(tables.analysis, work.segments)
     total = []
     for variable, choice in zip(tables.variables, solution.choices, strict=True):
-        if variable.what != "operator":
-            continue
-        shares = [share for share in saved.shares.get(variable.name, ()) if not share.weight]
-        if shares:
-            strategies = tables.strategies[variable.name]
-            row = int(variable.rows[choice])
-            taken = replace(strategies, choices=strategies.choices[row : row + 1])
-            count = work.counts.operators.get(variable.name, 1)
-            total.append(count * float(share_bytes(taken, tables.prices.mesh.shape, shares)[0]))
+        row = int(variable.rows[choice])
+        for name in variable.members:
+            shares = [share for share in saved.shares.get(name, ()) if not share.weight]
+            if shares:
+                strategies = tables.strategies[name]
+                taken = replace(strategies, choices=strategies.choices[row : row + 1])
+                count = work.counts.operators.get(name, 1)
+                total.append(count * float(share_bytes(taken, tables.prices.mesh.shape, shares)[0]))
     return math.fsum(total)

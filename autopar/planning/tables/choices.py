@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,11 @@ from autopar.costmodel.step.matrix_updates import share_of
 from autopar.costmodel.step.mesh_prices import optimizer_of, storage_bytes, update_seconds
 from autopar.ir import Operator, Tensor
 from autopar.planning.model.restrictions import Limits
+from autopar.search import NoAssignment
 from autopar.sharding.analysis import Offer
 from autopar.sharding.candidates import cuts_no_byte, is_storable, strategies_of
 from autopar.sharding.layout import Kind, Placement, R
+from autopar.sharding.regions import Joint, Region, joint_strategies
 from autopar.sharding.rules import RULES
 from autopar.sharding.strategies import Strategies
 
@@ -35,7 +38,8 @@ Meshes of fewer axes hold the plans that are left out.
 class Allowed:
     """The strategies of an operator, and the numbers of those that may be chosen (`rows`).
 
-    Operators with equal ones share one object, which is compared as such.
+    Operators with equal ones share one object, which is compared as such. The members of a region
+    have equal rows.
     """
 
     strategies: Strategies
@@ -154,24 +158,48 @@ class Choosing:
 
     # --- operators ---
 
-    def operator(self, op: Operator) -> Allowed:
-        """Return its strategies with those that may be chosen; one object for equal operators."""
-        offer = self.basis.analysis.offers[op.name]
-        strategies = self.known.once(("strategies", offer), lambda: self._strategies(offer))
-        count = len(strategies.choices)
-        rows = self.known.once(("rows", count), lambda: np.arange(count))
-        if self.limits.strategies is None:
-            return self.known.once(
-                ("all", strategies),
-                lambda: Allowed(
-                    strategies=strategies, rows=rows[self._in_runs(strategies.choices)]
-                ),
+    def decided(self, region: Region) -> Iterator[tuple[Region, tuple[Allowed, ...], Ints]]:
+        """The region, or its parts where members differ: what may be chosen, and its digits.
+
+        Equal regions have equal objects.
+        """
+        offers = [self.basis.analysis.offers[name] for name in region.members]
+        joint = self._joint(region, offers)
+        rows = None if joint is None else self._rows(region, offers, joint)
+        if joint is not None and rows is not None and (len(rows) or len(region.members) == 1):
+            allowed = self.known.once(
+                ("allowed", joint, rows.tobytes()),
+                lambda: tuple(Allowed(strategies=own, rows=rows) for own in joint.strategies),
             )
-        allowed = self.limits.strategies(op.name, offer, strategies)
-        return self.known.once(
-            ("allowed", strategies, allowed.tobytes()),
-            lambda: Allowed(strategies=strategies, rows=rows[allowed]),
-        )
+            yield region, allowed, joint.digits
+            return
+        for part in region.apart():
+            yield from self.decided(part)
+
+    def _joint(self, region: Region, offers: Sequence[Offer]) -> Joint | None:
+        own = [self.known.once(("strategies", of), partial(self._strategies, of)) for of in offers]
+        if len(own) == 1:
+            return self.known.once(
+                ("joint", own[0]), lambda: Joint(strategies=(own[0],), digits=own[0].choices)
+            )
+        lead = region.members.index(region.lead)
+        key = ("joint", tuple(own), region.links, lead)
+        return self.known.once(key, lambda: joint_strategies(region, own))
+
+    def _rows(self, region: Region, offers: Sequence[Offer], joint: Joint) -> Ints | None:
+        """The numbers of the strategies that may be chosen; None where members do not agree."""
+        count = len(joint.digits)
+        rows = self.known.once(("rows", count), lambda: np.arange(count))
+        limit = self.limits.strategies
+        if limit is None:
+            return rows[self._in_runs(joint.digits)]
+        asked = zip(region.members, offers, joint.strategies, strict=True)
+        try:
+            return rows[np.all([limit(*of) for of in asked], axis=0)]
+        except NoAssignment:
+            if len(offers) == 1:
+                raise
+            return None
 
     def _strategies(self, offer: Offer) -> Strategies:
         """Return the strategies of equal operators.

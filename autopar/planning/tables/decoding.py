@@ -32,7 +32,9 @@ class _Decoder:
     def __init__(self, tables: Tables, choices: tuple[int, ...]) -> None:
         self.tables = tables
         self.chosen = {
-            (v.what, v.name): int(v.rows[c]) for v, c in zip(tables.variables, choices, strict=True)
+            (v.what, name): int(v.rows[c])
+            for v, c in zip(tables.variables, choices, strict=True)
+            for name in v.members or (v.name,)
         }
         # A choice with bytes in host memory is one whose state is there.
         pairs = zip(tables.variables, choices, strict=True)

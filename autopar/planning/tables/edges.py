@@ -117,8 +117,8 @@ class TableEdges:
         parameter = self._facts(join.tensor)
         stored = self._is_stored(join)
         # On the way from its storage a parameter has no reader yet.
-        reader = None if stored else self.variables[join.target].name
-        hidden = self.basis.work.hidden_of(join.tensor, reader)
+        readers = None if stored else (join.reader,) if join.reader else ()
+        hidden = self.basis.work.hidden_of(join.tensor, readers)
         key = (parameter, join.source_codes, join.target_codes, join.count, stored, hidden)
         if key not in self.joined:
             sent = self._sent(parameter, join, stored=stored, hidden=hidden)

@@ -22,7 +22,7 @@ from autopar.costmodel.step.mesh_prices import optimizer_named, update_seconds
 from autopar.ir import Tensor
 from autopar.search import shared_map
 
-from .tables import Choices, Floats, Tables, Variable
+from .tables import Choices, Floats, Tables
 
 
 def offering_host(
@@ -67,7 +67,7 @@ def _with_choices(
     """
     choices = tuple(offered.get(place, own) for place, own in enumerate(tables.offered))
     variables = tuple(
-        Variable(what=variable.what, name=variable.name, rows=own.rows, host=own.host)
+        replace(variable, rows=own.rows, host=own.host)
         for variable, own in zip(tables.variables, choices, strict=True)
     )
     edges: Mapping[tuple[int, int], Floats] = tables.graph.edges

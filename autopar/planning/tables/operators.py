@@ -12,14 +12,15 @@ The arrays hold the choices of all operators, one behind the other, those of equ
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.costmodel.device.operator_seconds import operator_seconds
-from autopar.costmodel.memory.saved_values import Share
+from autopar.costmodel.memory.saved_values import SavedValues, Share
 from autopar.costmodel.step.mesh_prices import communication_seconds
 from autopar.ir import Operator
 from autopar.planning.space import Multiplicities
@@ -28,7 +29,7 @@ from autopar.sharding.notation import local_elements
 from autopar.sharding.strategies import Strategies
 
 from .choices import saved_by_operators
-from .outline import Outline
+from .outline import Decided, Outline
 from .tables import Basis, Choices, Floats, Ints
 
 BATCH_TIE = 1e-12
@@ -109,31 +110,21 @@ def operator_tables(basis: Basis, outline: Outline) -> OperatorTables:
     parts: list[tuple[int, Floats, Floats, Floats]] = []
     rows: list[Ints] = []
     digits: list[Ints] = []
-    for variable, op in outline.operators.items():
-        offer = basis.analysis.offers[op.name]
-        chosen = outline.allowed[variable].rows
-        count = basis.work.counts.operators.get(op.name, 1)
-        recomputed = op.name in basis.recomputed
-        shares = saved.shares.get(op.name, ())
-        key = (outline.allowed[variable], offer, shares, count, recomputed)
+    for variable, decided in outline.regions.items():
+        members = [_member(basis, op, saved) for op in decided.operators]
+        count = basis.work.counts.operators.get(decided.operators[0].name, 1)
+        key = (decided.allowed, tuple(members), count)
         # Equal operators are in the arrays once.
         if key not in classes:
             classes[key] = len(parts)
-            strategies = outline.strategies[op.name]
-            weights, values = (
-                _saved_bytes(basis, strategies, shares, weight=weight)[chosen]
-                for weight in (True, False)
+            chosen = decided.allowed[0].rows
+            seconds, weights, values = (
+                functools.reduce(np.add, of_each)[chosen]
+                for of_each in zip(*_figures(basis, decided, members), strict=True)
             )
-            parts.append(
-                (
-                    count,
-                    _seconds(basis, op, offer, strategies, recomputed=recomputed)[chosen],
-                    weights,
-                    values,
-                )
-            )
+            parts.append((count, seconds, weights, values))
             rows.append(chosen)
-            digits.append(strategies.choices[chosen])
+            digits.append(decided.digits[chosen])
         class_of[variable] = classes[key]
     ends = np.cumsum([0, *map(len, rows)]).tolist()
     return OperatorTables(
@@ -152,17 +143,46 @@ def operator_tables(basis: Basis, outline: Outline) -> OperatorTables:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """All of an operator that its seconds and bytes depend on, beside its strategies."""
+
+    offer: Offer
+    shares: tuple[Share, ...]
+    recomputed: bool
+
+
+def _member(basis: Basis, op: Operator, saved: SavedValues) -> _Member:
+    return _Member(
+        offer=basis.analysis.offers[op.name],
+        shares=saved.shares.get(op.name, ()),
+        recomputed=op.name in basis.recomputed,
+    )
+
+
+def _figures(
+    basis: Basis, decided: Decided, members: Sequence[_Member]
+) -> Iterator[tuple[Floats, Floats, Floats]]:
+    """The seconds of each member of a region, and the bytes saved of parameters and of values."""
+    for op, of, own in zip(decided.operators, members, decided.allowed, strict=True):
+        strategies = own.strategies
+        yield (
+            _seconds(basis, op, of, strategies),
+            _saved_bytes(basis, strategies, of.shares, weight=True),
+            _saved_bytes(basis, strategies, of.shares, weight=False),
+        )
+
+
 def _joined(parts: Sequence[Floats]) -> Floats:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _seconds(
-    basis: Basis, op: Operator, offer: Offer, strategies: Strategies, *, recomputed: bool
-) -> Floats:
+def _seconds(basis: Basis, op: Operator, member: _Member, strategies: Strategies) -> Floats:
     """Return the seconds of one micro-batch: array [strategies].
 
-    `recomputed`: they include a second forward pass.
+    Those of a recomputed operator include a second forward pass.
     """
+    offer = member.offer
 
     def make() -> Floats:
         prices = basis.prices
@@ -172,10 +192,10 @@ def _seconds(
         )
         inside = communication_seconds(offer.call, strategies, prices, gradients)
         # Half of the collectives inside belong to the forward pass.
-        repeated = forward + 0.5 * inside if recomputed else 0.0
+        repeated = forward + 0.5 * inside if member.recomputed else 0.0
         return forward + backward + inside + repeated
 
-    return basis.known.once(("seconds", offer, recomputed), make)
+    return basis.known.once(("seconds", offer, strategies, member.recomputed), make)
 
 
 def _saved_bytes(

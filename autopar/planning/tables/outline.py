@@ -6,7 +6,7 @@ An outline is the same for any multiplicities, as it has no prices. So it is mad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,8 @@ class Join:
     """A redistribution of a tensor from the choices of one variable to those of another.
 
     `source`, `target`: the numbers of the variables; the codes: the tensor's layouts under each of
-    their choices. `count`: how many equal redistributions it represents.
+    their choices. `count`: how many equal redistributions it represents. `reader`: the operator
+    that reads it, if it is one.
     """
 
     tensor: str
@@ -35,21 +36,34 @@ class Join:
     target: int
     target_codes: Codes
     count: int
+    reader: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The operators of a variable, what each may choose, and the digits of their strategies."""
+
+    operators: tuple[Operator, ...]
+    allowed: tuple[Allowed, ...]
+    digits: Ints
+
+    def each(self) -> Iterator[tuple[Operator, Allowed]]:
+        """Each operator with what it may choose."""
+        return zip(self.operators, self.allowed, strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
     """The variables and joins of tables, in the order of the model.
 
-    `parameters`, `operators`, `allowed`, `free`: by the number of a variable. `free`: choices of
-    layouts, which cost nothing by themselves.
+    `parameters`, `regions`, `free`: by the number of a variable. `free`: choices of layouts, which
+    cost nothing by themselves.
     """
 
     variables: tuple[Variable, ...]
     strategies: dict[str, Strategies]
-    allowed: dict[int, Allowed]
     parameters: dict[int, Tensor]
-    operators: dict[int, Operator]
+    regions: dict[int, Decided]
     free: dict[int, Choices]
     joins: tuple[Join, ...]
 
@@ -78,6 +92,7 @@ class _HandedRead:
     target: int
     target_codes: Codes
     count: int
+    reader: str | None
 
 
 class _Outliner:
@@ -87,13 +102,16 @@ class _Outliner:
         self.basis = basis
         self.analysis = basis.analysis
         self.graph = basis.graph
+        self.by_name = {op.name: op for op in self.graph.operators}
         self.choosing = Choosing(basis, limits)
         self.variables: list[Variable] = []
         self.joins: list[Join] = []
         self.strategies: dict[str, Strategies] = {}
-        self.allowed: dict[int, Allowed] = {}
         self.parameters: dict[int, Tensor] = {}
-        self.operators: dict[int, Operator] = {}
+        self.regions: dict[int, Decided] = {}
+        # The operators that are decided as one, by the name of their lead.
+        self.parts: dict[str, Decided] = {}
+        self.lead_of: dict[str, str] = {}
         self.free: dict[int, Choices] = {}
         # By the name of a tensor: its maker, and the variable from which its readers take it, which
         # is its fan-out if it has one.
@@ -103,60 +121,74 @@ class _Outliner:
 
     def run(self) -> Outline:
         """Return the outline of the whole graph."""
+        for region in self.analysis.regions:
+            for part, allowed, digits in self.choosing.decided(region):
+                operators = tuple(self.by_name[name] for name in part.members)
+                self.parts[part.lead] = Decided(operators=operators, allowed=allowed, digits=digits)
+                self.lead_of.update(dict.fromkeys(part.members, part.lead))
         for tensor in self.graph.parameters:
             if tensor.name in self.analysis.readers:
                 stored = self._add("parameter", tensor.name, self.choosing.parameter(tensor).rows)
                 self.parameters[stored] = tensor
                 self._spread(tensor.name, stored, self._codes(stored))
-        for op in self.graph.operators:
-            if op.name not in self.analysis.cold:
-                self._operator(op)
+        for lead, decided in self.parts.items():
+            self._region(lead, decided)
+        # A region may read what is made after its first member.
+        for variable, decided in self.regions.items():
+            self._take(variable, decided)
         self._hand_on()
         return Outline(
             variables=tuple(self.variables),
             strategies=self.strategies,
-            allowed=self.allowed,
             parameters=self.parameters,
-            operators=self.operators,
+            regions=self.regions,
             free=self.free,
             joins=tuple(self.joins),
         )
 
-    def _add(self, what: str, name: str, rows: Ints) -> int:
+    def _add(self, what: str, name: str, rows: Ints, members: tuple[str, ...] = ()) -> int:
         """Add a variable, and return its number."""
         if not len(rows):
             # Each of several limits leaves some choices, but all of them together leave none.
             raise NoAssignment
-        self.variables.append(Variable(what=what, name=name, rows=rows))
+        self.variables.append(Variable(what=what, name=name, rows=rows, members=members))
         return len(self.variables) - 1
 
     def _codes(self, variable: int) -> Codes:
         """Return the layouts that a variable of layouts chooses among."""
         return self.basis.known.codes(self.variables[variable].rows)
 
-    def _operator(self, op: Operator) -> None:
-        """Add an operator, with the reads of its inputs and the spreads of its outputs."""
-        allowed = self.choosing.operator(op)
-        self.strategies[op.name] = allowed.strategies
-        variable = self._add("operator", op.name, allowed.rows)
-        self.allowed[variable] = allowed
-        self.operators[variable] = op
-        for position, name in enumerate(op.inputs):
-            if name in self.origins:
-                codes = codes_of(self.basis, op, allowed, position, output=False)
-                self._read(name, variable, codes)
-        for position, name in enumerate(op.outputs):
-            # A value without readers has no space of layouts.
-            if name in self.basis.spaces:
-                codes = codes_of(self.basis, op, allowed, position, output=True)
-                self._spread(name, variable, codes)
+    def _region(self, lead: str, decided: Decided) -> None:
+        """Add operators that are decided as one, and let the readers of their outputs take them."""
+        members = tuple(op.name for op in decided.operators)
+        variable = self._add("operator", lead, decided.allowed[0].rows, members)
+        self.regions[variable] = decided
+        for op, allowed in decided.each():
+            self.strategies[op.name] = allowed.strategies
+            for position, name in enumerate(op.outputs):
+                # A value without readers has no space of layouts.
+                if name in self.basis.spaces:
+                    codes = codes_of(self.basis, op, allowed, position, output=True)
+                    self._spread(name, variable, codes)
+
+    def _take(self, variable: int, decided: Decided) -> None:
+        """Join the inputs of operators to them, apart from what these make themselves."""
+        for op, allowed in decided.each():
+            for position, name in enumerate(op.inputs):
+                if name in self.origins and self.makers[name].variable != variable:
+                    codes = codes_of(self.basis, op, allowed, position, output=False)
+                    self._read(name, variable, codes, op.name)
 
     def _spread(self, name: str, source: int, codes: Codes) -> None:
         """Let readers take a new tensor, from a fan-out if there are several.
 
         A tensor that is an output of the model is joined to an output variable.
         """
-        readers = self.analysis.readers.get(name, ())
+        readers = [
+            (operator, position)
+            for operator, position in self.analysis.readers.get(name, ())
+            if operator < 0 or self._lead(operator) != self.variables[source].name
+        ]
         if not readers:
             return
         self.makers[name] = self.origins[name] = _Origin(variable=source, codes=codes)
@@ -176,8 +208,12 @@ class _Outliner:
         over layers do: no table joins a variable to itself.
         """
         behind = self.basis.work.counts.handed.get(name)
-        operators = self.graph.operators
-        return any(behind in operators[number].outputs for number, _ in readers if number >= 0)
+        parts = (self.parts[self._lead(number)] for number, _ in readers if number >= 0)
+        return any(behind in op.outputs for part in parts for op in part.operators)
+
+    def _lead(self, operator: int) -> str:
+        """The lead of the region of an operator."""
+        return self.lead_of[self.graph.operators[operator].name]
 
     def _kinds_read(self, name: str, readers: Sequence[tuple[int, int]]) -> list[int]:
         """Return the kinds in which readers may take a tensor; looked up once for all limits."""
@@ -192,7 +228,7 @@ class _Outliner:
         self._read(name, target, self._codes(target))
         return target
 
-    def _read(self, name: str, target: int, target_codes: Codes) -> None:
+    def _read(self, name: str, target: int, target_codes: Codes, reader: str | None = None) -> None:
         """Join a tensor to a variable that needs it in the layouts `target_codes`."""
         variable = self.variables[target]
         counts = self.basis.work.counts
@@ -204,10 +240,16 @@ class _Outliner:
             # Only the second layer reads the first one's value. The layers behind it read the value
             # of the layer before them, which their representative makes (see `_hand_on`).
             self.handed.append(
-                _HandedRead(tensor=name, target=target, target_codes=target_codes, count=count - 1)
+                _HandedRead(
+                    tensor=name,
+                    target=target,
+                    target_codes=target_codes,
+                    count=count - 1,
+                    reader=reader,
+                )
             )
             count = 1
-        self._join(name, origin, target, target_codes, count)
+        self._join(name, origin, target, target_codes, count, reader)
 
     def _hand_on(self) -> None:
         """Join the values of representatives to the readers of the first layers' values."""
@@ -222,7 +264,7 @@ class _Outliner:
             assert (digits >= 0).all(), "equal operators give their outputs in equal ways"
             codes = self._translated(("handed", maker.codes, theirs, own), own, digits)
             origin = _Origin(variable=maker.variable, codes=codes)
-            self._join(read.tensor, origin, read.target, read.target_codes, read.count)
+            self._join(read.tensor, origin, read.target, read.target_codes, read.count, read.reader)
 
     def _translated(self, key: object, space: LayoutSpace, digits: Ints) -> Codes:
         """Return the codes in `space` of the layouts with these `digits`, once for each key."""
@@ -230,7 +272,13 @@ class _Outliner:
         return known.once(key, lambda: known.codes(space.codes(digits)))
 
     def _join(
-        self, name: str, origin: _Origin, target: int, target_codes: Codes, count: int
+        self,
+        name: str,
+        origin: _Origin,
+        target: int,
+        target_codes: Codes,
+        count: int,
+        reader: str | None,
     ) -> None:
         """Add a redistribution of a tensor."""
         self.joins.append(
@@ -241,5 +289,6 @@ class _Outliner:
                 target=target,
                 target_codes=target_codes,
                 count=count,
+                reader=reader,
             )
         )

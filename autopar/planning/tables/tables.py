@@ -2,7 +2,7 @@
 
 Variables:
 
-    operator     a strategy for every operator that the search decides on
+    operator     a strategy for every operator that the search decides on, or region of such
     parameter    the storage layout of every parameter
     fan-out      the one layout from which the readers of a tensor take it, if there are several
     output       the layout of every output
@@ -135,12 +135,14 @@ class Variable:
     `what`: operator, parameter, fan-out or output. `name`: of the operator or tensor. `rows`: the
     choices, as strategy indices of an operator, otherwise as codes of layouts. `host`: bytes of a
     parameter's optimizer state in host memory, for each choice (None: no choice has any).
+    `members`: the operators that an operator's choice decides, with itself.
     """
 
     what: str
     name: str
     rows: Ints
     host: Floats | None = None
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

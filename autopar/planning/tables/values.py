@@ -61,7 +61,7 @@ def value_tables(basis: Basis, outline: Outline) -> ValueTables:
         tensor = basis.graph.tensors[join.tensor]
         if tensor.role is Role.PARAMETER:
             continue
-        repeated = _is_repeated(basis, outline, join)
+        repeated = _is_repeated(basis, join)
         # A cost graph has its edges from the earlier variable to the later one.
         turned = join.source > join.target
         facts = (
@@ -83,14 +83,13 @@ def value_tables(basis: Basis, outline: Outline) -> ValueTables:
     return ValueTables(counts=tuple(counts), seconds=tuple(tables), class_of=class_of)
 
 
-def _is_repeated(basis: Basis, outline: Outline, join: Join) -> bool:
+def _is_repeated(basis: Basis, join: Join) -> bool:
     """Whether a redistribution is done again in the backward pass, with the operator behind it.
 
     Of a fan-out the first reader is that operator.
     """
-    target = outline.variables[join.target]
-    if target.what == "operator":
-        return target.name in basis.recomputed
+    if join.reader is not None:
+        return join.reader in basis.recomputed
     reader = basis.analysis.readers[join.tensor][0][0]
     return reader >= 0 and basis.graph.operators[reader].name in basis.recomputed
 

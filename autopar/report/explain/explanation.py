@@ -84,9 +84,11 @@ class Explained:
         require_consistent(plan)
         if wanted in plan.parameters and wanted not in plan.operators:
             return cls(plan=plan, names=(), parameter=wanted)
-        return cls(
-            plan=plan, names=tuple(find_operators(list(plan.operators), wanted)) if wanted else None
-        )
+        if not wanted:
+            return cls(plan=plan, names=None)
+        # A region's name may be that of a module, too, and of more operators then.
+        region = tuple(name for name, held in plan.operators.items() if held.region == wanted)
+        return cls(plan=plan, names=region or tuple(find_operators(list(plan.operators), wanted)))
 
     @classmethod
     def of_model(cls, plan: Plan, graph: Graph, cluster: Cluster, wanted: str | None) -> Explained:

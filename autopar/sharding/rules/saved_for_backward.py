@@ -389,6 +389,11 @@ def shares_memory(call: Call, *, contiguous: bool) -> bool:
     return kind in _IDENTITIES or RULES[kind].view
 
 
+def shows(kind: str) -> bool:
+    """Whether operators of a kind give their first input in another shape, type or place alone."""
+    return kind in _CASTS | _COPIES_WHERE_NEEDED | {"aten.clone.default"} or RULES[kind].view
+
+
 _SUMS = _kinds("aten.add.Tensor aten.add.Scalar aten.sub.Scalar autopar.add")
 _FIRST = _kinds("aten.sub.Tensor aten.contiguous.default aten.clone.default")
 _JOINS = _kinds("aten.cat.default aten.stack.default aten.sum.default")

@@ -89,4 +89,5 @@ def _seconds(tables: Tables, solution: Solution) -> Iterator[tuple[str, float]]:
         tables.variables, tables.graph.unary, solution.choices, strict=True
     ):
         if variable.what == "operator":
-            yield variable.name, float(unary[choice])
+            # Later members may be read after it, so that it is as early as can be.
+            yield variable.members[0], float(unary[choice])

@@ -91,10 +91,9 @@ def _used(tables: Tables, target: Variable, name: str, choice: int) -> Layout:
     if target.what != "operator":
         return tables.spaces[name].layout(int(target.rows[choice]))
     # A parameter of several readers has a fan-out, so this operator is the only reader.
-    position = next(
-        position for operator, position in tables.analysis.readers[name] if operator >= 0
-    )
-    return tables.strategies[target.name].layouts(int(target.rows[choice]))[0][position]
+    operator, position = next(pair for pair in tables.analysis.readers[name] if pair[0] >= 0)
+    reader = tables.analysis.graph.operators[operator].name
+    return tables.strategies[reader].layouts(int(target.rows[choice]))[0][position]
 
 
 def _kinds(

@@ -258,12 +258,12 @@ def sent_seconds(tables: Tables, solution: Solution, work: Multiplicities) -> Se
     for (u, v), aside in tables.aside.items():
         source = tables.variables[u]
         target = tables.variables[v]
-        reader = None if source.what == "parameter" else target.name
+        readers = None if source.what == "parameter" else target.members
         edge = tables.graph.edges[u, v]
         counted = float(edge[choices[u], choices[v]] - aside[choices[u], choices[v]])
-        hidden = work.hidden_of(source.name, reader)
+        hidden = work.hidden_of(source.name, readers)
         gather, reduction, often = _one_way(tables, source, choices[u], work, counted, hidden)
-        early = work.is_early(source.name, reader)
+        early = work.is_early(source.name, readers)
         if early:
             early_gathers.append(work.once * gather)
             early_reductions.append(work.once * reduction)
