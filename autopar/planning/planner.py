@@ -34,6 +34,7 @@ def search_plan(
     of them.
     """
     folded = folded or folded_of(graph, request)
+    request = replace(request, blocks=folded.blocks)
     with _no_collections(), sharing_orders():
         outcome = search_pools(folded, request, progress)
         return as_plan(

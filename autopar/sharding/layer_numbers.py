@@ -22,7 +22,8 @@ def between_layers(operators: Iterable[tuple[str, bool]]) -> tuple[range, ...]:
     """For each place between two layers, the operators before one of which the second may begin.
 
     `operators`: the name of each, and whether it is a product: a layer is all from its first
-    product to its last. () where the numbers do not ascend one by one from 0.
+    product to its last. Layers of a decoder may follow those of an encoder. () where the numbers
+    do not ascend one by one from 0.
 
     >>> names = ["h.0/linear", "h.0/add", "h.1/norm", "h.1/linear", "norm"]
     >>> between_layers((name, "linear" in name) for name in names)
@@ -35,9 +36,9 @@ def between_layers(operators: Iterable[tuple[str, bool]]) -> tuple[range, ...]:
         number = layer_of(name)
         if number is None or not is_product:
             continue
-        if number not in (layer, layer + 1):
+        if number not in (layer, layer + 1) and not (number == 0 and layer >= 1):
             return ()
-        if number > layer and layer >= 0:
+        if number != layer >= 0:
             places.append(range(last + 1, place + 1))
         layer = number
         last = place

@@ -18,9 +18,11 @@ from autopar.errors import UsageError
 from autopar.ir import Graph
 from autopar.search import sharing_orders
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.layer_numbers import between_layers
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.micro_batches import micro_batch_options, split_batch
 from autopar.sharding.regions import Region
+from autopar.sharding.rules import is_product
 
 from .counts import Counts, Segments
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
@@ -156,6 +158,12 @@ class FoldedModel:
             return micro_batch_options(self.analysis(short=True)).size
         except UsageError:
             return 1
+
+    @cached_property
+    def blocks(self) -> tuple[range, ...]:
+        """For each place between two layers, the operators before which the second may begin."""
+        operators = self.graph.operators
+        return between_layers((op.name, is_product(op.kind)) for op in operators)
 
     @cached_property
     def cuts(self) -> Ints:

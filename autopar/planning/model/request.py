@@ -55,7 +55,8 @@ class Request:
     state of all parameters in the host's memory. `hosted`: the parameters with their state there,
     if these are fixed. `space`: the part of the space that is searched (None: all of it).
     `cuts`: for each place where a stage may begin, such as between two layers, the operators before
-    one of which it does (None: it may begin at any operator).
+    one of which it does (None: it may begin at any operator). `blocks`: those where stages begin
+    unless others are worth it.
     `schedule`, `interleave`: the schedule, and its chunks a stage. `overlap_experts`: whether
     passes of two micro-batches are merged, so that exchanges of experts run under them (None: where
     that is faster and fits). `gap`: the share above its bound at which a plan is near enough (see
@@ -79,6 +80,7 @@ class Request:
     hosted: frozenset[str] | None = None
     space: Space | None = None
     cuts: tuple[range, ...] | None = None
+    blocks: tuple[range, ...] = ()
     schedule: str | None = None
     interleave: int | None = None
     overlap_experts: bool | None = None

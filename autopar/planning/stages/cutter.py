@@ -3,6 +3,9 @@
 For each schedule the load of the stages is evened out (`even_cuts`), and the closed form of the
 schedule gives the step. An even load is not always the shortest step, because messages and updates
 count as well. So the cuts of short pipelines are then shifted, piece by piece.
+
+Stages begin where layers begin, which other runtimes can be told and people expect, unless other
+cuts make a step shorter by `INSIDE`.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ SHORT = 16
 """The most chunks of a pipeline whose cuts are shifted."""
 ROUNDED_DOWN = 1 - 1e-9
 """The factor that a shorter step stays below, against rounding."""
+INSIDE = 0.03
+"""The least share of the step that a cut inside a layer must save."""
 GAIN = 1e-3
 """The least share of the step that a later schedule must save."""
 
@@ -38,7 +43,7 @@ class Cutter:
 
     `costs`, `places`: the costs of pieces on each stage, and its devices. `limits`, `hosts`: of
     each stage the bytes of a device, and of host memory for a device. `unit_bytes`: the size of the
-    units in which parameters travel.
+    units in which parameters travel. `blocks`: the costs of pieces that are whole layers.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class Cutter:
         limits: Sequence[float],
         hosts: Sequence[float],
         unit_bytes: int = UNIT_BYTES,
+        blocks: PieceCosts | None = None,
     ) -> None:
         self.figures = costs.figures
         self.places = places
@@ -56,6 +62,7 @@ class Cutter:
         self.costs = costs
         self.pieces = self.costs.pieces
         self.even = EvenCuts(self.costs, limits, hosts)
+        self.blocks = Cutter(blocks, places, limits, hosts, unit_bytes) if blocks else None
 
     def best(
         self, schedules: Iterable[tuple[str, int]], too_slow: float = math.inf
@@ -82,7 +89,6 @@ class Cutter:
             pipeline = self.cut(*schedule)
             if pipeline is None:
                 continue
-            pipeline = self._shifted(pipeline)
             fitting.append((place, pipeline))
             least = min(least, pipeline.step)
         near = [
@@ -115,11 +121,22 @@ class Cutter:
             pair
             for pair in schedules
             if self.ideal(*pair) < 0.99 * step
-            if self.costs.count >= len(self.places) * pair[1] and self.cut(*pair) is None
+            if self.costs.count >= len(self.places) * pair[1] and self._even_cut(*pair) is None
         ]
 
     def cut(self, schedule: str, interleave: int) -> Pipeline | None:
         """Return the best pipeline under a schedule, or None if nothing fits."""
+        whole = self.blocks.cut(schedule, interleave) if self.blocks else None
+        if whole is not None and (1 - INSIDE) * whole.step <= self.ideal(schedule, interleave):
+            return whole
+        even = self._even_cut(schedule, interleave)
+        best = None if even is None else self._shifted(even)
+        if whole is not None and (best is None or (1 - INSIDE) * whole.step <= best.step):
+            return whole
+        return best
+
+    def _even_cut(self, schedule: str, interleave: int) -> Pipeline | None:
+        """Return the pipeline under a schedule whose load is even, or None if nothing fits."""
         stages = len(self.places)
         if self.costs.count < stages * interleave:
             return None

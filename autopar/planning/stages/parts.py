@@ -125,8 +125,16 @@ class Terms:
         if not any(part.figures.hidden.any() for part in parts):
             names = without_merged(names)
         count = self.schedule.micro_batches
-        costs = PieceCosts(figures, count, self.request.cuts)
-        cutter = Cutter(costs, places, limits, hosts, self.schedule.unit_bytes)
+        cutter = Cutter(
+            PieceCosts(figures, count, self.request.cuts),
+            places,
+            limits,
+            hosts,
+            self.schedule.unit_bytes,
+            blocks=PieceCosts(figures, count, self.request.blocks)
+            if self.request.blocks and self.request.cuts is None
+            else None,
+        )
         schedules = schedules_for(
             len(places),
             count,
