@@ -8,8 +8,12 @@ import json
 import os
 from pathlib import Path
 
+from autopar.api import plan_loaded
 from autopar.plan import Plan, plan_schema
 from autopar.plan_parts import SchedulePlan
+from autopar.sharding.analysis import analyse
+from tests.planning.architectures import llama
+from tests.planning.tables.test_architectures import loaded
 
 PUBLISHED = Path(__file__).parents[3] / "docs" / "plan.schema.json"
 VERSION_2 = Path(__file__).parents[1] / "plans" / "version_2.json"
@@ -27,8 +31,17 @@ def test_a_plan_of_version_2_is_read() -> None:
     old = json.loads(VERSION_2.read_text(encoding="utf-8"))
     assert old["version"] == 2 and old["schedule"]["gathered"] == "again"
     assert old.pop("mixtures") == []
+    apart = {
+        name: {
+            "lead": name,
+            "strategy": operator["strategy"],
+            "operators": {name: operator | {"place": place}},
+        }
+        for place, (name, operator) in enumerate(old["operators"].items())
+    }
     assert json.loads(Plan.load(VERSION_2).to_json()) == old | {
-        "version": 3,
+        "version": 4,
+        "operators": apart,
         "routing": None,
         "framework": "autopar",
         "model": old["model"]
@@ -49,4 +62,44 @@ def test_a_plan_of_version_1_is_read(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     plan = Plan.load(path)
-    assert plan.version == 3 and plan.schedule == SchedulePlan() and not plan.stages
+    assert plan.version == 4 and plan.schedule == SchedulePlan() and not plan.stages
+
+
+def test_a_file_has_operators_by_region_and_a_plan_has_them_in_the_order_of_the_model(
+    tmp_path: Path,
+) -> None:
+    """What is decided as one is one entry of the file, under its lead's strategy."""
+    model = loaded(llama())
+    plan = plan_loaded(model, devices=4, cluster="dgx-h100").plan
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    regions = json.loads(path.read_text(encoding="utf-8"))["operators"]
+    analysis = analyse(model.graph, train=True)
+    assert list(regions) == [region.name for region in analysis.regions]
+    assert len(regions) < 0.8 * len(analysis.warm)
+    for region in analysis.regions:
+        held = regions[region.name]
+        assert set(held["operators"]) == set(region.members)
+        assert held["strategy"] == held["operators"][held["lead"]]["strategy"]
+    read = Plan.load(path)
+    assert read == plan and list(read.operators) == [op.name for op in analysis.warm]
+    assert read.to_json() == plan.to_json()
+
+
+def test_a_plan_of_version_3_has_every_operator_by_itself(tmp_path: Path) -> None:
+    plan = plan_loaded(loaded(llama()), devices=4, cluster="dgx-h100").plan
+    data = json.loads(plan.to_json())
+    flat = {
+        name: {key: value for key, value in operator.items() if key != "place"}
+        for name, operator in sorted(
+            (pair for held in data["operators"].values() for pair in held["operators"].items()),
+            key=lambda pair: pair[1]["place"],
+        )
+    }
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(data | {"version": 3, "operators": flat}), encoding="utf-8")
+    read = Plan.load(path)
+    assert list(read.operators) == list(plan.operators)
+    assert [op.strategy for op in read.operators.values()] == [
+        op.strategy for op in plan.operators.values()
+    ]
