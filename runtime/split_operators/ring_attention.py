@@ -24,23 +24,35 @@ from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import arrived, set_off
 from autopar.runtime.ranks.device_groups import AxisGroup
-
-from .attention_blocks import Ahead, Attended, Corner, attend, finite, gradients, merge, nothing
+from autopar.torch_operators.attention_blocks import (
+    Ahead,
+    Attended,
+    Corner,
+    attend,
+    finite,
+    gradient_of_sinks,
+    gradients,
+    merge,
+    nothing,
+    with_sinks,
+)
 
 
 class Round(NamedTuple):
-    """The ring, the scale of the scores, and whether it is causal, common to all rounds."""
+    """The ring, the scale of the scores, whether it is causal, and its window of keys (0: all)."""
 
     group: AxisGroup
     scale: float
     causal: bool
+    window: int = 0
 
     def block(self, number: int, queries: int, keys: int) -> Corner | None:
         """The place of this round's block and our queries; None if they see nothing of it."""
         source = (self.group.coordinate - number) % self.group.size
-        place = Corner(self.group.coordinate * queries, source * keys)
+        place = Corner(self.group.coordinate * queries, source * keys, self.window)
         unseen = self.causal and place.row + queries <= place.column
-        return None if unseen else place
+        passed = self.window and place.column + keys <= place.row - self.window + 1
+        return None if unseen or passed else place
 
 
 def _joined(key: Tensor, value: Tensor) -> Tensor:
@@ -61,7 +73,13 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None,
+        spec: Round,
     ) -> tuple[Tensor, Tensor]:
         # The block at hand; the first one is this rank's own.
         k = key
@@ -76,16 +94,18 @@ class _Ring(torch.autograd.Function):
                 result = merge(result, attend(query, k, v, mask, spec.causal, place, spec.scale))
             if coming is not None:
                 k, v = _apart(arrived(coming), key, value)
+        if sinks is not None:
+            result = with_sinks(result, sinks)
         out = result[0].to(query.dtype)
-        ctx.save_for_backward(query, key, value, mask, out, result[1])
+        ctx.save_for_backward(query, key, value, mask, sinks, out, result[1])
         ctx.spec = spec
         # torch's own kernels have no gradient for the logs either.
         ctx.mark_non_differentiable(result[1])
         return out, result[1]
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
-        query, key, value, mask, out, normal = ctx.saved_tensors
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, sinks, out, normal = ctx.saved_tensors
         spec: Round = ctx.spec
         wide = normal.dtype
         ahead = Ahead(upstream[0], out, normal)
@@ -115,15 +135,24 @@ class _Ring(torch.autograd.Function):
         d_key, d_value = _apart(arrived(travelling), key, value)
         if d_mask is not None:
             d_mask = d_mask.to(mask.dtype)
-        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_mask, None
+        made = (d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype))
+        return *made, d_mask, None if sinks is None else gradient_of_sinks(ahead, sinks), None
 
 
-def ring(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round) -> Attended:
+def ring(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    spec: Round,
+    sinks: Tensor | None = None,
+) -> Attended:
     """Attention of [..., heads, local queries, width] to all ranks' keys.
 
     mask: [..., local queries, all keys].
     """
-    out: Attended = _Ring.apply(query, key, value, mask, spec)  # type: ignore[no-untyped-call]
+    given = (query, key, value, mask, sinks, spec)
+    out: Attended = _Ring.apply(*given)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -148,6 +177,25 @@ def attention(
         heads = [x.unsqueeze(0) for x in (query, key, value)]
         return ring(heads[0], heads[1], heads[2], attn_mask, spec)[0].squeeze(0)
     return ring(query, key, value, attn_mask, spec)[0]
+
+
+def attention_with_sinks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: AxisGroup,
+    sinks: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """As the operator `autopar.attention` on this rank's shards.
+
+    attn_mask: for this rank's queries and all keys.
+    """
+    spec = _round(query, group, scale, causal=is_causal)._replace(window=window)
+    return ring(query, key, value, attn_mask, spec, sinks)[0]
 
 
 def _round(query: Tensor, group: AxisGroup, scale: float | None, *, causal: bool) -> Round:
@@ -178,6 +226,7 @@ def flash_attention(
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten.scaled_dot_product_attention.default": attention,
+    "autopar.attention.default": attention_with_sinks,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
 }
 

@@ -5,8 +5,8 @@
 
 Half precision is computed in single. Heads of queries share heads of keys in equal groups; a few
 rows of queries are worked on at a time, so that the scores of a block never lie in memory as a
-whole. Blocks that are seen whole, or by the causal diagonal, are left to torch's fused kernel where
-there is one.
+whole. Blocks that are seen whole, or along the diagonal, are left to a fused kernel where there is
+one. A sink, a score of no key, is a block whose values are zeros and whose l is the score.
 """
 
 from __future__ import annotations
@@ -17,32 +17,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import flash
+
 SCORES_AT_ONCE = 2**26
 """The most scores in memory at once (at least one row of queries)."""
-
-_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_KERNEL_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 Attended = tuple[Tensor, Tensor]
 """The attention to some keys, and the log of the sum of their exponentials: the last dim is 1."""
 
 
 class Corner(NamedTuple):
-    """The numbers of the first query and the first key in the whole sequences."""
+    """The numbers of the first query and the first key in the whole sequences.
+
+    `window`: so many of the keys up to its own place are seen by a causal query (0: all).
+    """
 
     row: int
     column: int
+    window: int = 0
 
 
-def sees_all(causal: bool, place: Corner, columns: int) -> bool:
+def sees_all(causal: bool, place: Corner, rows: int, columns: int) -> bool:
     """Whether every query of a block sees all its keys."""
-    return not causal or place.row >= place.column + columns - 1
+    if not causal:
+        return True
+    within = not place.window or place.column > place.row + rows - 1 - place.window
+    return within and place.row >= place.column + columns - 1
 
 
 def _hidden(place: Corner, rows: int, columns: int, device: torch.device) -> Tensor:
-    """The keys [rows, columns] that lie after their query."""
+    """The keys [rows, columns] that lie after their query, or before its window."""
     queries = torch.arange(place.row, place.row + rows, device=device).unsqueeze(1)
-    return torch.arange(place.column, place.column + columns, device=device) > queries
+    keys = torch.arange(place.column, place.column + columns, device=device)
+    after = keys > queries
+    return after | (keys <= queries - place.window) if place.window else after
 
 
 def _fold(x: Tensor, groups: int) -> Tensor:
@@ -86,7 +94,7 @@ def _scores(
         scores = scores.masked_fill(~part, -torch.inf)
     elif part is not None:
         scores = scores + part
-    if sees_all(causal, place, key.shape[-2]):
+    if sees_all(causal, place, query.shape[-2], key.shape[-2]):
         return scores
     hidden = _hidden(place, query.shape[-2], key.shape[-2], query.device)
     return scores.masked_fill(hidden, -torch.inf)
@@ -99,18 +107,17 @@ def finite(normal: Tensor) -> Tensor:
 
 def _fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, place: Corner
-) -> bool | None:
-    """Whether the fused kernel must be causal; None if it cannot compute the block."""
-    # The kernel takes four dims, equal batches, and values as wide as the keys.
-    shapes = query.dim() == 4 and query.shape[0] == key.shape[0]
-    shapes = shapes and query.shape[-1] == value.shape[-1]
-    if mask is not None or not shapes or query.device.type != "cpu":
+) -> tuple[bool, int] | None:
+    """Whether a fused kernel must be causal, and its window; None if none computes the block."""
+    if mask is not None:
         return None
-    if sees_all(causal, place, key.shape[-2]):
-        return False
-    # Its causal mask is the diagonal of a square, and folded heads would break the order of rows.
-    square = place.row == place.column and query.shape[:3] == key.shape[:3]
-    return True if square else None
+    if sees_all(causal, place, query.shape[-2], key.shape[-2]):
+        form = (False, 0)
+    elif place.row == place.column:
+        form = (True, place.window)
+    else:
+        return None
+    return form if flash.covers(query, key, value, *form) else None
 
 
 def attend(
@@ -123,17 +130,17 @@ def attend(
     scale: float,
 ) -> Attended:
     """The attention of queries to one block of keys; `mask` holds these queries and all keys."""
-    diagonal = _fused(query, key, value, mask, causal, place)
-    if diagonal is not None:
-        out, normal = _KERNEL(_fold(query, key.shape[-3]), key, value, 0.0, diagonal, scale=scale)
-        return _wide(_unfold(out, query.shape[-3])), normal.reshape(*query.shape[:-1], 1)
+    form = _fused(query, key, value, mask, causal, place)
+    if form is not None:
+        out, normal = flash.forward(query, key, value, *form, scale)
+        return _wide(out), normal
     key = _wide(key)
     value = _wide(value)
     outputs: list[Tensor] = []
     normals: list[Tensor] = []
     for rows in _rows(query, key.shape[-2]):
         part = None if mask is None else _mask_part(mask, rows, place, key.shape[-2])
-        corner = Corner(place.row + rows.start, place.column)
+        corner = place._replace(row=place.row + rows.start)
         scores = _scores(_wide(query[..., rows, :]), key, part, causal, corner, scale)
         normal = scores.logsumexp(-1, keepdim=True)
         weights = (scores - finite(normal)).exp()
@@ -159,12 +166,25 @@ def merge(first: Attended, second: Attended) -> Attended:
     return first[0] * (first[1] - least).exp() + second[0] * (second[1] - least).exp(), normal
 
 
+def with_sinks(attended: Attended, sinks: Tensor) -> Attended:
+    """The attention to some keys and to the sink of each head, of the scores `sinks` [heads]."""
+    normal = torch.logaddexp(attended[1], sinks.to(attended[1].dtype).reshape(-1, 1, 1))
+    return attended[0] * (attended[1] - normal).exp(), normal
+
+
 class Ahead(NamedTuple):
     """The gradient of the whole attention, its output, and the log of the sum over all keys."""
 
     gradient: Tensor
     out: Tensor
     normal: Tensor
+
+
+def gradient_of_sinks(ahead: Ahead, sinks: Tensor) -> Tensor:
+    """The gradient of the sinks [heads] from what all queries have seen."""
+    wide = sinks.to(ahead.normal.dtype).reshape(-1, 1, 1)
+    weighed = (_wide(ahead.gradient) * ahead.out).sum(-1, keepdim=True)
+    return -((wide - ahead.normal).exp() * weighed).sum((0, 2, 3)).to(sinks.dtype)
 
 
 def gradients(
@@ -180,17 +200,13 @@ def gradients(
     d_query, d_key, d_value, d_mask = into
     heads = query.shape[-3]
     groups = key.shape[-3]
-    diagonal = _fused(*inputs, causal, place)
-    if diagonal is not None:
-        folded = [_fold(x.to(query.dtype), groups) for x in (ahead.gradient, query, ahead.out)]
+    form = _fused(*inputs, causal, place)
+    if form is not None:
+        gradient, out = (x.to(query.dtype) for x in ahead[:2])
         # The sum over all blocks in place of the block's own: the weights of the whole attention.
-        normal = ahead.normal.reshape(*folded[1].shape[:-1])
-        own, own_key, own_value = _KERNEL_BACK(
-            folded[0], folded[1], key, value, folded[2], normal, 0.0, diagonal, scale=scale
-        )
-        d_query += _unfold(own, heads)
-        d_key += own_key
-        d_value += own_value
+        made = flash.backward((gradient, out, ahead.normal), inputs[:3], *form, scale)
+        for target, own in zip((d_query, d_key, d_value), made, strict=True):
+            target += own
         return
     key = _wide(key)
     value = _wide(value)
@@ -198,7 +214,7 @@ def gradients(
         part = None if mask is None else _mask_part(mask, rows, place, key.shape[-2])
         q = _wide(query[..., rows, :])
         d_out, out, normal = (_wide(x[..., rows, :]) for x in ahead)
-        scores = _scores(q, key, part, causal, Corner(place.row + rows.start, place.column), scale)
+        scores = _scores(q, key, part, causal, place._replace(row=place.row + rows.start), scale)
         weights = (scores - finite(normal)).exp()
         d_value += (_fold(weights, groups).mT @ _fold(d_out, groups)).sum_to_size(d_value.shape)
         d_weights = _unfold(_fold(d_out, groups) @ value.mT, heads)
