@@ -13,11 +13,10 @@ from dataclasses import replace
 from autopar.ir import Operator, Ref, Value
 from autopar.ir.recipes import WINDOWED
 
-from .sinks import sunk
+from .sinks import beside_sinks
 from .spelling import Spelling, beside, word
 
 ATTENTION = "scaled_dot_product_attention"
-_SOFTMAX = ("softmax", "_softmax")
 
 
 def attention(operator: Operator, spelling: Spelling) -> Operator | None:
@@ -35,11 +34,13 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         return None
     weights, value = operator.inputs
     weights = _unguarded(spelling.uncast(weights), spelling)
-    beside_sinks = sunk(weights, spelling)
-    softmax = beside_sinks.softmax if beside_sinks else spelling.maker(weights, *_SOFTMAX)
+    softmax = spelling.maker(weights, "softmax", "_softmax")
+    scores, sinks = (softmax.inputs[0] if softmax is not None else "", "")
+    if (whole := beside_sinks(weights, spelling)) is not None:
+        softmax, scores, sinks = whole
     if softmax is None or softmax.attributes.get("dim") not in (-1, 3):
         return None
-    scores = spelling.uncast(beside_sinks.scores if beside_sinks else softmax.inputs[0])
+    scores = spelling.uncast(scores)
     add = spelling.maker(scores, "add")
     if add is not None and add.attributes.get("alpha", 1) != 1:
         return None
@@ -60,13 +61,10 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         heads = {(len(shape), *shape[:2]) for shape in map(spelling.shape, ends)}
         if narrowed or len(heads) > 1 or len({spelling.dtype(end) for end in ends}) > 1:
             return None
-        given = {"query": query, "key": key, "value": value}
-        if beside_sinks:
-            given["sinks"] = beside_sinks.sinks
-        if mask:
-            given["attn_mask"] = mask
+        tensors = {"query": query, "key": key, "value": value, "sinks": sinks, "attn_mask": mask}
+        given = {name: tensor for name, tensor in tensors.items() if tensor}
         attributes: dict[str, Value] = {name: Ref(place) for place, name in enumerate(given)}
-        kind = WINDOWED if beside_sinks else f"aten.{ATTENTION}.default"
+        kind = WINDOWED if sinks else f"aten.{ATTENTION}.default"
         return Operator(
             name=beside(operator, kind.split(".")[1]),
             kind=kind,

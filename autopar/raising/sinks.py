@@ -7,23 +7,16 @@ Source: OpenAI, gpt-oss model card (arXiv:2508.10925); G. Xiao et al., arXiv:230
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from autopar.ir import Operator
 
 from .spelling import Spelling
 
 
-class Sunk(NamedTuple):
-    """A softmax of scores and sinks, the scores, and the sinks [heads]."""
+def beside_sinks(weights: str, spelling: Spelling) -> tuple[Operator, str, str] | None:
+    """The softmax of which the weights [batch, heads, queries, keys] are all but those of sinks.
 
-    softmax: Operator
-    scores: str
-    sinks: str
-
-
-def sunk(weights: str, spelling: Spelling) -> Sunk | None:
-    """What makes the weights [batch, heads, queries, keys] if the softmax has sinks beside them."""
+    Also the scores before it, and the sinks [heads].
+    """
     cut = spelling.maker(weights, "slice")
     if cut is None:
         return None
@@ -39,7 +32,7 @@ def sunk(weights: str, spelling: Spelling) -> Sunk | None:
     if not first or not dims <= {-1, 3} or spelling.shape(scores) != spelling.shape(weights):
         return None
     sinks = _of_heads(column, spelling)
-    return None if sinks is None else Sunk(softmax, scores, sinks)
+    return None if sinks is None else (softmax, scores, sinks)
 
 
 def _unshifted(name: str, spelling: Spelling) -> str:

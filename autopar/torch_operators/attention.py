@@ -12,18 +12,14 @@ block of queries at a time, with the keys that it sees.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import flash
-from .attention_blocks import Ahead, Corner, attend, gradient_of_sinks, gradients, with_sinks
+from .attention_blocks import Ahead, Place, attend, gradient_of_sinks, gradients, with_sinks
 from .defining import LIBRARY, precise
-
-ROWS = 128
-"""The least rows of queries in a block of a window."""
 
 
 def attention(
@@ -50,25 +46,6 @@ def attention(
     return out
 
 
-def _rows_of(mask: Tensor | None, rows: slice) -> Tensor | None:
-    return mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
-
-
-def _pieces(queries: int, keys: int, window: int) -> Iterator[tuple[slice, slice]]:
-    """Queries, and the keys that any of them sees."""
-    size = max(window, ROWS) if window else max(queries, 1)
-    for start in range(0, queries, size):
-        stop = min(start + size, queries)
-        first = max(0, start - window + 1) if window else 0
-        yield slice(start, stop), slice(first, min(stop, keys) if window else keys)
-
-
-def _laid_out(query: Tensor, value: Tensor) -> Tensor:
-    """Empty results, with the heads of a token side by side."""
-    batch, heads, length, _ = query.shape
-    return query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
-
-
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -79,28 +56,18 @@ def _forward(
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    out, normal = _empty(query, key, value, sinks, mask, causal, window, scale)
-    whole = mask is None and flash.covers(query, key, value, causal, window)
-    for rows, columns in _pieces(query.shape[2], key.shape[2], 0 if whole else window):
-        attended = attend(
-            query[:, :, rows],
-            key[:, :, columns],
-            value[:, :, columns],
-            _rows_of(mask, rows),
-            causal,
-            Corner(rows.start, columns.start, window),
-            scale,
-        )
-        if sinks is not None:
-            attended = with_sinks(attended, sinks)
-        out[:, :, rows] = attended[0]
-        normal[:, :, rows] = attended[1]
-    return out, normal
+    attended = attend(query, key, value, mask, Place(scale, causal, window))
+    if sinks is not None:
+        attended = with_sinks(attended, sinks)
+    out, normal = _empty(query, key, value)
+    return out.copy_(attended[0]), normal.copy_(attended[1])
 
 
 def _empty(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    normal = query.new_empty((*query.shape[:-1], 1), dtype=precise(query.dtype))
-    return _laid_out(query, value), normal
+    """Results with the heads of a token side by side, as kernels write them, and logs of sums."""
+    batch, heads, length, _ = query.shape
+    out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+    return out, query.new_empty((*query.shape[:-1], 1), dtype=precise(query.dtype))
 
 
 def _backward(
@@ -115,38 +82,24 @@ def _backward(
     causal: bool,
     window: int,
     scale: float,
-    of_mask: bool,
 ) -> list[Tensor]:
-    """The gradients of queries, keys and values, of sinks if there are any, and of the mask."""
+    """The gradients of queries, keys and values, and of sinks and a mask of numbers."""
     inputs = (query, key, value)
     ahead = Ahead(gradient, out, normal)
     last = [] if sinks is None else [gradient_of_sinks(ahead, sinks)]
     if mask is None and flash.covers(*inputs, causal, window):
         return [*flash.backward((gradient, out, normal), inputs, causal, window, scale), *last]
-    made = [torch.zeros_like(x, dtype=normal.dtype) for x in inputs]
-    d_mask = torch.zeros_like(mask, dtype=normal.dtype) if mask is not None and of_mask else None
-    for rows, columns in _pieces(query.shape[2], key.shape[2], window):
-        gradients(
-            (query[:, :, rows], key[:, :, columns], value[:, :, columns], _rows_of(mask, rows)),
-            Ahead(*(x[:, :, rows] for x in ahead)),
-            (
-                made[0][:, :, rows],
-                made[1][:, :, columns],
-                made[2][:, :, columns],
-                _rows_of(d_mask, rows),
-            ),
-            causal,
-            Corner(rows.start, columns.start, window),
-            scale,
-        )
-    made = [x.to(given.dtype) for x, given in zip(made, inputs, strict=True)]
-    return [*made, *last, *([] if d_mask is None or mask is None else [d_mask.to(mask.dtype)])]
+    floats = [query, key, value, *(x for x in (mask,) if x is not None and x.is_floating_point())]
+    sums = [torch.zeros_like(x, dtype=normal.dtype) for x in floats]
+    into = (sums[0], sums[1], sums[2], sums[3] if len(sums) > 3 else None)
+    gradients((*inputs, mask), ahead, into, Place(scale, causal, window))
+    made = [x.to(given.dtype) for x, given in zip(sums, floats, strict=True)]
+    return [*made[:3], *last, *made[3:]]
 
 
 def _empty_gradients(gradient: Tensor, *given: Any) -> list[Tensor]:
-    query, key, value, sinks, mask = given[:5]
-    wanted = (query, key, value, sinks, mask if given[-1] else None)
-    return [torch.empty_like(x) for x in wanted if x is not None]
+    floats = (x for x in given[:5] if x is not None and x.is_floating_point())
+    return [torch.empty_like(x) for x in floats]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -159,11 +112,9 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor
     if torch.is_grad_enabled():
         raise RuntimeError("autopar.attention has no second derivatives")
     saved = ctx.saved_tensors
-    given = (gradient, *saved, *ctx.others, ctx.needs_input_grad[4])
-    made = iter(torch.ops.autopar.attention_backward(*given))
-    first = [next(made) for _ in range(3)]
-    of_sinks = None if saved[3] is None else next(made)
-    return (*first, of_sinks, next(made, None), None, None, None)
+    made = iter(torch.ops.autopar.attention_backward(gradient, *saved, *ctx.others))
+    floats = (x is not None and x.is_floating_point() for x in saved[:5])
+    return (*(next(made) if one else None for one in floats), None, None, None)
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? sinks"
@@ -177,7 +128,7 @@ LIBRARY.define(
 )
 LIBRARY.define(
     f"attention_backward(Tensor gradient, {_INPUTS}, Tensor? mask, Tensor out, Tensor normal, "
-    "bool causal, int window, float scale, bool of_mask) -> Tensor[]"
+    "bool causal, int window, float scale) -> Tensor[]"
 )
 LIBRARY.impl("attention", attention, "CompositeImplicitAutograd")
 LIBRARY.impl("attention_forward", _forward, "CompositeExplicitAutograd")

@@ -21,31 +21,41 @@ from . import flash
 
 SCORES_AT_ONCE = 2**26
 """The most scores in memory at once (at least one row of queries)."""
+CAUSAL_ROWS = 128
+"""The most causal queries at once, if their window is no wider."""
 
 Attended = tuple[Tensor, Tensor]
 """The attention to some keys, and the log of the sum of their exponentials: the last dim is 1."""
 
 
-class Corner(NamedTuple):
-    """The numbers of the first query and the first key in the whole sequences.
+class Place(NamedTuple):
+    """The numbers of a block's first query and first key, and what queries see.
 
-    `window`: so many of the keys up to its own place are seen by a causal query (0: all).
+    `causal`: the keys up to a query's own place; `window`: only so many of them (0: all).
     """
 
-    row: int
-    column: int
+    scale: float
+    causal: bool = False
     window: int = 0
+    row: int = 0
+    column: int = 0
+
+    def seen(self, rows: slice, columns: int) -> slice:
+        """The keys that any of these queries sees, of so many: at least one."""
+        behind = self.row + rows.stop - self.column if self.causal else columns
+        last = min(max(behind, 1), columns)
+        first = self.row + rows.start - self.window + 1 - self.column if self.window else 0
+        return slice(min(max(first, 0), last - 1), last)
+
+    def sees_all(self, rows: int, columns: int) -> bool:
+        """Whether every query of a block sees all its keys."""
+        if not self.causal:
+            return True
+        within = not self.window or self.column > self.row + rows - 1 - self.window
+        return within and self.row >= self.column + columns - 1
 
 
-def sees_all(causal: bool, place: Corner, rows: int, columns: int) -> bool:
-    """Whether every query of a block sees all its keys."""
-    if not causal:
-        return True
-    within = not place.window or place.column > place.row + rows - 1 - place.window
-    return within and place.row >= place.column + columns - 1
-
-
-def _hidden(place: Corner, rows: int, columns: int, device: torch.device) -> Tensor:
+def _hidden(place: Place, rows: int, columns: int, device: torch.device) -> Tensor:
     """The keys [rows, columns] that lie after their query, or before its window."""
     queries = torch.arange(place.row, place.row + rows, device=device).unsqueeze(1)
     keys = torch.arange(place.column, place.column + columns, device=device)
@@ -71,30 +81,37 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _rows(query: Tensor, columns: int) -> Iterator[slice]:
-    """The queries, a few rows at a time, as many as the limit of scores allows."""
+def _parts(query: Tensor, columns: int, place: Place) -> Iterator[tuple[slice, slice, Place]]:
+    """A few queries at a time, the keys that they see, and their place.
+
+    They are as many as the limit of scores allows, and few enough that most hidden scores are left
+    out.
+    """
     total = query.shape[-2]
     scores_of_row = query.numel() // (total * query.shape[-1]) * columns
     each = max(1, SCORES_AT_ONCE // max(1, scores_of_row))
-    return (slice(start, min(start + each, total)) for start in range(0, total, each))
+    if place.causal:
+        each = min(each, max(place.window, CAUSAL_ROWS))
+    for start in range(0, total, each):
+        rows = slice(start, min(start + each, total))
+        keys = place.seen(rows, columns)
+        yield rows, keys, place._replace(row=place.row + start, column=place.column + keys.start)
 
 
-def _mask_part(mask: Tensor, rows: slice, place: Corner, columns: int) -> Tensor:
-    """The mask of these queries and this block; dims of size 1 serve all of it."""
+def _mask_part(mask: Tensor, rows: slice, place: Place, columns: int) -> Tensor:
+    """The mask of these queries and keys; dims of size 1 serve all of it."""
     part = mask[..., rows, :] if mask.shape[-2] > 1 else mask
     return part[..., place.column : place.column + columns] if mask.shape[-1] > 1 else part
 
 
-def _scores(
-    query: Tensor, key: Tensor, part: Tensor | None, causal: bool, place: Corner, scale: float
-) -> Tensor:
+def _scores(query: Tensor, key: Tensor, part: Tensor | None, place: Place) -> Tensor:
     """Scores [..., heads, rows, columns], minus infinity where a query does not see a key."""
-    scores = _unfold(_fold(query * scale, key.shape[-3]) @ key.mT, query.shape[-3])
+    scores = _unfold(_fold(query * place.scale, key.shape[-3]) @ key.mT, query.shape[-3])
     if part is not None and part.dtype == torch.bool:
         scores = scores.masked_fill(~part, -torch.inf)
     elif part is not None:
         scores = scores + part
-    if sees_all(causal, place, query.shape[-2], key.shape[-2]):
+    if place.sees_all(query.shape[-2], key.shape[-2]):
         return scores
     hidden = _hidden(place, query.shape[-2], key.shape[-2], query.device)
     return scores.masked_fill(hidden, -torch.inf)
@@ -106,45 +123,39 @@ def finite(normal: Tensor) -> Tensor:
 
 
 def _fused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, place: Corner
-) -> tuple[bool, int] | None:
-    """Whether a fused kernel must be causal, and its window; None if none computes the block."""
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, place: Place
+) -> tuple[bool, int, float] | None:
+    """How a fused kernel is called: causal, window, scale; None if none computes the block."""
     if mask is not None:
         return None
-    if sees_all(causal, place, query.shape[-2], key.shape[-2]):
-        form = (False, 0)
+    if place.sees_all(query.shape[-2], key.shape[-2]):
+        form = (False, 0, place.scale)
     elif place.row == place.column:
-        form = (True, place.window)
+        form = (True, place.window, place.scale)
     else:
         return None
-    return form if flash.covers(query, key, value, *form) else None
+    return form if flash.covers(query, key, value, *form[:2]) else None
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    place: Corner,
-    scale: float,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, place: Place
 ) -> Attended:
     """The attention of queries to one block of keys; `mask` holds these queries and all keys."""
-    form = _fused(query, key, value, mask, causal, place)
+    form = _fused(query, key, value, mask, place)
     if form is not None:
-        out, normal = flash.forward(query, key, value, *form, scale)
+        out, normal = flash.forward(query, key, value, *form)
         return _wide(out), normal
     key = _wide(key)
     value = _wide(value)
     outputs: list[Tensor] = []
     normals: list[Tensor] = []
-    for rows in _rows(query, key.shape[-2]):
-        part = None if mask is None else _mask_part(mask, rows, place, key.shape[-2])
-        corner = place._replace(row=place.row + rows.start)
-        scores = _scores(_wide(query[..., rows, :]), key, part, causal, corner, scale)
+    for rows, columns, at in _parts(query, key.shape[-2], place):
+        k = key[..., columns, :]
+        part = None if mask is None else _mask_part(mask, rows, at, k.shape[-2])
+        scores = _scores(_wide(query[..., rows, :]), k, part, at)
         normal = scores.logsumexp(-1, keepdim=True)
-        weights = (scores - finite(normal)).exp()
-        outputs.append(_unfold(_fold(weights, key.shape[-3]) @ value, weights.shape[-3]))
+        weights = _fold((scores - finite(normal)).exp(), key.shape[-3])
+        outputs.append(_unfold(weights @ value[..., columns, :], scores.shape[-3]))
         normals.append(normal)
     return torch.cat(outputs, -2), torch.cat(normals, -2)
 
@@ -191,37 +202,35 @@ def gradients(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
     ahead: Ahead,
     into: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    causal: bool,
-    place: Corner,
-    scale: float,
+    place: Place,
 ) -> None:
     """Add the gradients of one block to `into`: those of query, key, value and mask."""
     query, key, value, mask = inputs
     d_query, d_key, d_value, d_mask = into
     heads = query.shape[-3]
     groups = key.shape[-3]
-    form = _fused(*inputs, causal, place)
+    form = _fused(*inputs, place)
     if form is not None:
         gradient, out = (x.to(query.dtype) for x in ahead[:2])
         # The sum over all blocks in place of the block's own: the weights of the whole attention.
-        made = flash.backward((gradient, out, ahead.normal), inputs[:3], *form, scale)
-        for target, own in zip((d_query, d_key, d_value), made, strict=True):
+        made = flash.backward((gradient, out, ahead.normal), inputs[:3], *form)
+        for target, own in zip(into[:3], made, strict=True):
             target += own
         return
-    key = _wide(key)
-    value = _wide(value)
-    for rows in _rows(query, key.shape[-2]):
-        part = None if mask is None else _mask_part(mask, rows, place, key.shape[-2])
+    for rows, columns, at in _parts(query, key.shape[-2], place):
+        k, v = (_wide(x[..., columns, :]) for x in (key, value))
+        part = None if mask is None else _mask_part(mask, rows, at, k.shape[-2])
         q = _wide(query[..., rows, :])
         d_out, out, normal = (_wide(x[..., rows, :]) for x in ahead)
-        scores = _scores(q, key, part, causal, place._replace(row=place.row + rows.start), scale)
-        weights = (scores - finite(normal)).exp()
-        d_value += (_fold(weights, groups).mT @ _fold(d_out, groups)).sum_to_size(d_value.shape)
-        d_weights = _unfold(_fold(d_out, groups) @ value.mT, heads)
+        weights = (_scores(q, k, part, at) - finite(normal)).exp()
+        d_weights = _unfold(_fold(d_out, groups) @ v.mT, heads)
         d_scores = weights * (d_weights - (d_out * out).sum(-1, keepdim=True))
         if d_mask is not None:
-            target = _mask_part(d_mask, rows, place, key.shape[-2])
+            target = _mask_part(d_mask, rows, at, k.shape[-2])
             target += d_scores.sum_to_size(target.shape)
-        d_scores = _fold(d_scores * scale, groups)
-        d_query[..., rows, :] += _unfold(d_scores @ key, heads).sum_to_size(q.shape)
-        d_key += (d_scores.mT @ _fold(q, groups)).sum_to_size(d_key.shape)
+        d_scores = _fold(d_scores * place.scale, groups)
+        d_query[..., rows, :] += _unfold(d_scores @ k, heads).sum_to_size(q.shape)
+        d_key[..., columns, :] += (d_scores.mT @ _fold(q, groups)).sum_to_size(k.shape)
+        d_value[..., columns, :] += (_fold(weights, groups).mT @ _fold(d_out, groups)).sum_to_size(
+            v.shape
+        )

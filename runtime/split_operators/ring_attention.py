@@ -27,7 +27,7 @@ from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.torch_operators.attention_blocks import (
     Ahead,
     Attended,
-    Corner,
+    Place,
     attend,
     finite,
     gradient_of_sinks,
@@ -39,19 +39,17 @@ from autopar.torch_operators.attention_blocks import (
 
 
 class Round(NamedTuple):
-    """The ring, the scale of the scores, whether it is causal, and its window of keys (0: all)."""
+    """The ring, and what queries see, common to all rounds."""
 
     group: AxisGroup
-    scale: float
-    causal: bool
-    window: int = 0
+    whole: Place
 
-    def block(self, number: int, queries: int, keys: int) -> Corner | None:
+    def block(self, number: int, queries: int, keys: int) -> Place | None:
         """The place of this round's block and our queries; None if they see nothing of it."""
         source = (self.group.coordinate - number) % self.group.size
-        place = Corner(self.group.coordinate * queries, source * keys, self.window)
-        unseen = self.causal and place.row + queries <= place.column
-        passed = self.window and place.column + keys <= place.row - self.window + 1
+        place = self.whole._replace(row=self.group.coordinate * queries, column=source * keys)
+        unseen = place.causal and place.row + queries <= place.column
+        passed = place.window and place.column + keys <= place.row - place.window + 1
         return None if unseen or passed else place
 
 
@@ -91,7 +89,7 @@ class _Ring(torch.autograd.Function):
             coming = None if last else set_off(_joined(k, v), spec.group)
             place = spec.block(number, query.shape[-2], key.shape[-2])
             if place is not None:
-                result = merge(result, attend(query, k, v, mask, spec.causal, place, spec.scale))
+                result = merge(result, attend(query, k, v, mask, place))
             if coming is not None:
                 k, v = _apart(arrived(coming), key, value)
         if sinks is not None:
@@ -124,7 +122,7 @@ class _Ring(torch.autograd.Function):
             if place is not None:
                 inputs = (query, k, v, mask)
                 into = (d_query, *_apart(own, key, value), d_mask)
-                gradients(inputs, ahead, into, spec.causal, place, spec.scale)
+                gradients(inputs, ahead, into, place)
             # A block's gradients follow it, so they arrive at its rank after the last round.
             if travelling is not None:
                 own = own + arrived(travelling)
@@ -166,42 +164,28 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    sinks: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor:
-    """As `torch.nn.functional.scaled_dot_product_attention` on this rank's shards.
+    """As `torch.nn.functional.scaled_dot_product_attention` and `autopar.attention` on this rank's
+    shards.
 
     attn_mask: for this rank's queries and all keys.
     """
     assert not dropout_p
-    spec = _round(query, group, scale, causal=is_causal)
+    spec = _round(query, group, scale, is_causal, window)
     if query.dim() == 2:
         heads = [x.unsqueeze(0) for x in (query, key, value)]
         return ring(heads[0], heads[1], heads[2], attn_mask, spec)[0].squeeze(0)
-    return ring(query, key, value, attn_mask, spec)[0]
-
-
-def attention_with_sinks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    group: AxisGroup,
-    sinks: Tensor | None = None,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    window: int = 0,
-    scale: float | None = None,
-) -> Tensor:
-    """As the operator `autopar.attention` on this rank's shards.
-
-    attn_mask: for this rank's queries and all keys.
-    """
-    spec = _round(query, group, scale, causal=is_causal)._replace(window=window)
     return ring(query, key, value, attn_mask, spec, sinks)[0]
 
 
-def _round(query: Tensor, group: AxisGroup, scale: float | None, *, causal: bool) -> Round:
+def _round(
+    query: Tensor, group: AxisGroup, scale: float | None, causal: bool, window: int = 0
+) -> Round:
     """The rounds of an attention, with torch's default scale if none is given."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return Round(group, scale, causal)
+    return Round(group, Place(scale, causal, window))
 
 
 def flash_attention(
@@ -219,14 +203,14 @@ def flash_attention(
     A query that sees nothing has 0 as its second result.
     """
     assert not dropout_p
-    spec = _round(query, group, scale, causal=is_causal)
+    spec = _round(query, group, scale, is_causal)
     out, normal = ring(query, key, value, attn_mask, spec)
     return out, finite(normal).squeeze(-1)
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten.scaled_dot_product_attention.default": attention,
-    "autopar.attention.default": attention_with_sinks,
+    "autopar.attention.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
 }
 

@@ -92,8 +92,9 @@ def _unmasked(operator: Operator, pattern: Plain) -> Operator:
 
 def _has_windows(operator: Operator, window: Window, tensors: Mapping[str, Tensor]) -> bool:
     """Whether the operator with windows computes an attention behind this one."""
-    given = operator.attributes
-    plain = not given.get("dropout_p") and len(tensors[operator.outputs[0]].shape) == 4
+    query, key, value = (tensors[name].shape for name in operator.inputs[:3])
+    alike = len(query) == 4 and query[0] == key[0] and key[:2] == value[:2]
+    plain = alike and query[1] % key[1] == 0 and not operator.attributes.get("dropout_p")
     return plain and not window.after
 
 
