@@ -34,13 +34,11 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         return None
     weights, value = operator.inputs
     weights = _unguarded(spelling.uncast(weights), spelling)
-    softmax = spelling.maker(weights, "softmax", "_softmax")
-    scores, sinks = (softmax.inputs[0] if softmax is not None else "", "")
-    if (whole := beside_sinks(weights, spelling)) is not None:
-        softmax, scores, sinks = whole
+    whole = beside_sinks(weights, spelling)
+    softmax = spelling.maker(weights, "softmax", "_softmax") if whole is None else whole[0]
     if softmax is None or softmax.attributes.get("dim") not in (-1, 3):
         return None
-    scores = spelling.uncast(scores)
+    scores = spelling.uncast(softmax.inputs[0] if whole is None else whole[1])
     add = spelling.maker(scores, "add")
     if add is not None and add.attributes.get("alpha", 1) != 1:
         return None
@@ -61,10 +59,11 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         heads = {(len(shape), *shape[:2]) for shape in map(spelling.shape, ends)}
         if narrowed or len(heads) > 1 or len({spelling.dtype(end) for end in ends}) > 1:
             return None
-        tensors = {"query": query, "key": key, "value": value, "sinks": sinks, "attn_mask": mask}
-        given = {name: tensor for name, tensor in tensors.items() if tensor}
+        given = {"query": query, "key": key, "value": value}
+        given |= {} if whole is None else {"sinks": whole[2]}
+        given |= {"attn_mask": mask} if mask else {}
         attributes: dict[str, Value] = {name: Ref(place) for place, name in enumerate(given)}
-        kind = WINDOWED if sinks else f"aten.{ATTENTION}.default"
+        kind = WINDOWED if whole is not None else f"aten.{ATTENTION}.default"
         return Operator(
             name=beside(operator, kind.split(".")[1]),
             kind=kind,
