@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import flash
-from .attention_blocks import Ahead, Place, attend, gradient_of_sinks, gradients, with_sinks
+from .attention_blocks import Ahead, Place, attend, fused, gradient_of_sinks, gradients, with_sinks
 from .defining import LIBRARY, precise
 
 
@@ -41,26 +41,20 @@ def attention(
     if window and not (is_causal and query.shape[2] == key.shape[2]):
         raise ValueError("a window of keys is causal, and of as many keys as queries")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    given = (query, key, value, sinks, attn_mask, is_causal, window, scale)
+    given = (query, key, value, sinks, attn_mask, scale, is_causal, window)
     out: Tensor = torch.ops.autopar.attention_forward(*given)[0]
     return out
 
 
 def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sinks: Tensor | None,
-    mask: Tensor | None,
-    causal: bool,
-    window: int,
-    scale: float,
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, mask: Tensor | None, *seen: Any
 ) -> tuple[Tensor, Tensor]:
-    attended = attend(query, key, value, mask, Place(scale, causal, window))
+    attended = attend(query, key, value, mask, Place(*seen))
     if sinks is not None:
         attended = with_sinks(attended, sinks)
-    out, normal = _empty(query, key, value)
-    return out.copy_(attended[0]), normal.copy_(attended[1])
+    out, normal = attended
+    laid = out.dtype == query.dtype and out.transpose(1, 2).is_contiguous()
+    return out if laid else _empty(query, key, value)[0].copy_(out), normal.contiguous()
 
 
 def _empty(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
@@ -70,29 +64,20 @@ def _empty(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Ten
     return out, query.new_empty((*query.shape[:-1], 1), dtype=precise(query.dtype))
 
 
-def _backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sinks: Tensor | None,
-    mask: Tensor | None,
-    out: Tensor,
-    normal: Tensor,
-    causal: bool,
-    window: int,
-    scale: float,
-) -> list[Tensor]:
+def _backward(gradient: Tensor, *given: Any) -> list[Tensor]:
     """The gradients of queries, keys and values, and of sinks and a mask of numbers."""
-    inputs = (query, key, value)
+    *inputs, sinks, mask, out, normal = given[:7]
+    place = Place(*given[7:])
     ahead = Ahead(gradient, out, normal)
     last = [] if sinks is None else [gradient_of_sinks(ahead, sinks)]
-    if mask is None and flash.covers(*inputs, causal, window):
-        return [*flash.backward((gradient, out, normal), inputs, causal, window, scale), *last]
-    floats = [query, key, value, *(x for x in (mask,) if x is not None and x.is_floating_point())]
+    query, key, value = inputs
+    form = fused(query, key, value, mask, place)
+    if form is not None:
+        return [*flash.backward(ahead, (query, key, value), *form), *last]
+    floats = [x for x in (*inputs, mask) if x is not None and x.is_floating_point()]
     sums = [torch.zeros_like(x, dtype=normal.dtype) for x in floats]
     into = (sums[0], sums[1], sums[2], sums[3] if len(sums) > 3 else None)
-    gradients((*inputs, mask), ahead, into, Place(scale, causal, window))
+    gradients((query, key, value, mask), ahead, into, place)
     made = [x.to(given.dtype) for x, given in zip(sums, floats, strict=True)]
     return [*made[:3], *last, *made[3:]]
 
@@ -123,12 +108,12 @@ LIBRARY.define(
     "float? scale=None) -> Tensor"
 )
 LIBRARY.define(
-    f"attention_forward({_INPUTS}, Tensor? mask, bool causal, int window, float scale) "
+    f"attention_forward({_INPUTS}, Tensor? mask, float scale, bool causal, int window) "
     "-> (Tensor, Tensor)"
 )
 LIBRARY.define(
     f"attention_backward(Tensor gradient, {_INPUTS}, Tensor? mask, Tensor out, Tensor normal, "
-    "bool causal, int window, float scale) -> Tensor[]"
+    "float scale, bool causal, int window) -> Tensor[]"
 )
 LIBRARY.impl("attention", attention, "CompositeImplicitAutograd")
 LIBRARY.impl("attention_forward", _forward, "CompositeExplicitAutograd")

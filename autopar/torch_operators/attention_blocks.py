@@ -122,29 +122,28 @@ def finite(normal: Tensor) -> Tensor:
     return normal.masked_fill(normal == -torch.inf, 0)
 
 
-def _fused(
+def fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, place: Place
-) -> tuple[bool, int, float] | None:
-    """How a fused kernel is called: causal, window, scale; None if none computes the block."""
+) -> tuple[float, bool, int] | None:
+    """How a fused kernel is called: scale, causal, window; None if none computes the block."""
     if mask is not None:
         return None
     if place.sees_all(query.shape[-2], key.shape[-2]):
-        form = (False, 0, place.scale)
+        form = (place.scale, False, 0)
     elif place.row == place.column:
-        form = (True, place.window, place.scale)
+        form = (place.scale, True, place.window)
     else:
         return None
-    return form if flash.covers(query, key, value, *form[:2]) else None
+    return form if flash.covers(query, key, value, *form[1:]) else None
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, place: Place
 ) -> Attended:
     """The attention of queries to one block of keys; `mask` holds these queries and all keys."""
-    form = _fused(query, key, value, mask, place)
+    form = fused(query, key, value, mask, place)
     if form is not None:
-        out, normal = flash.forward(query, key, value, *form)
-        return _wide(out), normal
+        return flash.forward(query, key, value, *form)
     key = _wide(key)
     value = _wide(value)
     outputs: list[Tensor] = []
@@ -178,9 +177,12 @@ def merge(first: Attended, second: Attended) -> Attended:
 
 
 def with_sinks(attended: Attended, sinks: Tensor) -> Attended:
-    """The attention to some keys and to the sink of each head, of the scores `sinks` [heads]."""
+    """The attention to some keys and to the sink of each head, of the scores `sinks` [heads].
+
+    It is written over the first one.
+    """
     normal = torch.logaddexp(attended[1], sinks.to(attended[1].dtype).reshape(-1, 1, 1))
-    return attended[0] * (attended[1] - normal).exp(), normal
+    return attended[0].mul_((attended[1] - normal).exp()), normal
 
 
 class Ahead(NamedTuple):
@@ -194,7 +196,8 @@ class Ahead(NamedTuple):
 def gradient_of_sinks(ahead: Ahead, sinks: Tensor) -> Tensor:
     """The gradient of the sinks [heads] from what all queries have seen."""
     wide = sinks.to(ahead.normal.dtype).reshape(-1, 1, 1)
-    weighed = (_wide(ahead.gradient) * ahead.out).sum(-1, keepdim=True)
+    # In the type of the results: a copy in single precision would be the larger part of the time.
+    weighed = (ahead.gradient * ahead.out).sum(-1, keepdim=True, dtype=wide.dtype)
     return -((wide - ahead.normal).exp() * weighed).sum((0, 2, 3)).to(sinks.dtype)
 
 
@@ -209,11 +212,10 @@ def gradients(
     d_query, d_key, d_value, d_mask = into
     heads = query.shape[-3]
     groups = key.shape[-3]
-    form = _fused(*inputs, place)
+    form = fused(*inputs, place)
     if form is not None:
-        gradient, out = (x.to(query.dtype) for x in ahead[:2])
         # The sum over all blocks in place of the block's own: the weights of the whole attention.
-        made = flash.backward((gradient, out, ahead.normal), inputs[:3], *form)
+        made = flash.backward(ahead, inputs[:3], *form)
         for target, own in zip(into[:3], made, strict=True):
             target += own
         return

@@ -45,7 +45,7 @@ def covers(query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int)
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int, scale: float
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, window: int
 ) -> tuple[Tensor, Tensor]:
     """Results [batch, heads, queries, width] and the logs [batch, heads, queries, 1]."""
     given = _dense(query, key, value)
@@ -67,9 +67,9 @@ def forward(
 def backward(
     upstream: tuple[Tensor, Tensor, Tensor],
     inputs: tuple[Tensor, Tensor, Tensor],
+    scale: float,
     causal: bool,
     window: int,
-    scale: float,
 ) -> list[Tensor]:
     """The gradients of queries, keys and values.
 

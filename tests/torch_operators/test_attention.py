@@ -114,5 +114,5 @@ def test_the_operator_can_be_traced(sunk: bool, window: int) -> None:
     tensors = [drawn(1, 4, 8, 4, dtype=torch.float32) for _ in range(3)]
     sinks = drawn(4, dtype=torch.float32) if sunk else None
     kind = torch.ops.autopar.attention_forward.default
-    made = torch.library.opcheck(kind, (*tensors, sinks, None, True, window, 0.5))
+    made = torch.library.opcheck(kind, (*tensors, sinks, None, 0.5, True, window))
     assert set(made.values()) == {"SUCCESS"}
