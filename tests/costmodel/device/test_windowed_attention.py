@@ -17,7 +17,7 @@ LENGTH = 2048
 
 
 def seconds(kind: str, cluster: str, **given: Any) -> tuple[float, float]:
-    """Those of a forward and a backward pass on one of two devices that repeat each other."""
+    """Forward and backward seconds on one of two devices that repeat each other."""
     case = sample(kind, is_causal=True, **given)
     call = Call.of(case.graph, case.operator)
     table = strategies(case, (2,))
