@@ -129,7 +129,9 @@ dimensions must be divisible by 16").
 CHOOSING = frozenset((*("aten.topk.default", "aten.sort.default", "aten.argmax.default"),))
 """Operators that choose experts: the product that scores them is a router's."""
 ATTENTION = "aten.scaled_dot_product_attention.default"
-ATTENTIONS = frozenset((ATTENTION,))
+WINDOWED = "autopar.attention.default"
+"""Attention with what torch's own lacks: sinks, and windows of keys."""
+ATTENTIONS = frozenset((ATTENTION, WINDOWED))
 MULTIPLYING = frozenset(
     (
         *(*STORED, EXPERTS, *ATTENTIONS),

@@ -1,6 +1,6 @@
 """Attention in one operator, which reads each head of keys and values once.
 
-    softmax(scale q kᵀ + mask) v
+    softmax(scale q kᵀ + mask) v           of which sinks (`sinks.py`) may take some weight
 
 Source: Vaswani et al., 2017; heads of keys for groups of queries: Ainslie et al., GQA, 2023.
 """
@@ -11,7 +11,9 @@ import math
 from dataclasses import replace
 
 from autopar.ir import Operator, Ref, Value
+from autopar.ir.recipes import WINDOWED
 
+from .sinks import beside_sinks
 from .spelling import Spelling, beside, word
 
 ATTENTION = "scaled_dot_product_attention"
@@ -31,10 +33,12 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
     if word(operator) != "matmul" or len(spelling.shape(operator.outputs[0])) != 4:
         return None
     weights, value = operator.inputs
-    softmax = spelling.maker(_unguarded(spelling.uncast(weights), spelling), "softmax", "_softmax")
+    weights = _unguarded(spelling.uncast(weights), spelling)
+    whole = beside_sinks(weights, spelling)
+    softmax = spelling.maker(weights, "softmax", "_softmax") if whole is None else whole[0]
     if softmax is None or softmax.attributes.get("dim") not in (-1, 3):
         return None
-    scores = spelling.uncast(softmax.inputs[0])
+    scores = spelling.uncast(softmax.inputs[0] if whole is None else whole[1])
     add = spelling.maker(scores, "add")
     if add is not None and add.attributes.get("alpha", 1) != 1:
         return None
@@ -55,17 +59,17 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         heads = {(len(shape), *shape[:2]) for shape in map(spelling.shape, ends)}
         if narrowed or len(heads) > 1 or len({spelling.dtype(end) for end in ends}) > 1:
             return None
-        attributes: dict[str, Value] = {"query": Ref(0), "key": Ref(1), "value": Ref(2)}
+        given = {"query": query, "key": key, "value": value}
+        given |= {} if whole is None else {"sinks": whole[2]}
+        given |= {"attn_mask": mask} if mask else {}
+        attributes: dict[str, Value] = {name: Ref(place) for place, name in enumerate(given)}
+        kind = WINDOWED if whole is not None else f"aten.{ATTENTION}.default"
         return Operator(
-            name=beside(operator, ATTENTION),
-            kind=f"aten.{ATTENTION}.default",
-            inputs=(query, key, value, *filter(None, (mask,))),
+            name=beside(operator, kind.split(".")[1]),
+            kind=kind,
+            inputs=tuple(given.values()),
             outputs=operator.outputs,
-            attributes={
-                **attributes,
-                "attn_mask": Ref(3) if mask else None,
-                "scale": scale * by_query * by_key,
-            },
+            attributes={**attributes, "scale": scale * by_query * by_key},
         )
     return None
 
@@ -115,7 +119,10 @@ def _grouped(operator: Operator, spelling: Spelling) -> Operator | None:
     key, value = (_before_repeat(name, spelling) for name in operator.inputs[1:3])
     if key is None or value is None or spelling.shape(key)[1] != spelling.shape(value)[1]:
         return None
-    attributes = {**operator.attributes, "enable_gqa": True}
+    attributes = dict(operator.attributes)
+    # The operator with sinks needs not be told.
+    if word(operator) == ATTENTION:
+        attributes["enable_gqa"] = True
     inputs = (operator.inputs[0], key, value, *operator.inputs[3:])
     return replace(operator, inputs=inputs, attributes=attributes)
 

@@ -69,7 +69,8 @@ class Spelling:
         """Whether an operator gives floats in another type (not one of a byte), or as they are."""
         ends = (*operator.inputs, *operator.outputs)
         wide = all(self.tensors[name].is_float and self.width(name) > 1 for name in ends)
-        return wide and word(operator) in _CASTS
+        idle = word(operator) == "dropout" and operator.attributes.get("p") == 0
+        return wide and (idle or word(operator) in _CASTS)
 
     def uncast(self, name: str) -> str:
         """The tensor of which this one is a cast."""

@@ -18,7 +18,8 @@ from autopar.ir import Operator
 from autopar.ir.recipes import recipe_of
 
 from .analysis import Analysis, Offer
-from .rules import products_of
+from .notation import Rule
+from .rules import Call, products_of
 from .rules.experts import EXPERTS, network_of
 from .rules.experts import multiply_adds as of_experts
 
@@ -38,7 +39,7 @@ def model_flops(analysis: Analysis) -> dict[str, float]:
         if work := multiply_adds(operator, offer):
             own = _type(operator, analysis)
             passes = _passes(operator, analysis)
-            ahead = 2 * work * _computed(offer)
+            ahead = 2 * work * computed_share(offer.call, offer.rule)
             recipe = recipe_of(operator)
             narrow = 0 if recipe is None else narrow_passes(operator, passes)
             if recipe is not None:
@@ -74,11 +75,11 @@ def _passes(operator: Operator, analysis: Analysis) -> int:
     return 1 + min(len(operands), 2)
 
 
-def _computed(offer: Offer) -> float:
+def computed_share(call: Call, rule: Rule) -> float:
     """The share of attention's scores that a causal mask or a window of keys leaves."""
-    window = offer.call.get("window", default=0)
-    sizes = {factor.name: factor.size for factor in offer.rule.factors}
+    window = call.get("window", default=0)
+    sizes = {factor.name: factor.size for factor in rule.factors}
     keys = sizes.get("k", 0)
     within = min(window / keys, 1.0) if isinstance(window, int) and window and keys else 1.0
-    causal = offer.call.get("is_causal") is True
+    causal = call.get("is_causal") is True
     return within - within**2 / 2 if causal else within

@@ -1,8 +1,10 @@
 """Operators of torch's dispatcher in the namespace `autopar`: what layers write at length.
 
-Scans that are loops there, the scores of sparse attention, and rotary positions.
+Scans that are loops there, attention with sinks and windows, the scores of sparse attention, and
+rotary positions.
 """
 
+from . import attention as attention
 from . import index_scores as index_scores
 from . import rotation as rotation
 from . import scans as scans

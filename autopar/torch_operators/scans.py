@@ -21,7 +21,7 @@ def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
 
 
-def gated_delta_rule(  # noqa: PLR0913  (the operator's signature)
+def gated_delta_rule(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -57,7 +57,7 @@ def delta_rule_recurrence(
     return Recurrence(queries=q * q.shape[-1] ** -0.5, keys=k, values=v, decay=g, beta=b)
 
 
-def state_space_scan(  # noqa: PLR0913  (the operator's signature)
+def state_space_scan(
     x: Tensor,
     step: Tensor,
     decay: Tensor,
@@ -87,7 +87,7 @@ def with_skip(made: Tensor, x: Tensor, skip: Tensor | None) -> Tensor:
     return (made + skip.to(made.dtype)[:, None] * x.to(made.dtype)).contiguous()
 
 
-def state_space_recurrence(  # noqa: PLR0913  (the operator's signature)
+def state_space_recurrence(
     x: Tensor,
     step: Tensor,
     decay: Tensor,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES
+from autopar.sharding.model_flops import computed_share
 from autopar.sharding.notation import Rule
 from autopar.sharding.rules import RULES, Call
 
@@ -28,8 +29,7 @@ def attention_flops(call: Call, rule: Rule, local: Floats) -> Floats:
     for left_out in RULES[call.operator.kind].products:
         members = [i for i, f in enumerate(rule.factors) if not f.name.startswith(tuple(left_out))]
         flops += 2 * np.prod(local[:, members], axis=1)
-    # Half of the scores lie behind a causal mask, and are skipped.
-    return flops * (0.5 if _is_causal(call) else 1.0)
+    return flops * computed_share(call, rule)
 
 
 def local_scores(call: Call, rule: Rule, local: Floats, dtype: str) -> Scores:
@@ -54,11 +54,7 @@ def local_scores(call: Call, rule: Rule, local: Floats, dtype: str) -> Scores:
         queries=sizes["q"],
         keys=sizes["k"],
         width=width,
-        causal=_is_causal(call),
+        causal=call.get("is_causal") is True,
         window=float(window) if isinstance(window, int) else 0.0,
         itemsize=DTYPE_BYTES[dtype],
     )
-
-
-def _is_causal(call: Call) -> bool:
-    return call.get("is_causal") is True

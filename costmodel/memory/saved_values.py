@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.ir import Graph, Operator, Role
+from autopar.ir.recipes import ATTENTIONS
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.saved_for_backward import (
@@ -131,10 +132,7 @@ class _Orders:
         """Note the order of the elements of an operator's outputs."""
         kind = operator.kind
         tensors = self.graph.tensors
-        if (
-            kind == "aten.scaled_dot_product_attention.default"
-            and len(tensors[operator.outputs[0]].shape) == 4
-        ):
+        if kind in ATTENTIONS and len(tensors[operator.outputs[0]].shape) == 4:
             # Flash attention writes the heads of a token side by side.
             self.orders[operator.outputs[0]] = (0, 2, 1, 3)
         if not view:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from autopar.runtime.random_numbers.distributions import Source
-from autopar.runtime.split_operators.attention_blocks import finite
+from autopar.torch_operators.attention_blocks import finite
 
 SCORES_AT_ONCE = 2**19
 """The most scores of a block on a CPU (or one row of a group); three or four such are in memory."""

@@ -24,23 +24,33 @@ from autopar.runtime.operators.local_call import LocalCall
 from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import arrived, set_off
 from autopar.runtime.ranks.device_groups import AxisGroup
-
-from .attention_blocks import Ahead, Attended, Corner, attend, finite, gradients, merge, nothing
+from autopar.torch_operators.attention_blocks import (
+    Ahead,
+    Attended,
+    Place,
+    attend,
+    finite,
+    gradient_of_sinks,
+    gradients,
+    merge,
+    nothing,
+    with_sinks,
+)
 
 
 class Round(NamedTuple):
-    """The ring, the scale of the scores, and whether it is causal, common to all rounds."""
+    """The ring, and what queries see, common to all rounds."""
 
     group: AxisGroup
-    scale: float
-    causal: bool
+    whole: Place
 
-    def block(self, number: int, queries: int, keys: int) -> Corner | None:
+    def block(self, number: int, queries: int, keys: int) -> Place | None:
         """The place of this round's block and our queries; None if they see nothing of it."""
         source = (self.group.coordinate - number) % self.group.size
-        place = Corner(self.group.coordinate * queries, source * keys)
-        unseen = self.causal and place.row + queries <= place.column
-        return None if unseen else place
+        place = self.whole._replace(row=self.group.coordinate * queries, column=source * keys)
+        unseen = place.causal and place.row + queries <= place.column
+        passed = place.window and place.column + keys <= place.row - place.window + 1
+        return None if unseen or passed else place
 
 
 def _joined(key: Tensor, value: Tensor) -> Tensor:
@@ -61,7 +71,13 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None,
+        spec: Round,
     ) -> tuple[Tensor, Tensor]:
         # The block at hand; the first one is this rank's own.
         k = key
@@ -73,19 +89,21 @@ class _Ring(torch.autograd.Function):
             coming = None if last else set_off(_joined(k, v), spec.group)
             place = spec.block(number, query.shape[-2], key.shape[-2])
             if place is not None:
-                result = merge(result, attend(query, k, v, mask, spec.causal, place, spec.scale))
+                result = merge(result, attend(query, k, v, mask, place))
             if coming is not None:
                 k, v = _apart(arrived(coming), key, value)
+        if sinks is not None:
+            result = with_sinks(result, sinks)
         out = result[0].to(query.dtype)
-        ctx.save_for_backward(query, key, value, mask, out, result[1])
+        ctx.save_for_backward(query, key, value, mask, sinks, out, result[1])
         ctx.spec = spec
         # torch's own kernels have no gradient for the logs either.
         ctx.mark_non_differentiable(result[1])
         return out, result[1]
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
-        query, key, value, mask, out, normal = ctx.saved_tensors
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, sinks, out, normal = ctx.saved_tensors
         spec: Round = ctx.spec
         wide = normal.dtype
         ahead = Ahead(upstream[0], out, normal)
@@ -104,7 +122,7 @@ class _Ring(torch.autograd.Function):
             if place is not None:
                 inputs = (query, k, v, mask)
                 into = (d_query, *_apart(own, key, value), d_mask)
-                gradients(inputs, ahead, into, spec.causal, place, spec.scale)
+                gradients(inputs, ahead, into, place)
             # A block's gradients follow it, so they arrive at its rank after the last round.
             if travelling is not None:
                 own = own + arrived(travelling)
@@ -115,15 +133,24 @@ class _Ring(torch.autograd.Function):
         d_key, d_value = _apart(arrived(travelling), key, value)
         if d_mask is not None:
             d_mask = d_mask.to(mask.dtype)
-        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_mask, None
+        made = (d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype))
+        return *made, d_mask, None if sinks is None else gradient_of_sinks(ahead, sinks), None
 
 
-def ring(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Round) -> Attended:
+def ring(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    spec: Round,
+    sinks: Tensor | None = None,
+) -> Attended:
     """Attention of [..., heads, local queries, width] to all ranks' keys.
 
     mask: [..., local queries, all keys].
     """
-    out: Attended = _Ring.apply(query, key, value, mask, spec)  # type: ignore[no-untyped-call]
+    given = (query, key, value, mask, sinks, spec)
+    out: Attended = _Ring.apply(*given)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -137,23 +164,28 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    sinks: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor:
-    """As `torch.nn.functional.scaled_dot_product_attention` on this rank's shards.
+    """As `torch.nn.functional.scaled_dot_product_attention` and `autopar.attention` on this rank's
+    shards.
 
     attn_mask: for this rank's queries and all keys.
     """
     assert not dropout_p
-    spec = _round(query, group, scale, causal=is_causal)
+    spec = _round(query, group, scale, is_causal, window)
     if query.dim() == 2:
         heads = [x.unsqueeze(0) for x in (query, key, value)]
         return ring(heads[0], heads[1], heads[2], attn_mask, spec)[0].squeeze(0)
-    return ring(query, key, value, attn_mask, spec)[0]
+    return ring(query, key, value, attn_mask, spec, sinks)[0]
 
 
-def _round(query: Tensor, group: AxisGroup, scale: float | None, *, causal: bool) -> Round:
+def _round(
+    query: Tensor, group: AxisGroup, scale: float | None, causal: bool, window: int = 0
+) -> Round:
     """The rounds of an attention, with torch's default scale if none is given."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return Round(group, scale, causal)
+    return Round(group, Place(scale, causal, window))
 
 
 def flash_attention(
@@ -171,13 +203,14 @@ def flash_attention(
     A query that sees nothing has 0 as its second result.
     """
     assert not dropout_p
-    spec = _round(query, group, scale, causal=is_causal)
+    spec = _round(query, group, scale, is_causal)
     out, normal = ring(query, key, value, attn_mask, spec)
     return out, finite(normal).squeeze(-1)
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten.scaled_dot_product_attention.default": attention,
+    "autopar.attention.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
 }
 

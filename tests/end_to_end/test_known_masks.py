@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from autopar.ir.recipes import ATTENTIONS
 from autopar.plan import Plan
-from autopar.sharding.rules import registry
 from tests.end_to_end.parity import Subject, failures, subject
 from tests.end_to_end.plans import NamedPlans, random_plans, request
 from tests.end_to_end.test_schedules import under_schedule
-
-ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,7 @@ def _subject(name: str, folder: Path) -> Subject:
 
 def _strategies(plan: Plan) -> set[tuple[str, ...]]:
     """The strategies of the attentions of a plan."""
-    return {op.strategy for op in plan.operators.values() if op.kind == ATTENTION}
+    return {op.strategy for op in plan.operators.values() if op.kind in ATTENTIONS}
 
 
 @pytest.mark.parametrize(
@@ -40,9 +38,9 @@ def _strategies(plan: Plan) -> set[tuple[str, ...]]:
 def test_schemes(name: str, folder: Path) -> None:
     model = _subject(name, folder)
     assert all(
-        (len(op.inputs) == 3) == (name == "llama_exact")
+        len(op.inputs) == 3 and ("window" in op.attributes) == (name == "mistral_window")
         for op in model.model.graph.operators
-        if op.kind == ATTENTION
+        if op.kind in ATTENTIONS
     )
     wanted = request((2,), train=True)
     named = NamedPlans(model.model, wanted)
@@ -52,16 +50,4 @@ def test_schemes(name: str, folder: Path) -> None:
     }
     tried["context 2"] = under_schedule(named["context"], micro_batches=2)
     chances = random_plans(model.model, wanted, count=2)
-    assert not failures(model, wanted, [*tried.items(), *chances])
-
-
-@pytest.mark.slow
-def test_a_window_that_is_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mask is split by queries like what reads it, and made nowhere as a whole."""
-    monkeypatch.setattr(registry, "LARGE", 0)
-    model = _subject("mistral_window", folder)
-    wanted = request((2,), train=True)
-    named = NamedPlans(model.model, wanted)
-    chances = random_plans(model.model, wanted, count=3, seed=5)
-    tried = {scheme: named[scheme] for scheme in ("data", "ulysses", "context")}
     assert not failures(model, wanted, [*tried.items(), *chances])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
+from torch.nn import functional
 
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.frontends.torch import import_torch
@@ -23,6 +24,8 @@ WIDTH = 8
 HEADS = 2
 X = torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(0))
 MASK = torch.full((6, 6), -math.inf).triu(1)
+UNEVEN = MASK.clone()
+UNEVEN[3, 1] = -1.0
 KIND = "aten.scaled_dot_product_attention.default"
 Weights = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -49,14 +52,23 @@ def guarded(weights: Tensor) -> Tensor:
     return torch.where(weights.isnan(), 0.0, weights)
 
 
-ONE: dict[str, tuple[float, bool, Weights]] = {
-    "scores": (0.5, False, lambda q, k, b: ((q @ k.transpose(2, 3)) * 0.5).softmax(-1)),
-    "divided": (0.5, False, lambda q, k, b: ((q @ k.mT) / math.sqrt(4.0)).softmax(dim=-1)),
-    "both operands": (0.5, False, lambda q, k, b: ((q * 0.25) @ (k.mT * 2.0)).softmax(-1)),
-    "in float": (1.0, False, lambda q, k, b: (q @ k.permute(0, 1, 3, 2)).float().softmax(-1)),
-    "a mask": (0.5, True, lambda q, k, b: ((q @ k.mT) * 0.5 + MASK).softmax(-1)),
-    "a mask before": (1.0, True, lambda q, k, b: (MASK + q @ k.mT).softmax(-1)),
-    "guarded": (1.0, True, lambda q, k, b: guarded((q @ k.mT + MASK).softmax(-1))),
+NEITHER = (False, False)
+CAUSAL = (True, False)
+MASKED = (False, True)
+ONE: dict[str, tuple[float, tuple[bool, bool], Weights]] = {
+    "scores": (0.5, NEITHER, lambda q, k, b: ((q @ k.transpose(2, 3)) * 0.5).softmax(-1)),
+    "divided": (0.5, NEITHER, lambda q, k, b: ((q @ k.mT) / math.sqrt(4.0)).softmax(dim=-1)),
+    "both operands": (0.5, NEITHER, lambda q, k, b: ((q * 0.25) @ (k.mT * 2.0)).softmax(-1)),
+    "in float": (1.0, NEITHER, lambda q, k, b: (q @ k.permute(0, 1, 3, 2)).float().softmax(-1)),
+    "dropped with no chance": (
+        1.0,
+        NEITHER,
+        lambda q, k, b: functional.dropout((q @ k.mT).softmax(-1), 0.0),
+    ),
+    "causal": (0.5, CAUSAL, lambda q, k, b: ((q @ k.mT) * 0.5 + MASK).softmax(-1)),
+    "causal, the mask before": (1.0, CAUSAL, lambda q, k, b: (MASK + q @ k.mT).softmax(-1)),
+    "guarded": (1.0, CAUSAL, lambda q, k, b: guarded((q @ k.mT + MASK).softmax(-1))),
+    "a mask": (1.0, MASKED, lambda q, k, b: (q @ k.mT + UNEVEN).softmax(-1)),
 }
 OTHERS: dict[str, Weights] = {
     "a learned bias": lambda q, k, b: ((q @ k.mT) * 0.5 + b).softmax(-1),
@@ -80,11 +92,11 @@ def attentions(module: nn.Module) -> list[Operator]:
 
 @pytest.mark.parametrize("name", ONE)
 def test_products_around_a_softmax_are_attention(name: str) -> None:
-    scale, masked, weights = ONE[name]
+    scale, (causal, masked), weights = ONE[name]
     module = Attention(weights)
     (op,) = attentions(module)
     assert op.attributes["scale"] == pytest.approx(scale)
-    assert len(op.inputs) == 3 + masked
+    assert len(op.inputs) == 3 + masked and bool(op.attributes.get("is_causal")) == causal
     compare_with_eager(module, X)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autopar.frontends.torch import import_torch, importer
+from autopar.frontends.torch import import_torch, reader
 from autopar.model import TorchModel
 from autopar.runtime.checking import differences, observe
 from autopar.runtime.launch import run_ranks
@@ -329,7 +329,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch, *, as_written: bool = False) -> Tor
     torch.manual_seed(0)
     with monkeypatch.context() as patch:
         if as_written:
-            patch.setattr(importer, "raised", lambda graph: graph)
+            patch.setattr(reader, "raised", lambda graph: graph)
         return import_torch(Decoder(), (X,), loss=loss_of)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from autopar.ir.recipes import WINDOWED
 from autopar.runtime.proof import Sample, sample
 from tests.sharding.samples import f, ints, n
 
@@ -86,6 +87,26 @@ def attention() -> Iterator[Sample]:
     )
     yield sample(SDPA, "two dims", query=n(12, 3), key=n(12, 3), value=n(12, 5))
     yield sample(SDPA, "shared keys", query=q, key=n(1, 2, 12, 3), value=n(1, 2, 12, 5))
+
+
+def sinks() -> Iterator[Sample]:
+    """Attention with sinks of heads, windows of keys, and a mask."""
+    for heads, width in ((2, 4), (6, 4), (6, 5)):
+        given = {"query": n(2, heads, 12, 4), "key": n(2, 2, 12, 4), "value": n(2, 2, 12, width)}
+        for window in (0, 3, 7):
+            for sinks in (n(heads), None):
+                yield sample(
+                    WINDOWED,
+                    f"{heads} heads, {width} wide, window {window}, sinks {sinks is not None}",
+                    **given,
+                    sinks=sinks,
+                    is_causal=True,
+                    window=window,
+                )
+        mask = n(2, 1, 12, 12)
+        yield sample(
+            WINDOWED, f"mask, {heads} {width}", **given, sinks=n(heads), attn_mask=mask, scale=0.3
+        )
 
 
 def flash() -> Iterator[Sample]:
@@ -178,6 +199,7 @@ def softmax() -> Iterator[Sample]:
 
 FAMILIES = {
     "attention": attention,
+    "sinks": sinks,
     "flash": flash,
     "masks": masks,
     "scans": scans,

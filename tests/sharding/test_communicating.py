@@ -13,9 +13,10 @@ from autopar.costmodel.device.operator_seconds import operator_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices, communication_seconds
 from autopar.planning.space.candidates import name_axes
 from autopar.runtime.proof import Disproved, Sample, prove, sample, strategies, with_gradient
-from autopar.runtime.split_operators import attention_blocks, ring_attention
+from autopar.runtime.split_operators import ring_attention
 from autopar.sharding.communication import operator_traffic
 from autopar.sharding.rules import RULES, Call, Entry
+from autopar.torch_operators import attention_blocks
 from tests.sharding.samples import n
 from tests.sharding.samples_communicating import FAMILIES, SDPA
 
@@ -72,7 +73,7 @@ def test_what_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(
             ring_attention.Round,
             "block",
-            lambda self, number, queries, keys: attention_blocks.Place(0, 0),
+            lambda self, number, queries, keys: attention_blocks.Place(1.0),
         )
         prove(CAUSAL, (2,))
     for kind in ("aten.cumsum.default", "aten.softmax.int"):
@@ -91,7 +92,9 @@ def test_a_rank_keeps_its_own_shards() -> None:
     values, output and one number a query.
     """
     kept: list[int] = []
-    spec = ring_attention.Round(ring_attention.AxisGroup("", 1, 0), 1.0, True)
+    spec = ring_attention.Round(
+        ring_attention.AxisGroup("", 1, 0), attention_blocks.Place(1.0, causal=True)
+    )
     q, k, v = (x.requires_grad_() for x in (n(2, 3, 8, 4), n(2, 3, 8, 4), n(2, 3, 8, 4)))
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: kept.append(x.numel()) or x, lambda x: x

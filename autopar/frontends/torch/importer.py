@@ -13,7 +13,6 @@ import torch
 
 from autopar.errors import ModelError
 from autopar.model import TorchModel
-from autopar.raising import raised
 
 from .caches import on_one_device
 from .export import export_fake, export_folded
@@ -139,7 +138,7 @@ def read_exported(
 
 
 def _simplified(model: TorchModel) -> TorchModel:
-    return replace(model, graph=raised(simplified(model.graph, model.constants)))
+    return replace(model, graph=simplified(model.graph, model.constants))
 
 
 def _as_exported(

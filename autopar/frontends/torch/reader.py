@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from autopar.errors import ModelError
 from autopar.ir import Graph, Operator, Ref, Role, Value, needed_operators
 from autopar.model import Check, TorchModel
+from autopar.raising import raised
 
 from .assertions import ASSERTS, SIZE, Number, checks_of, number_of, place_of
 from .collected import Collected
@@ -48,8 +49,8 @@ _IN_PLACE = (
 def simplified(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with what the exported code writes at length in shorter forms, of equal values."""
     graph = read_as_views(read_parts_together(graph))
-    graph = with_masks_of_one_sequence(without_known_masks(graph, constants), constants)
-    return with_experts(split_means(read_as_additions(graph)))
+    graph = raised(with_experts(split_means(read_as_additions(graph))))
+    return with_masks_of_one_sequence(without_known_masks(graph, constants), constants)
 
 
 class Reader(Collected):

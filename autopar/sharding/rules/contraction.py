@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 
 from autopar.errors import RuleError
+from autopar.ir.recipes import ATTENTIONS
 from autopar.ir.stored_products import AFFINE
 
 from .narrow_products import blocked
@@ -115,7 +116,7 @@ def _einsum(call: Call) -> str:
 
 def _attention(call: Call) -> str:
     """Scaled dot-product attention on `[batch, heads, sequence, width]`, grouped heads, optional
-    mask.
+    sinks of heads and mask.
 
     Keys are split only together with the queries, in a ring, and not if attention weights are
     dropped at random. Causal queries are not split on their own, since their positions decide which
@@ -138,13 +139,15 @@ def _attention(call: Call) -> str:
     ring = not call.get("dropout_p") and heads % shared == 0
     star = "* " if len(query) > 3 else ""
     keys = "k" if ring else "!k"
-    mask = ""
-    if len(call.inputs) > 3:
-        rank = len(call.inputs[3].shape)
-        over = [head if call.inputs[3].shape[-3] > 1 else "1"] if rank > 2 else []
+    mask = "" if call.position("sinks") is None else f", {head}"
+    place = call.position("attn_mask")
+    if place is not None:
+        shape = call.inputs[place].shape
+        rank = len(shape)
+        over = [head if shape[-3] > 1 else "1"] if rank > 2 else []
         # In a ring each rank has its queries' rows of the mask for all keys, so its columns are not
         # k.
-        mask = ", " + ("* " if rank > 3 else "") + " ".join([*over, f"{rows} !xm"])
+        mask += ", " + ("* " if rank > 3 else "") + " ".join([*over, f"{rows} !xm"])
     # One mark is enough: a factor is whole wherever its name stands.
     dims = (
         f"{star}{head} {rows} !w, {star}{group} {keys} w, {star}{group} {keys} !e{mask} -> "
@@ -166,7 +169,7 @@ register("aten.mv.default", "m k, k -> m | k: sum", linear=((0,), (1,)), product
 register("aten.dot.default", "k, k -> | k: sum", linear=((0,), (1,)), products=("",))
 register("aten.outer.default", "m, n -> m n", linear=((0,), (1,)), products=("",))
 register("aten.einsum.default", _einsum, linear=((0,), (1,)), products=("",))
-register("aten.scaled_dot_product_attention.default", _attention, products=("ex", "wx"))
+register(ATTENTIONS, _attention, products=("ex", "wx"))
 # The heads that are added up share the keys (`autopar/torch_operators/index_scores.py`); its price
 # counts the products of all of them (`costmodel/device/index_scores.py`).
 register(INDEX_SCORES, "b s h !d, b t !d, b s h -> b s t | h: sum", products=("",))

@@ -144,6 +144,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
         "input weight result1 result2",
     ),
     ("aten.scaled_dot_product_attention.default", "query key value result"),
+    ("autopar.attention.default", "query key value sinks attn_mask result"),
     (CONVOLUTIONS, "input weight"),
     ("aten.convolution.default aten._convolution.default", "input weight"),
     (
@@ -230,14 +231,17 @@ def _indices(call: Call, composite: bool) -> tuple[Made, ...]:
     return (Made(output=True, position=0, nbytes=8.0),)
 
 
+def _log_sums(call: Call, composite: bool) -> tuple[Made, ...]:
+    """Log-sum-exp of each row of scores, from which attention computes its weights again."""
+    width = call.outputs[0].shape[-1]
+    return (Made(output=True, position=0, nbytes=4.0 / width),)
+
+
 def _attention(call: Call, composite: bool) -> tuple[Made, ...]:
-    """Log-sum-exp of each row of scores, and a boolean mask as numbers; composite dropout keeps
-    weights 4 times.
-    """
+    """The log-sum-exp, and a boolean mask as numbers; composite dropout keeps weights 4 times."""
     itemsize = float(DTYPE_BYTES[call.inputs[0].dtype])
     width = call.outputs[0].shape[-1]
-    # The fused kernels keep one float32 a row and compute the weights again (FlashAttention).
-    made = [Made(output=True, position=0, nbytes=4.0 / width)]
+    made = [*_log_sums(call, composite)]
     if composite and drops(call):
         keys = call.inputs[1].shape[-2]
         made = [Made(output=True, position=0, nbytes=4 * itemsize * keys / width)]
@@ -266,6 +270,7 @@ _MADE: Mapping[str, Callable[[Call, bool], tuple[Made, ...]]] = {
     "aten.max_pool2d.default": _indices,
     "aten.max_pool3d.default": _indices,
     "aten.scaled_dot_product_attention.default": _attention,
+    "autopar.attention.default": _log_sums,
     **dict.fromkeys(CONVOLUTIONS.split(), _with_borders),
 }
 

@@ -183,6 +183,7 @@ def _randn(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
+_SQUARE = dict.fromkeys(("query", "key", "value"), (2, 3, 4, 8))
 _QKV = {"query": (2, 3, 4, 8), "key": (2, 3, 6, 8), "value": (2, 3, 6, 8)}
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("aten.linear.default", {"input": (4, 6, 8), "weight": (5, 8), "bias": (5,)}, {}),
@@ -237,6 +238,8 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("aten.dropout.default", {"input": (4, 8)}, {"p": 0.1, "train": True}),
     ("aten.dropout.default", {"input": (4, 8)}, {"p": 0.0, "train": True}),
     ("aten.scaled_dot_product_attention.default", _QKV, {}),
+    ("autopar.attention.default", {**_QKV, "sinks": (3,), "attn_mask": (4, 6)}, {}),
+    ("autopar.attention.default", {**_SQUARE, "sinks": (3,)}, {"is_causal": True, "window": 2}),
     ("aten.conv2d.default", {"input": (2, 3, 8, 8), "weight": (4, 3, 3, 3)}, {}),
     ("aten.max_pool2d.default", {"self": (2, 3, 8, 8)}, {"kernel_size": (2, 2), "stride": (2, 2)}),
     ("aten.avg_pool2d.default", {"self": (2, 3, 8, 8)}, {"kernel_size": (2, 2), "stride": (2, 2)}),

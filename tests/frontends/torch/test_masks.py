@@ -19,6 +19,7 @@ from autopar.frontends.torch import import_torch
 from autopar.frontends.torch.masks import known_values, without_known_masks
 from autopar.ir import Graph, Operator
 from autopar.ir import Tensor as Value
+from autopar.ir.recipes import ATTENTIONS
 from autopar.model import TorchModel
 from autopar.runtime.checking.check import one_device
 from autopar.runtime.module.parallel_module import ParallelModule
@@ -54,11 +55,11 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], list[tuple[bool, bool]]]] = 
     ),
     "mistral with a window": (
         lambda: tf.MistralForCausalLM(tf.MistralConfig(**GROUPED, sliding_window=4)),
-        [(False, True)] * 2,
+        [(True, False)] * 2,
     ),
     "gemma 3": (
         lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**GROUPED, **SLIDING)),
-        [(False, True), (True, False)],
+        [(True, False)] * 2,
     ),
     "gpt-2": (
         lambda: tf.GPT2LMHeadModel(
@@ -81,7 +82,7 @@ def inputs(name: str, batch: int = 2) -> dict[str, Tensor]:
 
 
 def attentions(graph: Graph) -> list[Operator]:
-    return [op for op in graph.operators if "scaled_dot_product" in op.kind]
+    return [op for op in graph.operators if op.kind in ATTENTIONS]
 
 
 def seen(graph: Graph) -> list[tuple[bool, bool]]:
@@ -132,14 +133,10 @@ def test_what_made_the_masks_goes_with_them(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_a_window_has_one_mask_for_all_sequences_and_layers(batch: int) -> None:
+def test_a_window_of_keys_before_is_an_attribute(batch: int) -> None:
     graph = import_torch(MODELS["mistral with a window"][0](), (), inputs("", batch)).graph
-    (mask,) = {op.inputs[3] for op in attentions(graph)}
-    assert graph.tensors[mask].shape == (SEQUENCE, SEQUENCE)
-    square = [t for t in made(graph) if t.dtype == "bool"]
-    assert [t.name.partition(":")[0] for t in square] == [
-        f"window.{SEQUENCE}.3.0/{kind}" for kind in ("ge", "le", "logical_and")
-    ]
+    assert [op.attributes["window"] for op in attentions(graph)] == [4, 4]
+    assert not [t for t in made(graph) if t.dtype == "bool"]
 
 
 @pytest.mark.parametrize("given", ["attention_mask", "position_ids"])
@@ -214,14 +211,17 @@ WHOLE: Mapping[str, Callable[[], Tensor]] = {
     "a row for all": lambda: (torch.arange(COUNT) >= 0).expand(COUNT, COUNT),
     "one document": lambda: places()[0] // COUNT == places()[1] // COUNT,
 }
+BEHIND: Mapping[str, tuple[int, Callable[[], Tensor]]] = {
+    "causal": (3, lambda: (places()[1] <= places()[0]) & (places()[1] > places()[0] - 3)),
+    "a cut of it with a batch": (
+        3,
+        lambda: (ones().tril() & ones().triu(-2)).expand(2, 1, COUNT, COUNT),
+    ),
+    "added": (2, lambda: added(-math.inf).masked_fill(places()[1] < places()[0] - 1, -math.inf)),
+}
 WINDOWS: Mapping[str, Callable[[], Tensor]] = {
-    "causal": lambda: (places()[1] <= places()[0]) & (places()[1] > places()[0] - 3),
     "around": lambda: (places()[0] - places()[1]).abs() <= 2,
     "up to one key behind": lambda: ones().tril(1),
-    "a cut of it with a batch": lambda: (ones().tril() & ones().triu(-2)).expand(
-        2, 1, COUNT, COUNT
-    ),
-    "added": lambda: added(-math.inf).masked_fill(places()[1] < places()[0] - 1, -math.inf),
     "the keys from one before": lambda: ones().triu(-1),
 }
 OTHER: Mapping[str, Callable[[], Tensor]] = {
@@ -271,6 +271,24 @@ def test_a_causal_mask(name: str) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_mask_that_hides_nothing(name: str) -> None:
     assert seen(imported(WHOLE[name])) == [(False, False)]
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_window_behind_a_query(name: str) -> None:
+    window, mask = BEHIND[name]
+    graph = imported(mask)
+    (attention,) = attentions(graph)
+    assert seen(graph) == [(True, False)] and attention.attributes["window"] == window
+
+
+def test_attention_with_dropout_has_its_window_as_a_mask() -> None:
+    class Dropped(Masked):
+        def forward(self, x: Tensor) -> Tensor:
+            return scaled_dot_product_attention(x, x, x, self.mask(), 0.5) * self.scale
+
+    x = torch.zeros(1, 1, COUNT, 4)
+    graph = import_torch(Dropped(BEHIND["causal"][1]), (x,)).graph
+    assert seen(graph) == [(False, True)] and len(windows(graph)) == 7
 
 
 @pytest.mark.parametrize("name", WINDOWS)

@@ -32,7 +32,9 @@ SIZES: dict[str, Any] = {
 
 def test_masks_that_are_added_to_scores() -> None:
     torch.manual_seed(0)
-    model = Logits(tf.GptOssForCausalLM(tf.GptOssConfig(**SIZES)))
+    # Scores with a soft cap are no attention of one operator.
+    config = tf.Gemma2Config(**SIZES, attn_implementation="eager")
+    model = Logits(tf.Gemma2ForCausalLM(config))
     tokens = torch.randint(0, 64, (3, 8))
     graph = import_torch(model, (tokens,)).graph
     masks = [

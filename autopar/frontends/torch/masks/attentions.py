@@ -4,8 +4,9 @@
 run without it leaves to the attention's kernel. The kernel then skips what is hidden, and no tensor
 of queries times keys is made.
 
-Torch's kernels know no windows (`i - before <= j <= i + after` for query i and key j). Such a mask
-stays one, [queries, keys], made of two comparisons for all sequences and layers.
+Windows (`i - before <= j <= i + after` for query i and key j) are an attribute of an operator of
+ours if no key comes later. Others have a mask [queries, keys], made of two comparisons for all
+sequences and layers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from autopar.ir import Graph, Operator, Ref, Tensor, Value, needed_operators
-from autopar.ir.recipes import ATTENTION
+from autopar.ir.recipes import ATTENTION, ATTENTIONS, WINDOWED
 
 from .patterns import Blocks, Pattern, Plain, Window, known_values_of, pattern_of, window_mask
 
@@ -24,8 +25,8 @@ from .patterns import Blocks, Pattern, Plain, Window, known_values_of, pattern_o
 def without_known_masks(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The graph with every mask left out that is known to hide nothing, or what comes later.
 
-    A known window has a mask without a batch, and known blocks are samples of their own. Others
-    stay as they are. `constants`: what the exported program holds.
+    A known window is an attribute or has a mask without a batch, and known blocks are samples of
+    their own. Others stay as they are. `constants`: what the exported program holds.
     """
     if not any(map(_mask_of, graph.operators)):
         return graph
@@ -37,16 +38,18 @@ def without_known_masks(graph: Graph, constants: Mapping[str, torch.Tensor]) -> 
     operators = []
     for operator in graph.operators:
         pattern = patterns.get(operator.name)
-        if isinstance(pattern, Window):
+        if isinstance(pattern, Window) and _has_windows(operator, pattern, tensors):
+            operator = _windowed(operator, pattern)
+        elif isinstance(pattern, Window):
             if pattern not in masks:
                 made = window_mask(pattern, tensors)
                 masks[pattern] = made[-1].outputs[0]
                 first += made
-            operator = replace(operator, inputs=(*operator.inputs[:3], masks[pattern]))
-        elif isinstance(pattern, Blocks):
+            operator = replace(operator, inputs=(*operator.inputs[:-1], masks[pattern]))
+        elif isinstance(pattern, Blocks) and operator.kind == ATTENTION:
             operators += _in_blocks(_unmasked(operator, Plain.WHOLE), pattern.blocks, tensors)
             continue
-        elif pattern is not None:
+        elif isinstance(pattern, Plain):
             operator = _unmasked(operator, pattern)
         operators.append(operator)
     wanted = {*graph.outputs, *graph.updates.values(), *((graph.loss,) if graph.loss else ())}
@@ -74,18 +77,32 @@ def _patterns(graph: Graph, constants: Mapping[str, torch.Tensor]) -> dict[str, 
 
 def _mask_of(operator: Operator) -> str | None:
     """The mask of an attention, where it is its last tensor."""
-    if operator.kind != ATTENTION or operator.attributes.get("is_causal"):
+    if operator.kind not in ATTENTIONS or operator.attributes.get("is_causal"):
         return None
     last = len(operator.inputs) - 1
-    given = operator.attributes.get("attn_mask") == Ref(last) and last == 3
-    return operator.inputs[last] if given else None
+    return operator.inputs[last] if operator.attributes.get("attn_mask") == Ref(last) else None
 
 
 def _unmasked(operator: Operator, pattern: Plain) -> Operator:
     attributes = {**operator.attributes, "attn_mask": None}
     if pattern is Plain.CAUSAL:
         attributes["is_causal"] = True
-    return replace(operator, inputs=operator.inputs[:3], attributes=attributes)
+    return replace(operator, inputs=operator.inputs[:-1], attributes=attributes)
+
+
+def _has_windows(operator: Operator, window: Window, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the operator with windows computes an attention behind this one."""
+    query, key, value = (tensors[name].shape for name in operator.inputs[:3])
+    alike = len(query) == 4 and query[0] == key[0] and key[:2] == value[:2]
+    plain = alike and query[1] % key[1] == 0 and not operator.attributes.get("dropout_p")
+    return plain and not window.after
+
+
+def _windowed(operator: Operator, window: Window) -> Operator:
+    whole = _unmasked(operator, Plain.CAUSAL)
+    ours = ("query", "key", "value", "sinks", "is_causal", "scale")
+    attributes = {name: whole.attributes[name] for name in ours if name in whole.attributes}
+    return replace(whole, kind=WINDOWED, attributes={**attributes, "window": window.before + 1})
 
 
 def _in_blocks(attention: Operator, count: int, tensors: dict[str, Tensor]) -> list[Operator]:
