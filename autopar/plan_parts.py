@@ -148,6 +148,8 @@ def _operators_of(regions: object) -> object:
             placed.append((len(placed), name, region))
             continue
         read = RegionPlan.model_validate(region)
+        if read.lead not in read.operators or read.operators[read.lead].strategy != read.strategy:
+            raise ValueError(f"the strategy of {name!r} is not that of its lead {read.lead!r}")
         for operator, plan in read.operators.items():
             fields = {key: getattr(plan, key) for key in OperatorPlan.model_fields}
             fields |= {"region": name, "leads": operator == read.lead}

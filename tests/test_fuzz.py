@@ -21,6 +21,7 @@ from autopar.errors import NoPlanFits, PlanError
 from benchmarks.fuzz.kinds import KINDS, Kind, seeds
 from benchmarks.fuzzing import fuzz
 from benchmarks.fuzzing_guided import Found, target
+from tests.plan_files import decide, first, operator
 
 COUNT = 8
 SLOW_COUNT = 400
@@ -77,8 +78,8 @@ def test_a_checkpoint_without_a_number_of_its_optimizer(folder: Path, tmp_path: 
 def test_a_staged_plan_with_an_unknown_strategy(folder: Path, tmp_path: Path) -> None:
     """Found by mutants of plans with stages: a KeyError where the plan is named."""
     data = json.loads((folder / "staged.json").read_text())
-    first = next(iter(data["operators"].values()))
-    first["strategy"] = ["</script>"] * len(first["strategy"])
+    name = first(data)
+    decide(data, name, ["</script>"] * len(operator(data, name)["strategy"]))
     plan = tmp_path / "plan.json"
     model = str(folder / "model.onnx")
     plan.write_text(json.dumps(data))
@@ -93,8 +94,8 @@ def test_a_staged_plan_with_an_unknown_strategy(folder: Path, tmp_path: Path) ->
 def test_a_plan_to_reuse_with_a_strategy_for_more_axes(folder: Path, tmp_path: Path) -> None:
     """Found by mutant 10485 of the plans: a ValueError where its strategies are pinned."""
     data = json.loads((folder / "plan.json").read_text())
-    first = next(iter(data["operators"].values()))
-    first["strategy"] = first["strategy"] * 2
+    name = first(data)
+    decide(data, name, operator(data, name)["strategy"] * 2)
     (tmp_path / "plan.json").write_text(json.dumps(data))
     with pytest.raises(PlanError, match="a strategy for 2 mesh axes, not 1"):
         run(
@@ -167,13 +168,13 @@ def test_operators_of_stages_are_told_by_the_mesh_of_their_stage(
     """
     data = json.loads((folder / "staged.json").read_text())
     plan = tmp_path / "plan.json"
-    first = next(iter(data["operators"].values()))
+    name = first(data)
     plan.write_text(json.dumps({**data, "mesh": []}))
     run(["explain", str(plan), "--json"])
     assert json.loads(capsys.readouterr().out)["operators"][0]["strategy"] == {
-        "gpu": first["strategy"][0]
+        "gpu": operator(data, name)["strategy"][0]
     }
-    first["strategy"] = []
+    decide(data, name, [])
     plan.write_text(json.dumps({**data, "mesh": []}))
     with pytest.raises(PlanError, match="a strategy for 0 mesh axes, not 1"):
         run(["explain", str(plan), "--json"])

@@ -227,7 +227,7 @@ class _Grouping:
         if option.factor < 0 and (B in option.inputs or _follows(operator)):
             return False
         return all(
-            placement in self.given.get(name, ())
+            placement in self.given[name] if name in self.given else placement != P
             for name, placement in zip(operator.inputs, option.inputs, strict=True)
             if placement == P or placement.kind is Kind.SPLIT
         )
@@ -264,7 +264,9 @@ class _Grouping:
         """Join what shows a value that nothing else reads to what makes it, if that is no less."""
         for name, readers in self.readers.items():
             maker, reader = self.makers[name], readers[0] if len(readers) == 1 else -1
-            if reader < 0 or len(self.operators[maker].outputs) > 1:
+            source = self.operators[maker]
+            # Runtimes redistribute what a table gives where its module ends.
+            if reader < 0 or len(source.outputs) > 1 or "embedding" in source.kind:
                 continue
             if _follows(self.operators[reader]) and not self._widens(reader):
                 self.join(maker, reader)

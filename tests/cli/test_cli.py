@@ -22,6 +22,7 @@ from autopar.errors import AutoparError, NoPlanFits, PlanError, RunError, UsageE
 from autopar.plan import Plan
 from autopar.report import traces
 from autopar.report.explain import further_answers
+from tests.plan_files import decide
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = ("--batch", "8", "--dim", "sequence=16")
@@ -67,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "corrupt.json").write_text((path / "two.json").read_text()[:1000])
     (path / "other.json").write_text('{"schema": "something-else"}')
     changed = json.loads((path / "two.json").read_text())
-    changed["operators"]["/wte/Gather"]["strategy"] = ["nonsense"]
+    decide(changed, "/wte/Gather", ["nonsense"])
     (path / "wrong.json").write_text(json.dumps(changed))
     _unsupported(path / "unsupported.onnx")
     return path

@@ -17,6 +17,7 @@ import autopar
 from autopar.cli import main, run
 from autopar.errors import PlanError, RunError
 from autopar.printable import printable
+from tests.plan_files import decide, rename
 
 EVIL = "h.0\x1b[2J\x9b31m\x07\r‮\ud800/<b>&MatMul"
 RAW = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
@@ -46,7 +47,7 @@ def written(folder: Path, data: dict[str, Any], change: Callable[[dict[str, Any]
 
 
 def _named(data: dict[str, Any]) -> None:
-    data["operators"][EVIL] = data["operators"].pop("h.0/MatMul")
+    rename(data, "h.0/MatMul", EVIL)
     data["model"]["name"] = data["cluster"] = data["mesh"][0]["name"] = data["mesh"][0]["level"] = (
         EVIL
     )
@@ -95,10 +96,7 @@ def test_no_billion_ranks(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda held: held["operators"]["h.0/MatMul"].update(strategy=["R", "R"]),
-            "a strategy for 2 mesh axes, not 1",
-        ),
+        (lambda held: decide(held, "h.0/MatMul", ["R", "R"]), "a strategy for 2 mesh axes, not 1"),
         (
             lambda held: held["parameters"]["w"].update(storage="S0 S1"),
             "'S0 S1', is for 2 mesh axes, not 1",

@@ -34,6 +34,8 @@ ROUNDED_DOWN = 1 - 1e-9
 """The factor that a shorter step stays below, against rounding."""
 INSIDE = 0.03
 """The least share of the step that a cut inside a layer must save."""
+MOST = 0.1
+"""The most that cuts inside layers save of a step: they were up to 6 % faster."""
 GAIN = 1e-3
 """The least share of the step that a later schedule must save."""
 
@@ -86,7 +88,7 @@ class Cutter:
             if ideal >= too_slow and not tried:
                 raise Slower(ideal)
             tried = True
-            pipeline = self.cut(*schedule)
+            pipeline = self.cut(*schedule, too_slow=min(least, too_slow))
             if pipeline is None:
                 continue
             fitting.append((place, pipeline))
@@ -124,11 +126,16 @@ class Cutter:
             if self.costs.count >= len(self.places) * pair[1] and self._even_cut(*pair) is None
         ]
 
-    def cut(self, schedule: str, interleave: int) -> Pipeline | None:
-        """Return the best pipeline under a schedule, or None if nothing fits."""
+    def cut(self, schedule: str, interleave: int, *, too_slow: float = math.inf) -> Pipeline | None:
+        """Return the best pipeline under a schedule, or None if nothing fits.
+
+        Other cuts than between layers are not looked at where these are far from `too_slow`.
+        """
         whole = self.blocks.cut(schedule, interleave) if self.blocks else None
-        if whole is not None and (1 - INSIDE) * whole.step <= self.ideal(schedule, interleave):
-            return whole
+        if whole is not None:
+            least = max((1 - MOST) * whole.step, self.ideal(schedule, interleave))
+            if least >= min((1 - INSIDE) * whole.step, too_slow):
+                return whole
         even = self._even_cut(schedule, interleave)
         best = None if even is None else self._shifted(even)
         if whole is not None and (best is None or (1 - INSIDE) * whole.step <= best.step):

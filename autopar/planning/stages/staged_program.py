@@ -101,7 +101,7 @@ def best_pipeline(
     that take so many seconds are left out; raises `Slower` if all do.
     """
     known = None if solved is None else [solved]
-    return _without_waste(_fitting(groups, offered, terms, known=known, too_slow=too_slow), terms)
+    return _fitting(groups, offered, terms, known=known, too_slow=too_slow)
 
 
 def with_more_in_flight(staged: StagedProgram, request: Request, *, always: float) -> StagedProgram:
@@ -224,7 +224,8 @@ def pipeline_of(group: Group, tables: Tables, solution: Solution, terms: Terms) 
         limit = terms.request.memory_limit_on(group.cluster)
         needed = cutter.least_memory(schedules) + terms.always
         raise Infeasible(max(needed, math.nextafter(limit, math.inf)), limit)
-    return StagedProgram(parts=parts, pipeline=pipeline, schedule=terms.schedule)
+    best = StagedProgram(parts=parts, pipeline=pipeline, schedule=terms.schedule)
+    return _without_waste(best, terms)
 
 
 def _solutions(

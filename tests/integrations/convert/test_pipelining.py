@@ -21,6 +21,7 @@ from autopar.integrations.convert import convert
 from autopar.order.schedules import SCHEDULES
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
+from tests.plan_files import operator
 
 TOKENS = torch.randint(0, 128, (16, 32), generator=torch.Generator().manual_seed(1))
 LAYERS = 4
@@ -212,7 +213,7 @@ def _short(data: dict[str, Any]) -> None:
 
 def _twice(data: dict[str, Any]) -> None:
     """Chunks 0 and 2, on the same device, read the embedding's weight."""
-    data["operators"]["layers.2.norm/layer_norm"]["inputs"][1][0] = "embed.weight"
+    operator(data, "layers.2.norm/layer_norm")["inputs"][1][0] = "embed.weight"
     data["stages"] = [
         {**data["stages"][0], "first": f"layers.{number}.norm/layer_norm"}
         for number in range(LAYERS)

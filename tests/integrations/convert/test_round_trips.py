@@ -27,9 +27,7 @@ OTHER = {
     ("both", "torchtitan"),
     ("pipeline", "torchtitan"),
     # The plan cuts a layer, and the target has it whole.
-    ("pipeline", "megatron"),
     ("sharded stages", "torchtitan"),
-    ("sharded stages", "megatron"),
     ("both", "hf-tp-plan"),
 }
 """Of which the target says less than the plan, so that another comes back."""

@@ -137,7 +137,8 @@ def test_an_axis_is_split_into_its_name_and_another() -> None:
     [
         (["h.0/linear", "h.1/linear"], (range(1, 2),)),
         (["e/linear", "h.0/a/linear", "h.0/add", "h.1/linear"], (range(2, 4),)),
-        (["encoder.0/linear", "encoder.1/linear", "decoder.0/linear"], ()),
+        (["e.0/linear", "e.1/linear", "d.0/linear"], (range(1, 2), range(2, 3))),
+        (["h.0/linear", "h.0/linear", "h.2/linear"], ()),
         (["a/linear", "b/linear"], ()),
     ],
 )

@@ -21,6 +21,7 @@ from autopar.errors import AutoparError, PlanError
 from autopar.frontends.load import LoadedModel
 from autopar.plan import Plan
 from autopar.sharding.schedule import UNIT_BYTES
+from tests.plan_files import decide
 from tests.planning.modules import Layer, loaded, perceptron, plan_of, program_of, transformer
 
 OPTIONS: dict[str, Any] = {"devices": 4, "cluster": "dgx-h100"}
@@ -208,11 +209,15 @@ def _drop(*path: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def _decided(to: list[Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda data: decide(data, "0.q/linear", to)
+
+
 BROKEN: dict[str, Callable[[dict[str, Any]], None]] = {
     "no schema": _drop("schema"),
     "another schema": _set("schema", to="onnx"),
     "no version": _drop("version"),
-    "a later version": _set("version", to=4),
+    "a later version": _set("version", to=5),
     "a field more": _set("surprise", to=1),
     "no mesh": _drop("mesh"),
     "a mesh of text": _set("mesh", to="2x2"),
@@ -220,7 +225,7 @@ BROKEN: dict[str, Callable[[dict[str, Any]], None]] = {
     "an axis of size -2": _set("mesh", 0, "size", to=-2),
     "two axes of one name": _set("mesh", 0, "name", to="gpu1"),
     "operators in a list": _set("operators", to=[]),
-    "a strategy of numbers": _set("operators", "0.q/linear", "strategy", to=[1, 2]),
+    "a strategy of numbers": _decided(to=[1, 2]),
     "a mode": _set("model", "mode", to="dream"),
     "a step in words": _set("predicted", "step", to="fast"),
     "two stages": _set("stages", to=2),
@@ -296,11 +301,11 @@ def test_files_that_are_not_there_or_too_large(tmp_path: Path) -> None:
 
 
 LYING: dict[str, Callable[[dict[str, Any]], None]] = {
-    "a factor that is not": _set("operators", "0.q/linear", "strategy", to=["zz", "R"]),
-    "too few axes": _set("operators", "0.q/linear", "strategy", to=["R"]),
-    "too many axes": _set("operators", "0.q/linear", "strategy", to=["R", "R", "R"]),
-    "no strategy": _set("operators", "0.q/linear", "strategy", to=[]),
-    "an operator is missing": _drop("operators", "0.q/linear"),
+    "a factor that is not": _decided(to=["zz", "R"]),
+    "too few axes": _decided(to=["R"]),
+    "too many axes": _decided(to=["R", "R", "R"]),
+    "no strategy": _decided(to=[]),
+    "an operator is missing": _drop("operators", "0.q"),
     "a parameter is missing": _drop("parameters", "0.q.weight"),
     "an output is missing": _set("outputs", to={}),
     "a bad layout": _set("parameters", "0.q.weight", "storage", to="S0 X"),

@@ -78,7 +78,7 @@ def test_the_slowest_stage_is_as_fast_as_it_can_be(stages: int, limit: float) ->
         inner = made.pieces[1:-1].tolist()
         every = [(0, *chosen, 15) for chosen in itertools.combinations(inner, stages - 1)]
         best = min((slowest(f, cuts, limit) for cuts in every), default=math.inf)
-        actual = made.cut("1f1b", 1)
+        actual = made._even_cut("1f1b", 1)
         assert (actual is None) == (best == math.inf)
         if actual is not None:
             assert slowest(
