@@ -124,11 +124,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), help="names of cases")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    found = rows(arguments)
-    ratios = [row["cpu_s_ratio"] for row in found if "cpu_s_ratio" in row]
+    told = rows(arguments)
+    ratios = [row["cpu_s_ratio"] for row in told if "cpu_s_ratio" in row]
     mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
     if arguments.json:
-        print(json.dumps({"rows": found, "cpu_ratio": mean}))
+        print(json.dumps({"rows": told, "cpu_ratio": mean}))
     elif mean is not None:
         print(f"geometric mean of {len(ratios)} cases: {mean:.2f} x the CPU seconds")
 

@@ -155,8 +155,8 @@ def joint_strategies(region: Region, strategies: Sequence[Strategies]) -> Joint 
     None if a member would lack some that it has by itself, of the options that are in the region.
     """
     lead = region.members.index(region.lead)
-    found = joint_options([mine.options for mine in strategies], region.links)
-    joint = sorted(found, key=lambda taken: (taken[lead], taken))
+    taken = joint_options([mine.options for mine in strategies], region.links)
+    joint = sorted(taken, key=lambda numbers: (numbers[lead], numbers))
     if not joint:
         return None
     options = np.array(joint, dtype=np.int64).T
@@ -264,11 +264,11 @@ class _Grouping:
         """Join what shows a value that nothing else reads to what makes it, if that is no less."""
         for name, readers in self.readers.items():
             maker, reader = self.makers[name], readers[0] if len(readers) == 1 else -1
-            source = self.operators[maker]
-            # Runtimes redistribute what a table gives where its module ends.
-            if reader < 0 or len(source.outputs) > 1 or "embedding" in source.kind:
+            if reader < 0 or len(self.operators[maker].outputs) > 1:
                 continue
-            if _follows(self.operators[reader]) and not self._widens(reader):
+            # Runtimes redistribute what a table gives where its module ends.
+            table = "embedding" in self.operators[maker].kind
+            if _follows(self.operators[reader]) and not self._widens(reader) and not table:
                 self.join(maker, reader)
 
     def join_before(self) -> None:
@@ -361,9 +361,13 @@ def regions_of(
     grouping = _Grouping(graph, warm, options)
     grouping.join_after()
     grouping.join_before()
+    groups = list[Sequence[int]]()
+    for members in grouping.members.values():
+        # Views that nothing else joins are left apart: what is between them may be redistributed.
+        shown = all(_follows(warm[number]) for number in members)
+        groups += [[number] for number in members] if shown else [members]
     regions = [
-        grouping.region(members, _lead(members, warm, options))
-        for members in sorted(grouping.members.values())
+        grouping.region(members, _lead(members, warm, options)) for members in sorted(groups)
     ]
     return tuple(_named(regions, {op.name: op.kind for op in warm}))
 
@@ -416,9 +420,10 @@ def _lead(
 
 
 def _is_cheap(operator: Operator) -> bool:
-    """Whether an operator reads and writes without any product."""
+    """Whether an operator reads and writes without any product or table."""
     entry = RULES.get(operator.kind)
-    return entry is not None and not entry.products and operator.kind.startswith("aten.")
+    of_torch = operator.kind.startswith("aten.") and "embedding" not in operator.kind
+    return entry is not None and not entry.products and of_torch
 
 
 def _follows(operator: Operator) -> bool:
