@@ -6,9 +6,7 @@
 PyObject *autopar_minimise(PyObject *module, PyObject *args);
 PyObject *autopar_eliminate(PyObject *module, PyObject *args);
 PyObject *autopar_assign(PyObject *module, PyObject *args);
-PyObject *autopar_descend(PyObject *module, PyObject *args);
 PyObject *autopar_play(PyObject *module, PyObject *args);
-PyObject *autopar_walk(PyObject *module, PyObject *args);
 
 static PyMethodDef methods[] = {
     {"minimise", autopar_minimise, METH_VARARGS,
@@ -17,14 +15,8 @@ static PyMethodDef methods[] = {
      "eliminate(tables, program, leaves, wanted): write the wanted joins' tables behind the leaves'."},
     {"assign", autopar_assign, METH_VARARGS,
      "assign(tables, program, leaves, steps, choices): write the choices that attain the optimum."},
-    {"descend", autopar_descend, METH_VARARGS,
-     "descend(tables, program, choices, price, room, sweeps): move each choice to its best "
-     "given the others."},
     {"play", autopar_play, METH_VARARGS,
      "play(score, links, slowdown, times): play a score on streams, and write its times."},
-    {"walk", autopar_walk, METH_VARARGS,
-     "walk(script, places, memories, counts, steps, start, way): take steps while there is room, "
-     "and return the number of those that were taken."},
     {NULL, NULL, 0, NULL},
 };
 

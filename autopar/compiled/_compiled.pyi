@@ -5,7 +5,6 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from .in_python import Memories, Places, Script
 from .streams_in_python import Links, Score, Times
 
 def minimise(out: NDArray[np.float64], terms: tuple[NDArray[np.float64], ...], /) -> None: ...
@@ -20,23 +19,4 @@ def assign(
     choices: NDArray[np.int64],
     /,
 ) -> None: ...
-def descend(
-    tables: list[NDArray[np.float64]],
-    program: array[int],
-    choices: NDArray[np.int64],
-    price: float,
-    room: float,
-    sweeps: int,
-    /,
-) -> None: ...
 def play(score: Score, links: Links, slowdown: float, times: Times, /) -> None: ...
-def walk(
-    script: Script,
-    places: Places,
-    memories: Memories,
-    counts: array[int],
-    steps: array[int],
-    start: int,
-    way: int,
-    /,
-) -> int: ...

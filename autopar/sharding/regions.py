@@ -155,10 +155,10 @@ def joint_strategies(region: Region, strategies: Sequence[Strategies]) -> Joint 
     None if a member would lack some that it has by itself, of the options that are in the region.
     """
     lead = region.members.index(region.lead)
-    taken = joint_options([mine.options for mine in strategies], region.links)
-    joint = sorted(taken, key=lambda numbers: (numbers[lead], numbers))
+    joint = joint_options([mine.options for mine in strategies], region.links)
     if not joint:
         return None
+    joint.sort(key=lambda numbers: (numbers[lead], numbers))
     options = np.array(joint, dtype=np.int64).T
     first = strategies[lead].choices
     digits = np.zeros((len(first), 0), dtype=np.int64)
@@ -361,7 +361,7 @@ def regions_of(
     grouping = _Grouping(graph, warm, options)
     grouping.join_after()
     grouping.join_before()
-    groups = list[Sequence[int]]()
+    groups: list[list[int]] = []
     for members in grouping.members.values():
         # Views that nothing else joins are left apart: what is between them may be redistributed.
         shown = all(_follows(warm[number]) for number in members)

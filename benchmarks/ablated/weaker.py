@@ -32,7 +32,6 @@ WEAKER: Mapping[str, Any] = {
     # The certificate.
     "certified": NEVER,
     "proven": 48,
-    "looked": 0,
     "within": 0,
     "slack": 0.45,
     # A candidate.

@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.compiled.in_python import MISSING, Way
 from autopar.ir import Role
 from autopar.order.scheduled import scheduled
 from autopar.order.value_flow import reads
@@ -25,6 +24,7 @@ from .live_bytes import BUFFER, GRADIENT, STORED, Live
 from .saved_values import Facts
 from .step_memories import Steps
 from .step_script import Habits
+from .walked_memories import MISSING, Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.compiled.in_python import CLOSED, PASSING, STORED, Memories, new_memory
+from .walked_memories import CLOSED, PASSING, STORED, Memories, new_memory
 
 __all__ = ["BUFFER", "GATHERED", "GRADIENT", "PASSING", "STORED", "Live", "LiveBytes"]
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autopar.compiled.in_python import CLOSED, MISSING, Ints, Way
 from autopar.order.actions import Action, Word
 from autopar.order.beside import as_they_work
 from autopar.order.scheduled import Scheduled
@@ -29,6 +28,7 @@ from .live_bytes import GATHERED, GRADIENT, STORED, Live
 from .saved_values import Facts
 from .step_script import Habits
 from .unit_memories import UnitMemories
+from .walked_memories import CLOSED, MISSING, Ints, Way
 
 PLAYED = 3
 

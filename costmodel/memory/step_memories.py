@@ -5,14 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 
-from autopar.compiled import walk
-from autopar.compiled.in_python import MISSING, STORED, Ints, Places, Way
 from autopar.sharding.program import Compute, Program
 from autopar.sharding.schedule import Types
 
 from .live_bytes import LiveBytes
 from .saved_values import Facts
 from .step_script import Habits, StepScript
+from .walked_memories import MISSING, STORED, Ints, Places, Way, walk
 
 
 class Steps(LiveBytes):

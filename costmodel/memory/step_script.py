@@ -12,7 +12,17 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.compiled.in_python import (
+from autopar.ir import Operator, Role
+from autopar.sharding.layout import Kind, Layout
+from autopar.sharding.program import Compute, Decision, Program, Redistribute
+from autopar.sharding.redistribution import change
+from autopar.sharding.rules.saved_for_backward import Made
+from autopar.sharding.schedule import Types
+from autopar.sharding.strategies import splits_plainly
+
+from .redistribution_memory import actions
+from .saved_values import Facts
+from .walked_memories import (
     BACKWARD,
     CAST,
     DIFFERENTIABLE,
@@ -28,16 +38,6 @@ from autopar.compiled.in_python import (
     Ints,
     Script,
 )
-from autopar.ir import Operator, Role
-from autopar.sharding.layout import Kind, Layout
-from autopar.sharding.program import Compute, Decision, Program, Redistribute
-from autopar.sharding.redistribution import change
-from autopar.sharding.rules.saved_for_backward import Made
-from autopar.sharding.schedule import Types
-from autopar.sharding.strategies import splits_plainly
-
-from .redistribution_memory import actions
-from .saved_values import Facts
 
 Place = tuple[str, Layout]
 

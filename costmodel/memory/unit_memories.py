@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 
-from autopar.compiled.in_python import CLOSED, MISSING
 from autopar.ir import Role
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.order.unit_collectives import Chain, scale_messages
@@ -25,6 +24,7 @@ from .live_bytes import BUFFER, GATHERED, GRADIENT, STORED
 from .saved_values import Facts
 from .step_memories import Steps
 from .step_script import Habits
+from .walked_memories import CLOSED, MISSING
 
 
 class UnitMemories(Steps):

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.compiled import descend as compiled_descend
-
 from ..costgraph import CostGraph
 from ..tables import Table
+from .descent import descend as descend_on
 
 SWEEPS = 4
 """The most sweeps of a descent."""
@@ -32,7 +31,7 @@ class Descent:
         self.program = self._program()
 
     def _program(self) -> array[int]:
-        """The variables with their neighbours, as the compiled descent reads them."""
+        """The variables with their neighbours, as the descent reads them."""
         graph = self.graph
         numbers: dict[int, int] = {}
 
@@ -68,7 +67,7 @@ class Descent:
         choices = np.array(start, dtype=np.int64)
         # A start over the limit leaves less than no room, so that moves can only give bytes back.
         room = math.inf if limit is None else limit - self.graph.memory_of(start)
-        compiled_descend(self.tables, self.program, choices, price, room, SWEEPS)
+        descend_on(self.tables, self.program, choices, price, room, SWEEPS)
         moved: list[int] = choices.tolist()
         return moved
 

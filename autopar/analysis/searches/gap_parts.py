@@ -7,7 +7,7 @@ they are closed one after the other, and the seconds that each adds are its part
 
     V_0   the bound of the plan, the least of all candidates
     V_1   the bound of its own candidate in its own mode, without a limit of memory
-    V_2   the same within the memory
+    V_2   the same within the memory; with stages it is part of V_3
     V_3   tables that count the passes of equal stages under the plan's schedule, within the memory
     V_4   the same with the parameters' messages, of which the search takes a share as hidden
     V_5   the same with the plan's own strategies and storage
@@ -29,7 +29,6 @@ from autopar.order.schedules import in_flight
 from autopar.plan import Plan
 from autopar.planning.bounds.forced_recompute import least_used
 from autopar.planning.bounds.hidden_exchanges import HiddenExchanges
-from autopar.planning.bounds.stages_within_memory import Leaf, StagesWithinMemory
 from autopar.planning.bounds.with_stages import PipelineBounds
 from autopar.planning.bounds.within_memory import least_within
 from autopar.planning.model.counts import Counts
@@ -141,7 +140,7 @@ class _Levels:
         """The values by what is closed for them."""
         stages = self.candidate.stages
         room = self.solver.room(self.candidate)
-        yield from self._bounds(room) if stages == 1 else self._bounds_of_stages(room)
+        yield from self._bounds(room) if stages == 1 else self._bounds_of_stages()
         work = self.solver.work(self.candidate, self.mode, self.solver.folded.counts, short=True)
         if stages > 1:
             work = self._of_schedule(work)
@@ -176,23 +175,10 @@ class _Levels:
         # Programs may need less than their tables add up to, so that the plan's own may not fit.
         yield MEMORY, (within if within < math.inf else free) - before
 
-    def _bounds_of_stages(self, room: float) -> Iterator[tuple[str, float]]:
-        """The bounds of a candidate with stages, without a limit of memory and within it."""
+    def _bounds_of_stages(self) -> Iterator[tuple[str, float]]:
+        """The bound of a candidate with stages, without a limit of memory."""
         schedules = (self._schedule,)
-        free = self.pipelines.free(self.candidate, schedules, self.mode.recompute)
-        yield CANDIDATE, free
-        leaves = [
-            Leaf(
-                recompute=self.mode.recompute,
-                zeros=(self.mode.zero,),
-                schedules=schedules,
-                bound=free,
-            )
-        ]
-        limited = StagesWithinMemory(self.pipelines)
-        while closer := limited.closer(self.candidate, leaves, room, math.inf):
-            leaves = closer
-        yield MEMORY, leaves[0].bound
+        yield CANDIDATE, self.pipelines.free(self.candidate, schedules, self.mode.recompute)
 
     def _within(self, work: Multiplicities, room: float) -> float:
         """Seconds of a step that the tables' sum has at the least, within some bytes."""

@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.stops import Aim, Clock
-from autopar.planning.space import Candidate, Mode
+from autopar.planning.space import Candidate
 from autopar.search import NoAssignment
 
 from .by_mesh import Bounds
-from .stages_within_memory import Leaf, StagesWithinMemory
 from .with_stages import PipelineBounds, Proven
-
-Room = Callable[[Candidate], float]
 
 
 class Proof:
     """Raises the bounds `sure` of candidates by solutions of their own.
 
-    `room`: gives the bytes of all stages of a candidate. `modes`: all that a candidate may have.
     `aim`, `clock`: when the search ends. `proven`: the candidates solved without a limit of memory.
     """
 
@@ -35,21 +31,15 @@ class Proof:
         self,
         sure: dict[Candidate, float],
         bounds: Bounds,
-        room: Room,
-        modes: Iterable[Mode],
         aim: Aim | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.sure = sure
         self.bounds = bounds
-        self.room = room
-        self.modes = tuple(modes)
         self.aim = aim or Aim()
         self.clock = clock or Clock()
         self.pipelines = PipelineBounds(bounds)
-        self.limited = StagesWithinMemory(self.pipelines)
         self.proven: set[Candidate] = set()
-        self.leaves: dict[Candidate, list[Leaf]] = {}
 
     def raise_least(self, enough: float, *, alone: bool = False) -> None:
         """Raise the least bound until it is `enough`, or until nothing raises it any more.
@@ -65,13 +55,9 @@ class Proof:
             least = min(candidates, key=lambda c: (self.sure[c], c in self.proven), default=None)
             if least is None or self.sure[least] >= enough:
                 break
-            if least not in self.proven:
-                self.raise_by(self._next(least, enough), enough)
-                continue
-            # Bounds within the memory are dearer, so their work has a limit of its own.
-            spent = self.limited.looked > EFFORT.looked and not self.aim.is_patient
-            if least.stages == 1 or spent or not self._raise_within(least, enough):
+            if least in self.proven:
                 break
+            self.raise_by(self._next(least, enough), enough)
 
     def raise_by(self, candidate: Candidate, enough: float = math.inf) -> None:
         """Raise the bounds of a candidate, and of more micro-batches on its mesh.
@@ -133,25 +119,3 @@ class Proof:
             if self.sure[c] <= self.sure[least] and self.sure[c] < enough and c not in self.proven
         ]
         return beyond if beyond in equal else equal[len(equal) // 2]
-
-    def _raise_within(self, candidate: Candidate, enough: float) -> bool:
-        """Raise the bound of a candidate with stages within the memory.
-
-        Returns whether there was anything left to look at.
-        """
-        try:
-            leaves = self.leaves.get(candidate)
-            if not leaves:
-                leaves = self.limited.leaves(candidate, self.modes)
-            # No kind of recompute fits under any schedule.
-            if not leaves:
-                raise NoAssignment
-            closer = self.limited.closer(candidate, leaves, self.room(candidate), enough)
-        except NoAssignment:
-            self.sure[candidate] = math.inf
-            return True
-        if closer is None:
-            return False
-        self.leaves[candidate] = closer
-        self.sure[candidate] = max(self.sure[candidate], min(leaf.bound for leaf in closer))
-        return True

@@ -40,8 +40,6 @@ class Effort:
     """The gap at which bounds are no longer raised."""
     proven: int = 192
     """How many of the least bounds are raised by solutions of their own."""
-    looked: int = 100_000_000
-    """Entries of tables up to which pipelines are bounded within the memory."""
     within: int = 16
     """How many of the least bounds, without stages, are raised by solutions within the memory."""
     slack: float = 0.9

@@ -38,7 +38,7 @@ class Book:
         self._within: set[Candidate] = set()
         self.sure: dict[Candidate, float] = {}
         # The proof raises the bounds in this same mapping.
-        self.proof = Proof(self.sure, solver.bounds, solver.room, solver.modes(), self.aim, clock)
+        self.proof = Proof(self.sure, solver.bounds, self.aim, clock)
 
     @property
     def least(self) -> float:

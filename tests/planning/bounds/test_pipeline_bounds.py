@@ -4,10 +4,8 @@ candidates, within memory and without.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,27 +16,15 @@ from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.order.schedules import schedule_named, step_seconds
 from autopar.order.times import Times
-from autopar.planning.bounds import proof
 from autopar.planning.bounds.least_passes import ALL, NOTHING, UPDATES, least_passes
 from autopar.planning.bounds.proof import Proof
-from autopar.planning.bounds.stages_within_memory import Leaf, StagesWithinMemory
-from autopar.planning.bounds.with_stages import PipelineBounds
-from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.outer_search.best_first import BestFirst
 from autopar.planning.outer_search.book import Book
-from autopar.planning.outer_search.candidate_solver import CandidateSolver
-from autopar.planning.outer_search.evaluator import Evaluator
-from autopar.planning.outer_search.whole_programs import WholePrograms
-from autopar.planning.solve.within_limits import solve_within
-from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.groups import CandidateGroups
-from autopar.planning.space.modes import Mode
 from autopar.planning.stages.estimate import Pipe
-from autopar.planning.stages.parts import Terms
 from autopar.planning.tables.parameters.traffic import Once, once_seconds
-from autopar.search import Infeasible, NoAssignment
 
 Floats = NDArray[np.float64]
 WEIGHT = 1 / 3
@@ -195,84 +181,9 @@ def shape(**more: int) -> Shape:
     return Shape(**{**sizes, **more}, dropout=False)
 
 
-def limited(
-    solver: CandidateSolver, bounds: StagesWithinMemory, candidate: Candidate
-) -> Iterator[Leaf]:
-    """Every mode and schedule of a candidate, with all that can be proven of it."""
-    room = solver.room(candidate)
-    waiting = list(bounds.leaves(candidate, solver.modes()))
-    while waiting:
-        leaf = waiting.pop()
-        if leaf.looks and not leaf.alone:
-            waiting += leaf.parts()
-            continue
-        closer = bounds.closer(candidate, [leaf], room, math.inf)
-        if closer is None:
-            yield leaf
-        else:
-            waiting += closer
-
-
-def cuts(solver: CandidateSolver, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], float]:
-    """The least step that some solutions in a mode come to under every schedule."""
-    costs = dict[tuple[str, int], float]()
-    programs = WholePrograms(Evaluator(solver))
-    for hidden, share in itertools.product(
-        (solver.hides(candidate, mode), 0.0), (math.inf, 1.5, 1.0, 0.7)
-    ):
-        try:
-            tables = programs.tables(candidate, mode, hidden)
-            solution = solve_within(tables, "dynamic_programming", share * solver.room(candidate))
-        except (Infeasible, NoAssignment):
-            continue
-        schedule = solver.schedule(mode, candidate.micro_batches, [tables.prices], short=False)
-        terms = Terms(request=solver.request, schedule=schedule, always=solver.always)
-        part = terms.part(solver.group(candidate), tables, solution)
-        cutter, pairs = terms.cutter([part])
-        for pair in pairs:
-            if (pipeline := cutter.cut(*pair)) is not None:
-                costs[pair] = min(costs.get(pair, math.inf), pipeline.step)
-    return costs
-
-
-@pytest.mark.parametrize(
-    ("layers", "devices", "memory"),
-    [
-        (4, 4, 2e8),
-        pytest.param(6, 8, 1.2e8, marks=pytest.mark.slow),
-        pytest.param(12, 16, 9e7, marks=pytest.mark.slow),
-    ],
-)
-def test_no_cut_undercuts_what_is_proven(layers: int, devices: int, memory: float) -> None:
-    request = Request(cluster=load_cluster("dgx-h100").sized(devices), memory=memory)
-    folded = FoldedModel(transformer(shape(layers=layers), batch=16).graph, train=True)
-    solver = CandidateSolver(folded, request)
-    bounds = StagesWithinMemory(PipelineBounds(solver.bounds))
-    compared = 0
-    groups = [
-        few
-        for few, _ in CandidateGroups(folded, request).groups(devices)
-        if few and few[0].stages > 1
-    ]
-    for candidate in [few[len(few) // 2] for few in groups][:: 3 if layers == 4 else 1]:
-        leaves = list(limited(solver, bounds, candidate))
-        for mode in {Mode(zero=leaf.zeros[0], recompute=leaf.recompute) for leaf in leaves}:
-            taken = cuts(solver, candidate, mode)
-            for leaf in leaves:
-                if (leaf.zeros[0], leaf.recompute) == (
-                    mode.zero,
-                    mode.recompute,
-                ) and leaf.schedules[0] in taken:
-                    assert leaf.bound <= taken[leaf.schedules[0]] * (1 + 1e-9), (candidate, leaf)
-                    compared += 1
-    assert compared > 5
-
-
 @pytest.mark.slow
 @pytest.mark.ci
-def test_what_is_proven_raises_the_bound_and_stays_below_the_best(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_proven_raises_the_bound_and_stays_below_the_best() -> None:
     request = Request(cluster=load_cluster("dgx-h100").sized(4), memory=5e7)
     folded = FoldedModel(transformer(shape(layers=2), batch=8).graph, train=True)
     search = BestFirst(folded, request)
@@ -284,16 +195,10 @@ def test_what_is_proven_raises_the_bound_and_stays_below_the_best(
         book.bound_mesh(few or every)
     before = dict(book.sure)
     sure = dict(before)
-    solver = search.solver
-    looking = Proof(sure, solver.bounds, solver.room, solver.modes())
+    looking = Proof(sure, search.solver.bounds)
     looking.raise_least(0.995 * best)
     assert min(before.values()) < min(sure.values()) <= best
     assert all(sure[candidate] >= bound for candidate, bound in before.items())
     for played in search.incumbents.played:
         if played.solved.candidate in sure:
             assert sure[played.solved.candidate] <= played.seconds * (1 + 1e-9)
-    # No look within the memory is begun once enough was looked at.
-    monkeypatch.setattr(proof, "EFFORT", replace(EFFORT, looked=-1))
-    other = Proof(dict(before), solver.bounds, solver.room, solver.modes())
-    other.raise_least(0.995 * best)
-    assert looking.limited.looked > 0 == other.limited.looked

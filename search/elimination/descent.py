@@ -1,4 +1,4 @@
-"""Coordinate descent in numpy: the reference of the compiled one.
+"""Coordinate descent in numpy.
 
 A program is an array of integers, with one record for each variable that has a choice:
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .in_numpy import Table
+from autopar.compiled.in_numpy import Table
 
 
 def descend(

@@ -1,7 +1,6 @@
-"""The memories of a program's steps while it is walked forward and backward, in Python: the
-reference of the compiled walk.
+"""The memories of a program's steps while it is walked forward and backward.
 
-A step is a stretch of numbers, so that both forms read the same arrays. Places are numbered, and so
+A step is a stretch of numbers. Places are numbered, and so
 are memories in the order in which they are made.
 
     an operator
