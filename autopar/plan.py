@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from .errors import PlanError
 from .ir import Graph, Tensor
@@ -22,16 +22,19 @@ from .plan_parts import (
     AxisSpec,
     CollectivePlan,
     ModelSpec,
-    OperatorPlans,
+    OperatorPlan,
     ParameterPlan,
     Part,
     Predicted,
     Provenance,
+    RegionPlan,
     RoutingPlan,
     RulePlan,
     SchedulePlan,
     StagePlan,
     mesh_of,
+    operators_of,
+    regions_of,
 )
 from .sharding.analysis import Analysis
 from .sharding.candidates import cuts_no_byte, is_storable
@@ -58,7 +61,7 @@ class Plan(Part):
     cluster: str
     framework: str = "autopar"
     mesh: tuple[AxisSpec, ...]
-    operators: OperatorPlans
+    operators: dict[str, OperatorPlan]
     parameters: dict[str, ParameterPlan]
     outputs: dict[str, str]
     redistributions: dict[str, tuple[tuple[str, ...], ...]]
@@ -75,6 +78,15 @@ class Plan(Part):
     model_config = ConfigDict(
         extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False, defer_build=True
     )
+
+    @field_validator("operators", mode="before", json_schema_input_type=dict[str, RegionPlan])
+    @classmethod
+    def _operators_of_file(cls, regions: object) -> object:
+        return operators_of(regions)
+
+    @field_serializer("operators")
+    def _regions_of_file(self, operators: dict[str, OperatorPlan]) -> dict[str, RegionPlan]:
+        return regions_of(operators)
 
     @field_validator("mesh")
     @classmethod

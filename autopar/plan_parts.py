@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from .errors import UsageError, unknown
@@ -137,7 +137,7 @@ class RegionPlan(Part):
     operators: dict[str, PlacedOperator]
 
 
-def _operators_of(regions: object) -> object:
+def operators_of(regions: object) -> object:
     """The operators of a file's regions, in the order of the model."""
     if not isinstance(regions, dict):
         return regions
@@ -158,7 +158,7 @@ def _operators_of(regions: object) -> object:
     return {operator: plan for _, operator, plan in placed}
 
 
-def _regions_of(operators: Mapping[str, OperatorPlan]) -> dict[str, RegionPlan]:
+def regions_of(operators: Mapping[str, OperatorPlan]) -> dict[str, RegionPlan]:
     """The regions of operators, each in the place of its first one."""
     parts: dict[str, dict[str, PlacedOperator]] = {}
     for place, (name, plan) in enumerate(operators.items()):
@@ -169,14 +169,6 @@ def _regions_of(operators: Mapping[str, OperatorPlan]) -> dict[str, RegionPlan]:
         lead = next((name for name, plan in held.items() if plan.leads), min(held))
         regions[region] = RegionPlan(lead=lead, strategy=held[lead].strategy, operators=held)
     return regions
-
-
-OperatorPlans = Annotated[
-    dict[str, OperatorPlan],
-    BeforeValidator(_operators_of, json_schema_input_type=dict[str, RegionPlan]),
-    PlainSerializer(_regions_of, return_type=dict[str, RegionPlan]),
-]
-"""Operators by name, in the order of the model; a file has them by region."""
 
 
 class ParameterPlan(Part):

@@ -35,6 +35,7 @@ from .boxes import (
     grouped_form,
     product_form,
 )
+from .libraries import seconds_in
 from .rows import DTYPES, FOLDS, Rows, layer_of, product_of, scores_of
 
 Floats = NDArray[np.float64]
@@ -133,8 +134,8 @@ def priced_products(form: ProductForm, rows: Rows, speed: Speed, *, known: bool 
     for library, mode in groups:
         mask = (names == library) & rows.equal("mode", mode)
         some = product_of(rows.part(mask))
-        seconds[mask] = form.seconds_in(
-            library, some, speed, itemsize=itemsize, sustained=mode == "sustained"
+        seconds[mask] = seconds_in(
+            form, library, some, speed, itemsize=itemsize, sustained=mode == "sustained"
         )
     return seconds
 

@@ -54,6 +54,7 @@ from .fits import (
     priced_layers,
     sustained_beside,
 )
+from .libraries import seconds_in
 from .names import attention_kernel, layer_kernel
 from .rows import DTYPES, Rows, devices_in, layer_of, product_of, read
 
@@ -128,8 +129,8 @@ def _products(form: Form, ran: Ran) -> Floats:
     for cast, sustained in itertools.product((True, False), repeat=2):
         mask = (casts == cast) & (lasts == sustained)
         some = product_of(ran.rows.part(mask))
-        seconds[mask] = form.seconds_in(
-            CAST if cast else "", some, ran.speed, itemsize=itemsize, sustained=sustained
+        seconds[mask] = seconds_in(
+            form, CAST if cast else "", some, ran.speed, itemsize=itemsize, sustained=sustained
         )
     return seconds
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.known import Configuration, Priced, Shape, Stage, framework_named
+from autopar.costmodel.known import Configuration, Priced, Shape, framework_named
 
 from .machines import cluster_of, locked, unlocked
 from .missing import Missing
@@ -25,6 +25,7 @@ from .prepared import Prepared
 from .scores import Sample
 from .seen import taken_away
 from .sizes import Row, number
+from .uneven_pipelines import Stage
 
 STAGE = re.compile(r"gpus=(\d+) ops=(\d+) tp=(\d+)x(\d+) dp=(\d+)x(\d+) recompute=(.*)")
 OPERATORS = (

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from autopar.costmodel import Cluster
 from autopar.costmodel.calibration.run_kinds import run_kind
 from autopar.costmodel.device.device import TF32
-from autopar.costmodel.known import Configuration, Priced, Shape, Stage, price, price_stages
+from autopar.costmodel.known import Configuration, Priced, Shape, price
 
 from .scores import Sample
 from .sizes import forward_flops
+from .uneven_pipelines import Stage, price_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

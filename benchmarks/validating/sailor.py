@@ -20,13 +20,14 @@ from autopar.costmodel.cluster.cluster import join
 from autopar.costmodel.cluster.level import Level
 from autopar.costmodel.cluster.measured_collectives import Curve, Measured
 from autopar.costmodel.device.device import TF32
-from autopar.costmodel.known import Configuration, Framework, Shape, Stage, framework_named
+from autopar.costmodel.known import Configuration, Framework, Shape, framework_named
 
 from .missing import Missing
 from .prepared import Prepared, second_layer
 from .scores import Sample
 from .seen import taken_away
 from .sizes import Row, number
+from .uneven_pipelines import Stage
 
 STAGE = re.compile(r"L(\d+):(.*)")
 ITEM = re.compile(r"([\w-]+)xTP(\d+)\*(\d+)")

@@ -171,25 +171,6 @@ class ProductForm:
         busy = (compute**self.blend + traffic**self.blend) ** (1 / self.blend)
         return self.launch + heated(busy, compute, clock)
 
-    def seconds_in(
-        self,
-        library: str,
-        product: Product,
-        speed: Speed,
-        *,
-        itemsize: float,
-        sustained: bool = True,
-    ) -> Floats:
-        """Return the seconds of products as a library runs them, if it has constants of its own."""
-        seconds = self.seconds(product, speed, itemsize=itemsize, sustained=sustained)
-        if library not in self.libraries:
-            return seconds
-        own = self.libraries[library]
-        read = 2 * product.batch * product.m * product.k
-        return np.asarray(
-            own.factor * seconds + own.start + own.passes * uncached(read, own.held) / speed.memory
-        )
-
     def _compute(self, product: Product, speed: Speed, clock: Clock, itemsize: float) -> Floats:
         """Seconds of the arithmetic at the best tile and split."""
         batch = product.batch

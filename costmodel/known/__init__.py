@@ -6,7 +6,6 @@ from .graph_builder import Kernels
 from .habits import Habits
 from .priced_step import Priced, price
 from .shape import Latent, Shape
-from .uneven_pipelines import Stage, price_stages
 
 __all__ = [
     "FRAMEWORKS",
@@ -17,9 +16,7 @@ __all__ = [
     "Latent",
     "Priced",
     "Shape",
-    "Stage",
     "framework_named",
     "price",
-    "price_stages",
     "runner_named",
 ]

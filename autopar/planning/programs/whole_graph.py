@@ -75,7 +75,7 @@ def _alone(variable: Variable, name: str) -> Variable:
 
 
 def _taken(tables: Tables, variable: Variable, name: str, choice: int) -> Taken:
-    """What a variable's choice is for one of the operators, or the parameter, that it decides."""
+    """The choice of a variable for one of the operators, or the parameter, that it decides."""
     row = int(variable.rows[choice])
     options = tables.strategies[name].choices[row].tolist() if variable.members else [row]
     return tuple(options), variable.host is not None and bool(variable.host[choice] > 0)

@@ -117,7 +117,7 @@ class TableEdges:
         parameter = self._facts(join.tensor)
         stored = self._is_stored(join)
         # On the way from its storage a parameter has no reader yet.
-        readers = None if stored else (join.reader,) if join.reader else ()
+        readers = None if stored else tuple(filter(None, (join.reader,)))
         hidden = self.basis.work.hidden_of(join.tensor, readers)
         key = (parameter, join.source_codes, join.target_codes, join.count, stored, hidden)
         if key not in self.joined:

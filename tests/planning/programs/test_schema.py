@@ -68,7 +68,7 @@ def test_a_plan_of_version_1_is_read(tmp_path: Path) -> None:
 def test_a_file_has_operators_by_region_and_a_plan_has_them_in_the_order_of_the_model(
     tmp_path: Path,
 ) -> None:
-    """What is decided as one is one entry of the file, under its lead's strategy."""
+    """A region is one entry of the file, under its lead's strategy."""
     model = loaded(llama())
     plan = plan_loaded(model, devices=4, cluster="dgx-h100").plan
     path = tmp_path / "plan.json"

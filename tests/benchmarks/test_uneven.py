@@ -11,8 +11,9 @@ import pytest
 from autopar.costmodel import Cluster, load_cluster
 from autopar.costmodel.cluster.cluster import join
 from autopar.costmodel.cluster.level import Level
-from autopar.costmodel.known import Configuration, Habits, Priced, Shape, Stage, price, price_stages
+from autopar.costmodel.known import Configuration, Habits, Priced, Shape, price
 from autopar.errors import ClusterError, UsageError
+from benchmarks.validating.uneven_pipelines import Stage, price_stages
 
 CLUSTER = load_cluster("dgx-a100-80g").sized(8)
 BETWEEN = Level(name="between", size=1, latency=1e-5, bandwidth=1e9)
