@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar, cast
@@ -117,13 +117,10 @@ class FoldedModel:
                 self._analyses[key] = split_batch(self.analysis(short=short), micro_batches)
         return self._analyses[key]
 
-    def _within_layers(self, region: Region) -> Iterator[Region]:
-        """The parts of a region that lie in one of the equal layers each."""
-        by_layer: dict[int, list[str]] = {}
-        for name in region.members:
-            by_layer.setdefault(self._layer_of[name], []).append(name)
-        for members in by_layer.values():
-            yield from region.among(members)
+    def _within_layers(self, region: Region) -> tuple[Region, ...]:
+        """The region if it lies in one of the equal layers, else its members by themselves."""
+        layers = {self._layer_of[name] for name in region.members}
+        return (region,) if len(layers) == 1 else region.apart()
 
     @cached_property
     def _layer_of(self) -> dict[str, int]:

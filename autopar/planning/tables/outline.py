@@ -7,7 +7,7 @@ An outline is the same for any multiplicities, as it has no prices. So it is mad
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,17 +84,6 @@ class _Origin:
     codes: Codes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HandedRead:
-    """A read of a folded layer's value, repeated `count` times for the layers it represents."""
-
-    tensor: str
-    target: int
-    target_codes: Codes
-    count: int
-    reader: str | None
-
-
 class _Outliner:
     """Adds the variables in the order of the model, each with its joins to earlier ones."""
 
@@ -117,7 +106,8 @@ class _Outliner:
         # is its fan-out if it has one.
         self.makers: dict[str, _Origin] = {}
         self.origins: dict[str, _Origin] = {}
-        self.handed: list[_HandedRead] = []
+        # Joins of what folded layers hand on to readers in the layers that they represent.
+        self.handed: list[Join] = []
 
     def run(self) -> Outline:
         """Return the outline of the whole graph."""
@@ -235,21 +225,22 @@ class _Outliner:
         origin = self.origins[name]
         of = counts.operators if variable.what == "operator" else counts.tensors
         count = of.get(variable.name, 1)
+        join = Join(
+            tensor=name,
+            source=origin.variable,
+            source_codes=origin.codes,
+            target=target,
+            target_codes=target_codes,
+            count=count,
+            reader=reader,
+        )
         from_maker = name in counts.handed and self.makers[name].variable == origin.variable
         if from_maker and count > 1:
             # Only the second layer reads the first one's value. The layers behind it read the value
             # of the layer before them, which their representative makes (see `_hand_on`).
-            self.handed.append(
-                _HandedRead(
-                    tensor=name,
-                    target=target,
-                    target_codes=target_codes,
-                    count=count - 1,
-                    reader=reader,
-                )
-            )
-            count = 1
-        self._join(name, origin, target, target_codes, count, reader)
+            self.handed.append(replace(join, count=count - 1))
+            join = replace(join, count=1)
+        self.joins.append(join)
 
     def _hand_on(self) -> None:
         """Join the values of representatives to the readers of the first layers' values."""
@@ -263,32 +254,9 @@ class _Outliner:
             digits = np.array(numbers)[theirs.digits()[maker.codes.array]]
             assert (digits >= 0).all(), "equal operators give their outputs in equal ways"
             codes = self._translated(("handed", maker.codes, theirs, own), own, digits)
-            origin = _Origin(variable=maker.variable, codes=codes)
-            self._join(read.tensor, origin, read.target, read.target_codes, read.count, read.reader)
+            self.joins.append(replace(read, source=maker.variable, source_codes=codes))
 
     def _translated(self, key: object, space: LayoutSpace, digits: Ints) -> Codes:
         """Return the codes in `space` of the layouts with these `digits`, once for each key."""
         known = self.basis.known
         return known.once(key, lambda: known.codes(space.codes(digits)))
-
-    def _join(
-        self,
-        name: str,
-        origin: _Origin,
-        target: int,
-        target_codes: Codes,
-        count: int,
-        reader: str | None,
-    ) -> None:
-        """Add a redistribution of a tensor."""
-        self.joins.append(
-            Join(
-                tensor=name,
-                source=origin.variable,
-                source_codes=origin.codes,
-                target=target,
-                target_codes=target_codes,
-                count=count,
-                reader=reader,
-            )
-        )

@@ -37,11 +37,6 @@ WORDS: Mapping[str, str] = {
 ACTIVATIONS = frozenset({"silu", "gelu", "relu", "sigmoid", "tanh"})
 
 
-def is_view(kind: str) -> bool:
-    """Whether operators of a kind cost nothing, so that it does not matter how they are split."""
-    return kind in RULES and RULES[kind].view
-
-
 class _Grouping:
     """Groups that grow by joining neighbours, `group` by the number of an operator."""
 
@@ -179,10 +174,11 @@ class _Grouping:
         if sum(not _follows(self.operators[number]) for number in members) > 1:
             # A partial sum is added up before others than those that only show it.
             sums = (options[index][number] for index, some in enumerate(taken) for number in some)
-            if any(map(_adds, sums)):
+            if any(P in option.outputs and P not in option.inputs for option in sums):
                 return False
         return all(
-            is_view(self.operators[number].kind)
+            # A view costs nothing, so that it does not matter how it is split.
+            RULES[self.operators[number].kind].view
             or all(
                 place in taken[index]
                 for place, option in enumerate(options[index])
@@ -190,11 +186,6 @@ class _Grouping:
             )
             for index, number in enumerate(members)
         )
-
-
-def _adds(option: Option) -> bool:
-    """Whether an option makes partial sums."""
-    return P in option.outputs and P not in option.inputs
 
 
 def regions_of(

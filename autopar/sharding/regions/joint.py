@@ -36,38 +36,8 @@ class Region:
     links: tuple[Link, ...] = ()
 
     def apart(self) -> tuple[Region, ...]:
-        """The lead alone, and the regions of the other members that are left connected."""
-        others = [name for name in self.members if name != self.lead]
-        return (self._of([self.lead]), *self.among(others))
-
-    def among(self, some: Sequence[str]) -> tuple[Region, ...]:
-        """The connected regions of some members."""
-        part = {name: name for name in some}
-        names = self.members
-
-        def root(name: str) -> str:
-            while part[name] != name:
-                name = part[name]
-            return name
-
-        for a, _, b, _ in self.links:
-            if names[a] in part and names[b] in part:
-                part[root(names[a])] = root(names[b])
-        together: dict[str, list[str]] = {}
-        for name in some:
-            together.setdefault(root(name), []).append(name)
-        return tuple(map(self._of, together.values()))
-
-    def _of(self, members: Sequence[str]) -> Region:
-        place = {name: number for number, name in enumerate(members)}
-        ends = ((self.members[a], out, self.members[b], into) for a, out, b, into in self.links)
-        links = tuple(
-            (place[maker], out, place[reader], into)
-            for maker, out, reader, into in ends
-            if maker in place and reader in place
-        )
-        lead = self.lead if self.lead in place else members[-1]
-        return replace(self, lead=lead, members=tuple(members), links=links)
+        """The members, each by itself."""
+        return tuple(replace(self, lead=name, members=(name,), links=()) for name in self.members)
 
 
 def joint_options(

@@ -22,6 +22,7 @@ from autopar.costmodel.device.kernel_seconds import (
 )
 from autopar.costmodel.device.products import Clock, Library, Product, ProductForm, Speed
 from autopar.errors import ClusterError
+from benchmarks.kernels.libraries import seconds_in
 
 SPEED = Speed(flops=3e14, memory=1.5e12, reference=2e12, units=60)
 BURST = Clock(rate=0.85, heat=0.12, warm=9e-4)
@@ -153,7 +154,7 @@ def test_products(shape: tuple[int, int, int, int], sustained: bool) -> None:
         + 2.2 * read / 1.5e12 * read / (read + 5e6)
     )
     assert float(
-        PRODUCT.seconds_in("lib fp8", one, SPEED, itemsize=1.0, sustained=False)[0]
+        seconds_in(PRODUCT, "lib fp8", one, SPEED, itemsize=1.0, sustained=False)[0]
     ) == pytest.approx(expected, rel=1e-9)
 
 
