@@ -11,12 +11,13 @@ from autopar.ir.graph import unused_name
 from .attention import attention
 from .causal import causal_convolution
 from .index_scores import index_scores
+from .joins import join
 from .norms import norm
 from .rotation import rotation
 from .spelling import Spelling, word
 
 Row = Callable[[Operator, Spelling], Operator | None]
-ROWS: tuple[Row, ...] = (norm, rotation, attention, index_scores, causal_convolution)
+ROWS: tuple[Row, ...] = (norm, rotation, attention, index_scores, causal_convolution, join)
 """What is known by a name: each row reads the last operator that it takes the place of."""
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from autopar.costmodel import Cluster, bind_axes, collective_time, load_cluster
-from autopar.costmodel.calibration.intervals import collective_interval
 from autopar.costmodel.cluster.residual import left_by
 from benchmarks.kernels.scores import Prices, Score, scored
 
+from .collective_intervals import collective_interval
 from .collective_rows import Row, collective_rows
 
 PRESETS: Mapping[str, str] = {

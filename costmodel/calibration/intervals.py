@@ -15,9 +15,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.costmodel.cluster.axis_binding import parse_span
 from autopar.costmodel.cluster.cluster import Cluster
-from autopar.costmodel.cluster.residual import Residual, left_by
+from autopar.costmodel.cluster.residual import Residual
 from autopar.costmodel.cluster.source import Kind, Source
 from autopar.costmodel.device import FAMILIES
 from autopar.costmodel.device.kernel_seconds import TENSOR, experts_kernel, stands_for
@@ -63,15 +62,6 @@ BACKWARD = 1.2
 """Widening of the interval of backward attention, whose rule rests on published ratios, not on
 rows: assumed.
 """
-ALIKE: Mapping[str, str] = {
-    "barrier": "all_reduce",
-    "broadcast": "all_gather",
-    "reduce": "reduce_scatter",
-    "gather": "all_to_all",
-    "scatter": "all_to_all",
-    "send": "all_to_all",
-}
-"""Collectives that were not measured, by the one that they run as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +113,11 @@ def kernel_interval(
         )
     interval = _KINDS[kind](cluster, what)
     if interval is None:
-        return _wide(kind)
+        return wide(kind)
     # Constants of another device say nothing certain about this one.
     borrowed = cluster.sources.get("device.kernels")
     if borrowed is not None and borrowed.kind == "assumed":
-        return _wide(kind)
+        return wide(kind)
     backward = kind == "attention" and direction == "backward"
     return (
         interval.wider(BACKWARD, "backward by a rule of published ratios") if backward else interval
@@ -151,8 +141,8 @@ def step_interval(cluster: Cluster, kind: str = WIDE_TYPES, *, profile: bool = T
     products = _products(cluster, "bfloat16")
     if _by_data_sheet(cluster) and kind in BY_DATA_SHEET:
         left = _wider(left, BY_DATA_SHEET[kind])
-        return _of(left, Source(text=f"{said}, by kernels of other devices", kind="fitted"))
-    interval = _of(left, Source(text=said, kind="fitted"))
+        return interval_of(left, Source(text=f"{said}, by kernels of other devices", kind="fitted"))
+    interval = interval_of(left, Source(text=said, kind="fitted"))
     if products is not None and not _by_data_sheet(cluster):
         return interval
     low, high = WIDE["products"] if products is None else (products.low, products.high)
@@ -180,7 +170,7 @@ def _by_data_sheet(cluster: Cluster) -> bool:
 
 def memory_interval() -> Interval:
     """The interval of a device's bytes at the predicted peak."""
-    return _of(MEMORY, Source(text="published runs", kind="fitted"))
+    return interval_of(MEMORY, Source(text="published runs", kind="fitted"))
 
 
 def chance_to_fit(nbytes: float, room: float) -> float:
@@ -208,31 +198,6 @@ lie.
 def assumed_constants(cluster: Cluster) -> list[str]:
     """Names of the constants of a cluster that rest on no measurement and no data sheet."""
     return sorted(name for name, source in cluster.sources.items() if source.kind == "assumed")
-
-
-def collective_interval(
-    kind: str, nbytes: float, group: int, *, level: str, cluster: Cluster
-) -> Interval:
-    """Return the interval of a price of `collective_time`.
-
-    It comes from the residuals of the outermost level, or of the measured curve.
-    """
-    span = parse_span(cluster, level, group)
-    for entry in cluster.measured:
-        if (entry.kind, entry.level, entry.group) == (kind, level, group):
-            # Of normally distributed errors around 0, nine in ten are below twice their mean size.
-            apart = 2 * entry.residual + entry.spread
-            return _of(
-                Residual(low=-apart, middle=0.0, high=apart, rows=1),
-                Source(text="its own curve", kind="measured"),
-            )
-    if not span:
-        return _of(Residual(low=0.0, middle=0.0, high=0.0, rows=0), Source(text="nothing is sent"))
-    name = left_by(ALIKE.get(kind, kind), nbytes)
-    left = span[-1][0].residuals.get(name)
-    if left is None:
-        return _wide("collectives")
-    return _of(left, Source(text=f"{name} on {span[-1][0].name}", kind="fitted"))
 
 
 def _products(cluster: Cluster, dtype: str) -> Interval | None:
@@ -296,19 +261,19 @@ def _fitted(cluster: Cluster, name: str) -> Interval | None:
         return None
     kind: Kind = "measured" if fit.kind == "measured" else "fitted"
     left = Residual(low=fit.low, middle=fit.middle, high=fit.high, rows=fit.rows)
-    return _of(left, Source(text=f"{name}: {fit.source}", kind=kind))
+    return interval_of(left, Source(text=f"{name}: {fit.source}", kind=kind))
 
 
 def _known(fit: Fitted) -> bool:
     return fit.low < fit.high and fit.kind != "assumed"
 
 
-def _of(left: Residual, source: Source) -> Interval:
+def interval_of(left: Residual, source: Source) -> Interval:
     low, middle, high = (math.exp(value) for value in (left.low, left.middle, left.high))
     return Interval(low=low, middle=middle, high=high, rows=left.rows, source=source)
 
 
-def _wide(kind: str) -> Interval:
+def wide(kind: str) -> Interval:
     low, high = WIDE[kind]
     said = Source(text=f"no {kind} of this kind were measured here", kind="assumed")
     return Interval(low=low, middle=1.0, high=high, rows=0, source=said)

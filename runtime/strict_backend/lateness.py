@@ -32,22 +32,6 @@ class Clock:
         time.sleep(max(end - self.now(), 0.0))
 
 
-class VirtualClock(Clock):
-    """A clock that only waits move on."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def now(self) -> float:
-        """The latest time until which the program has waited."""
-        return self._now
-
-    def wait_until(self, end: float) -> None:
-        """Move the clock on to that time, unless it is past it."""
-        # What was over before the program came for it costs nothing.
-        self._now = max(self._now, end)
-
-
 @dataclass(slots=True)
 class _Held:
     """Stated times on a clock; `free`: when the queue of a group is free."""

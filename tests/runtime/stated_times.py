@@ -22,11 +22,12 @@ from autopar.runtime.module.parallel_module import ParallelModule
 from autopar.runtime.operators import Function, function_of
 from autopar.runtime.operators.functions import known_as
 from autopar.runtime.ranks.world import World
-from autopar.runtime.strict_backend import VirtualClock, holding
+from autopar.runtime.strict_backend import holding
 from autopar.runtime.strict_backend.lateness import now, wait_until
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.mesh import Axes
 from autopar.sharding.program import Compute
+from tests.runtime.virtual_clock import VirtualClock
 
 SLOW = ("aten.tanh.default", "aten.gelu.default", "aten.add.Tensor", "aten.mul.Tensor")
 """The operators whose computation takes time; that of others takes none."""

@@ -16,7 +16,6 @@ from autopar.costmodel.calibration.intervals import (
     MEMORY,
     WIDE,
     chance_to_fit,
-    collective_interval,
     kernel_interval,
     step_interval,
 )
@@ -25,6 +24,7 @@ from autopar.costmodel.cluster.measured_collectives import Curve, Measured
 from autopar.costmodel.cluster.residual import Residual, left_by
 from autopar.costmodel.device.measured_kernels import SHEET, Fitted, kernels_of, measured
 from autopar.errors import ClusterError
+from benchmarks.fitting.collective_intervals import collective_interval
 
 H100 = load_cluster("dgx-h100")
 

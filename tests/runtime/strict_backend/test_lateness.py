@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.ranks.process_groups import parameter_group
-from autopar.runtime.strict_backend import Clock, VirtualClock, holding
+from autopar.runtime.strict_backend import Clock, holding
+from tests.runtime.virtual_clock import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("strict_ranks")
 
