@@ -27,7 +27,6 @@ OTHER = {
     ("both", "torchtitan"),
     ("pipeline", "torchtitan"),
     # The plan cuts a layer, and the target has it whole.
-    ("sharded stages", "torchtitan"),
     ("both", "hf-tp-plan"),
 }
 """Of which the target says less than the plan, so that another comes back."""
