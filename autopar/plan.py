@@ -32,9 +32,9 @@ from .plan_parts import (
     RulePlan,
     SchedulePlan,
     StagePlan,
+    by_region,
+    in_order,
     mesh_of,
-    operators_of,
-    regions_of,
 )
 from .sharding.analysis import Analysis
 from .sharding.candidates import cuts_no_byte, is_storable
@@ -82,11 +82,11 @@ class Plan(Part):
     @field_validator("operators", mode="before", json_schema_input_type=dict[str, RegionPlan])
     @classmethod
     def _operators_of_file(cls, regions: object) -> object:
-        return operators_of(regions)
+        return in_order(regions)
 
     @field_serializer("operators")
     def _regions_of_file(self, operators: dict[str, OperatorPlan]) -> dict[str, RegionPlan]:
-        return regions_of(operators)
+        return by_region(operators)
 
     @field_validator("mesh")
     @classmethod

@@ -137,7 +137,7 @@ class RegionPlan(Part):
     operators: dict[str, PlacedOperator]
 
 
-def operators_of(regions: object) -> object:
+def in_order(regions: object) -> object:
     """The operators of a file's regions, in the order of the model."""
     if not isinstance(regions, dict):
         return regions
@@ -155,10 +155,13 @@ def operators_of(regions: object) -> object:
             fields |= {"region": name, "leads": operator == read.lead}
             placed.append((plan.place, operator, OperatorPlan(**fields)))
     placed.sort(key=lambda one: one[0])
-    return {operator: plan for _, operator, plan in placed}
+    operators = {operator: plan for _, operator, plan in placed}
+    if len(operators) < len(placed):
+        raise ValueError("an operator is in two regions")
+    return operators
 
 
-def regions_of(operators: Mapping[str, OperatorPlan]) -> dict[str, RegionPlan]:
+def by_region(operators: Mapping[str, OperatorPlan]) -> dict[str, RegionPlan]:
     """The regions of operators, each in the place of its first one."""
     parts: dict[str, dict[str, PlacedOperator]] = {}
     for place, (name, plan) in enumerate(operators.items()):

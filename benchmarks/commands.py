@@ -6,7 +6,7 @@ The cases stand in `benchmarks/cases.toml`. Every command is a process of its ow
 arithmetic and nothing remembered; known schemes and the proof of the import are left out.
 
     CPU        CPU seconds of the command, with the start of Python
-    operators  of the largest layer in the plan's file: what its names have before a layer's number
+    operators  of the largest layer in the plan's file, where its names tell layers
     step       predicted, and the certificate's bound; `above`: bound / published step, where one is
 
 Ratios are this tree's over the other's; the last line has their geometric mean.
@@ -41,7 +41,7 @@ def command(case: dict[str, Any], configs: Path, models: Path, out: Path) -> lis
     else:
         model = str(models / case["onnx"])
     said = ["plan", model, "--cluster", "dgx-h100", "--devices", str(case["devices"])]
-    said += ["--batch", str(case["batch"]), "--no-compare", "--no-proof", "-o", str(out)]
+    said += ["--batch", str(case["batch"]), "-o", str(out)]
     if "sequence" in case:
         said += ["--dim", f"sequence={case['sequence']}"]
     return said
@@ -50,8 +50,12 @@ def command(case: dict[str, Any], configs: Path, models: Path, out: Path) -> lis
 def run(tree: Path, words: Sequence[str], out: Path) -> dict[str, Any]:
     """CPU seconds, step, bound and operators of a layer of one command of a tree."""
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(tree), "AUTOPAR_CACHE": ""}
+    asked = [sys.executable, "-m", "autopar", "plan", "--help"]
+    options = subprocess.run(asked, capture_output=True, text=True, env=environment, cwd=tree)
+    # An older tree has no proof to leave out.
+    without = [word for word in ("--no-compare", "--no-proof") if word in options.stdout]
     process = subprocess.Popen(
-        [sys.executable, "-m", "autopar", *words],
+        [sys.executable, "-m", "autopar", *words, *without],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=environment,
@@ -68,7 +72,7 @@ def run(tree: Path, words: Sequence[str], out: Path) -> dict[str, Any]:
         "cpu_s": usage.ru_utime + usage.ru_stime,
         "step_s": plan["predicted"]["step"],
         "bound_s": plan["provenance"]["lower_bound"],
-        "operators": max(layers.values(), default=len(plan["operators"])),
+        "operators": max(layers.values(), default=None),
     }
 
 
@@ -83,7 +87,8 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 continue
             if case.get("onnx") == "gpt2":
                 example = str(ROOT / "examples" / "gpt2_onnx.py")
-                subprocess.run([sys.executable, example, str(gpt2)], check=True, cwd=ROOT)
+                made = [sys.executable, example, str(gpt2)]
+                subprocess.run(made, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
                 case = case | {"onnx": str(gpt2)}
             out = Path(scratch) / "plan.json"
             words = command(case, arguments.configs, arguments.models, out)
@@ -102,8 +107,9 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def text(row: dict[str, Any]) -> str:
     """A row as a line."""
+    layer = f"{row['operators'] or '-':>4} operators a layer"
     line = (
-        f"{row['case']:32} {row['cpu_s']:7.1f} s CPU  {row['operators']:4} operators a layer  "
+        f"{row['case']:32} {row['cpu_s']:7.1f} s CPU  {layer}  "
         f"step {row['step_s']:8.4g} s  bound {row['bound_s']:8.4g} s"
     )
     if "above" in row:

@@ -1,9 +1,7 @@
 """Raises the bounds of candidates by solutions of their own, the least bound first.
 
-What is proven of some number of micro-batches also holds for more on the same mesh. At first the
-solutions have no limit of memory. Then a candidate with stages is divided into leaves, by modes and
-schedules (see `stages_within_memory`), and its bound is that of its least leaf. The least leaf of
-all candidates is looked at next, until nothing can be looked at any more closely.
+What is proven of some number of micro-batches also holds for more on the same mesh. The solutions
+have no limit of memory.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ def _figures(
     basis: Basis, decided: Decided, members: Sequence[_Member]
 ) -> Iterator[tuple[Floats, Floats, Floats]]:
     """The seconds of each member of a region, and the bytes saved of parameters and of values."""
-    for op, of, own in zip(decided.operators, members, decided.allowed, strict=True):
-        strategies = own.strategies
+    for (op, allowed), of in zip(decided.each(), members, strict=True):
+        strategies = allowed.strategies
         yield (
             _seconds(basis, op, of, strategies),
             _saved_bytes(basis, strategies, of.shares, weight=True),

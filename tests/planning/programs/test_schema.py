@@ -8,7 +8,10 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from autopar.api import plan_loaded
+from autopar.errors import PlanError
 from autopar.plan import Plan, plan_schema
 from autopar.plan_parts import SchedulePlan
 from autopar.sharding.analysis import analyse
@@ -103,3 +106,19 @@ def test_a_plan_of_version_3_has_every_operator_by_itself(tmp_path: Path) -> Non
     assert [op.strategy for op in read.operators.values()] == [
         op.strategy for op in plan.operators.values()
     ]
+
+
+def test_regions_that_contradict_their_operators_are_refused(tmp_path: Path) -> None:
+    """An operator in two regions, a lead that is elsewhere, a strategy that is not the lead's."""
+    plan = plan_loaded(loaded(llama()), devices=4, cluster="dgx-h100").plan
+    path = tmp_path / "plan.json"
+    for number in range(3):
+        data = json.loads(plan.to_json())
+        one, other = list(data["operators"].values())[:2]
+        if number == 0:
+            one["operators"] |= other["operators"]
+        else:
+            one |= {"lead": "elsewhere"} if number == 1 else {"strategy": ["B"]}
+        path.write_text(json.dumps(data), encoding="utf-8")
+        with pytest.raises(PlanError, match="in two regions" if number == 0 else "of its lead"):
+            Plan.load(path)
