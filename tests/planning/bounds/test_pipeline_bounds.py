@@ -4,6 +4,7 @@ candidates, within memory and without.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -18,13 +19,22 @@ from autopar.order.schedules import schedule_named, step_seconds
 from autopar.order.times import Times
 from autopar.planning.bounds.least_passes import ALL, NOTHING, UPDATES, least_passes
 from autopar.planning.bounds.proof import Proof
+from autopar.planning.bounds.with_stages import PipelineBounds
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.outer_search.best_first import BestFirst
 from autopar.planning.outer_search.book import Book
+from autopar.planning.outer_search.candidate_solver import CandidateSolver
+from autopar.planning.outer_search.evaluator import Evaluator
+from autopar.planning.outer_search.whole_programs import WholePrograms
+from autopar.planning.solve.within_limits import solve_within
+from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.groups import CandidateGroups
+from autopar.planning.space.modes import Mode
 from autopar.planning.stages.estimate import Pipe
+from autopar.planning.stages.parts import Terms
 from autopar.planning.tables.parameters.traffic import Once, once_seconds
+from autopar.search import Infeasible, NoAssignment
 
 Floats = NDArray[np.float64]
 WEIGHT = 1 / 3
@@ -179,6 +189,57 @@ def shape(**more: int) -> Shape:
         "sequence": 256,
     }
     return Shape(**{**sizes, **more}, dropout=False)
+
+
+def cuts(solver: CandidateSolver, candidate: Candidate, mode: Mode) -> dict[tuple[str, int], float]:
+    """The least step that some solutions in a mode come to under every schedule."""
+    costs = dict[tuple[str, int], float]()
+    programs = WholePrograms(Evaluator(solver))
+    for hidden, share in itertools.product(
+        (solver.hides(candidate, mode), 0.0), (math.inf, 1.5, 1.0, 0.7)
+    ):
+        try:
+            tables = programs.tables(candidate, mode, hidden)
+            solution = solve_within(tables, "dynamic_programming", share * solver.room(candidate))
+        except (Infeasible, NoAssignment):
+            continue
+        schedule = solver.schedule(mode, candidate.micro_batches, [tables.prices], short=False)
+        terms = Terms(request=solver.request, schedule=schedule, always=solver.always)
+        part = terms.part(solver.group(candidate), tables, solution)
+        cutter, pairs = terms.cutter([part])
+        for pair in pairs:
+            if (pipeline := cutter.cut(*pair)) is not None:
+                costs[pair] = min(costs.get(pair, math.inf), pipeline.step)
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("layers", "devices", "memory"),
+    [
+        (4, 4, 2e8),
+        pytest.param(6, 8, 1.2e8, marks=pytest.mark.slow),
+        pytest.param(12, 16, 9e7, marks=pytest.mark.slow),
+    ],
+)
+def test_no_cut_undercuts_what_is_proven(layers: int, devices: int, memory: float) -> None:
+    """The bound of a candidate under each schedule is below all cuts of its solutions."""
+    request = Request(cluster=load_cluster("dgx-h100").sized(devices), memory=memory)
+    folded = FoldedModel(transformer(shape(layers=layers), batch=16).graph, train=True)
+    solver = CandidateSolver(folded, request)
+    bounds = PipelineBounds(solver.bounds)
+    compared = 0
+    groups = [
+        few
+        for few, _ in CandidateGroups(folded, request).groups(devices)
+        if few and few[0].stages > 1
+    ]
+    for candidate in [few[len(few) // 2] for few in groups][:: 3 if layers == 4 else 1]:
+        for mode in solver.modes():
+            for schedule, step in cuts(solver, candidate, mode).items():
+                bound = bounds.free(candidate, (schedule,), mode.recompute)
+                assert bound <= step * (1 + 1e-9), (candidate, mode, schedule)
+                compared += 1
+    assert compared > 5
 
 
 @pytest.mark.slow
