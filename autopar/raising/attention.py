@@ -90,7 +90,7 @@ def _is_mask(name: str, scores: str, spelling: Spelling) -> bool:
     shape = spelling.shape(name)
     whole = spelling.shape(scores)
     fits = all(a in (1, b) for a, b in zip(reversed(shape), reversed(whole), strict=False))
-    return fits and len(shape) >= 2 and not spelling.is_learned(name)
+    return fits and len(shape) >= 2 and name not in spelling.learned
 
 
 def _turned(name: str, spelling: Spelling) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autopar.ir import Graph, Operator, needed_operators
 from autopar.ir.graph import unused_name
 
+from .activations import activation
 from .attention import attention
+from .bodies import trees
 from .causal import causal_convolution
 from .index_scores import index_scores
 from .joins import join
@@ -17,7 +19,15 @@ from .rotation import rotation
 from .spelling import Spelling, word
 
 Row = Callable[[Operator, Spelling], Operator | None]
-ROWS: tuple[Row, ...] = (norm, rotation, attention, index_scores, causal_convolution, join)
+ROWS: tuple[Row, ...] = (
+    norm,
+    rotation,
+    attention,
+    index_scores,
+    causal_convolution,
+    join,
+    activation,
+)
 """What is known by a name: each row reads the last operator that it takes the place of."""
 
 
@@ -35,6 +45,18 @@ def raised(graph: Graph) -> Graph:
         for row in ROWS:
             if (whole := row(operator, spelling)) is not None:
                 instead[whole.outputs[0]] = whole
+    # A row may end in a view that goes.
+    ends = {same.get(name, name): operator for name, operator in instead.items()}
+    instead = {name: replace(operator, outputs=(name,)) for name, operator in ends.items()}
+    graph = _with(graph, instead, same)
+    return _with(graph, trees(Spelling(graph)), {})
+
+
+def _with(graph: Graph, instead: Mapping[str, Operator], same: Mapping[str, str]) -> Graph:
+    """The graph with some operators in the place of others that make the same.
+
+    `same`: tensors that go, each with the one that is read in its place.
+    """
     if not instead and not same:
         return graph
     operators = [
@@ -44,9 +66,10 @@ def raised(graph: Graph) -> Graph:
     ]
     needed = needed_operators(
         [replace(op, inputs=tuple(same.get(name, name) for name in op.inputs)) for op in operators],
-        spelling.leaving,
+        {*graph.outputs, *graph.updates.values(), *filter(None, (graph.loss,))},
     )
-    gone = spelling.makers.keys() - {name for operator in needed for name in operator.outputs}
+    made = {name for operator in needed for name in operator.outputs}
+    gone = {name for op in graph.operators for name in op.outputs} - made
     tensors = {name: tensor for name, tensor in graph.tensors.items() if name not in gone}
     return replace(graph, operators=tuple(_named(needed)), tensors=tensors)
 

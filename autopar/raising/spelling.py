@@ -29,7 +29,11 @@ def beside(operator: Operator, name: str) -> str:
 
 
 class Spelling:
-    """The makers and readers of a graph's tensors; `leaving`: tensors that leave the graph."""
+    """The makers and readers of a graph's tensors.
+
+    `leaving`: tensors that leave the graph. `learned`: those that may have a gradient, as they rest
+    on parameters or on inputs of floats.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -42,6 +46,11 @@ class Spelling:
         self.leaving = {*graph.outputs, *graph.updates.values()}
         if graph.loss:
             self.leaving.add(graph.loss)
+        roots = (t for t in graph.tensors.values() if t.role in (Role.PARAMETER, Role.INPUT))
+        self.learned = {tensor.name for tensor in roots if tensor.is_float}
+        for operator in graph.operators:
+            if not self.learned.isdisjoint(operator.inputs):
+                self.learned.update(n for n in operator.outputs if self.tensors[n].is_float)
 
     def maker(self, name: str, *words: str) -> Operator | None:
         """The operator that makes a tensor, if it is one of these."""
@@ -117,20 +126,6 @@ class Spelling:
             scale *= number if word(maker) == "mul" else 1 / number
             name = maker.inputs[0]
         return self.uncast(name), scale
-
-    def is_learned(self, name: str) -> bool:
-        """Whether a value may have a gradient: it rests on a parameter or an input of floats."""
-        ends = [name]
-        seen = set(ends)
-        while ends:
-            tensor = self.tensors[ends.pop()]
-            if tensor.is_float and tensor.role in (Role.PARAMETER, Role.INPUT):
-                return True
-            maker = self.makers.get(tensor.name)
-            further = set(maker.inputs) - seen if maker is not None and tensor.is_float else set()
-            seen |= further
-            ends += sorted(further)
-        return False
 
     def pairs(self, operator: Operator) -> Iterator[tuple[str, str]]:
         """The two tensors of a sum or a product, in both orders."""

@@ -183,18 +183,15 @@ def _partial(call: Call, rule: Rule) -> list[Option]:
     Addends join the partial sum once; the other inputs are shares.
     """
     passing = []
-    for group in RULES[call.operator.kind].linear:
+    groups = RULES[call.operator.kind].linear_in(call)
+    for group in groups:
         carriers = {*group, *rule.addends}
         # A call may lack optional inputs at the end.
         if not all(i < len(call.inputs) for i in carriers):
             continue
         if all(map(can_be_partial, (*(call.inputs[i] for i in carriers), *call.outputs))):
             inputs = tuple(P if i in carriers else B for i in range(len(call.inputs)))
-            name = (
-                "P"
-                if group == RULES[call.operator.kind].linear[0]
-                else "P" + "".join(map(str, group))
-            )
+            name = "P" if group == groups[0] else "P" + "".join(map(str, group))
             passing.append(
                 Option(
                     name=name, factor=-1, parts=1, inputs=inputs, outputs=(P,) * len(call.outputs)

@@ -24,7 +24,7 @@ class Runner:
     pass do (ZeRO 3). `update`: bytes that an optimizer's step moves, as a share of those of torch's
     chain of kernels. `actions`: those of `HOST_ACTIONS` that take its host the seconds that were
     measured on the own runtime. `narrow_gradients`: gradients are added up and travel in the 16
-    bits of the computation.
+    bits of the computation. `fuses`: a compiler makes one kernel of each pointwise body.
     """
 
     name: str = OWN
@@ -35,6 +35,7 @@ class Runner:
     update: float = 1.0
     actions: frozenset[str] = frozenset(HOST_ACTIONS)
     narrow_gradients: bool = False
+    fuses: bool = True
 
     def hides(self, *, per_pass: bool) -> tuple[bool, bool]:
         """Whether gathers, and reductions, run under computation; `per_pass`: those of ZeRO 3."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.ir import DTYPE_BYTES, Ref, Role, Tensor
+from autopar.ir.bodies import POINTWISE, body_of
 from autopar.ir.recipes import recipe_of
 from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import RULES, Call
@@ -17,6 +18,7 @@ from autopar.sharding.rules.elementwise import ROTATE
 from autopar.sharding.rules.saved_for_backward import Keeps, keeps
 from autopar.sharding.strategies import Strategies
 
+from .bodies import eager
 from .device import ITEMSIZE, TF32
 from .elementwise import CAST_TRAFFIC, memory_seconds, with_launch
 from .kernel_seconds import AttentionWork, attention_seconds, product_seconds
@@ -79,6 +81,13 @@ class OperatorKernels:
         self.bytes = [np.broadcast_to(size, (self.count,)) for size in sizes]
         self.ins = self.bytes[: len(call.inputs)]
         self.outs = self.bytes[len(call.inputs) :]
+        # Without a compiler, or on CPUs, the parts of a body run one by one.
+        one_by_one = not cluster.runner.fuses or cluster.backend == "gloo"
+        self.parts = (
+            eager(body_of(call.operator), self.ins, self.outs[0])
+            if call.operator.kind == POINTWISE and one_by_one
+            else None
+        )
         cast = call.get("compute")
         self.dtype = cast if isinstance(cast, str) else computed_in(tensors)
         self.is_cast = isinstance(cast, str) and cast != TF32
@@ -105,6 +114,8 @@ class OperatorKernels:
             return np.zeros(self.count)
         if self.is_attention:
             return self._attention("forward")
+        if self.parts is not None:
+            return self._stream(self.parts.forward, self.parts.kernels[0])
         looked_up = {f for f, factor in enumerate(self.rule.factors) if factor.special == "masked"}
         # A look-up reads the rows that it gives, not the table.
         read = [
@@ -134,6 +145,8 @@ class OperatorKernels:
             return np.zeros(self.count)
         if self.is_attention:
             return self._attention("backward")
+        if self.parts is not None:
+            return self._stream(self.parts.backward, self.parts.kernels[1])
         if self.product is None:
             saved = [
                 *(self.ins[i] for i in self.saved.inputs),
@@ -225,13 +238,13 @@ class OperatorKernels:
             )
         return buffers
 
-    def _stream(self, nbytes: Floats) -> Floats:
+    def _stream(self, nbytes: Floats, kernels: int = 1) -> Floats:
         """Seconds of reading and writing alone."""
         return with_launch(
             0.0,
             memory_seconds(self.passes * nbytes, self.device),
             self.device,
-            launches=self.launches,
+            launches=kernels * self.launches,
         )
 
     def _seconds(self, product: Product, nbytes: Floats) -> Floats:

@@ -84,6 +84,7 @@ class Framework:
             update=habits.update_traffic / TORCH_UPDATE,
             actions=frozenset(HOST_ACTIONS) if name == OWN else others,
             narrow_gradients=max(habits.gradient_bytes, habits.reduced_bytes) == 2,
+            fuses=habits.fused or habits.compiled or name == OWN,
         )
 
 

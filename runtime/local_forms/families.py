@@ -7,7 +7,7 @@ _SPLIT = (
     "travelling_rows vocabulary_loss"
 )
 _LOCAL = (
-    "attention_dropout detection dropout experts narrow_experts narrow_products "
+    "attention_dropout bodies detection dropout experts narrow_experts narrow_products "
     "random_tensors seeded_operators shard_indexing shard_lookup shard_sizes single_device"
 )
 for _name in _SPLIT.split():

@@ -94,7 +94,8 @@ def _row(kind: str, entry: Entry, row: Mapping[str, Any] | None) -> str:
     text = entry.rule if isinstance(entry.rule, str) else (row or {}).get("rule", "")
     example = f"e.g. `{text}`" if text else "depends on the call"
     rule = f"`{text}`" if fixed else example
-    partial = ", ".join("+".join(map(str, group)) for group in entry.linear) or "-"
+    told = ", ".join("+".join(map(str, group)) for group in entry.linear) or "-"
+    partial = told if entry.linear_of is None else "depends on the call"
     proof = f"{row['samples']} / {row['strategies']} ({row['split']})" if row else "-"
     splits, inside = (_splits(text), _inside(text)) if text else ("-", "-")
     return f"| `{kind}` | {_cell(rule)} | {splits} | {partial} | {inside} | {proof} |"

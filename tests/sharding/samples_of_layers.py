@@ -617,5 +617,19 @@ def rotations() -> Iterator[Sample]:
     )
 
 
-_ALL = (images, fused, layers, steps, rare_losses, scans, sparse_attention, rotations)
+def bodies() -> Iterator[Sample]:
+    """Gates, of a value of its own shape and of one that is the same for all rows."""
+    for other in (n(6, 4, 6), n(6), n(1, 4, 1)):
+        gate = ("aten.silu.default", (("self", n(6, 4, 6)),))
+        yield sample(
+            "autopar.pointwise", body=("aten.mul.Tensor", (("self", gate), ("other", other)))
+        )
+    total = ("aten.add.Tensor", (("self", n(6, 4)), ("other", n(6, 4))))
+    scaled = ("aten.mul.Tensor", (("self", total), ("other", n(6, 4))))
+    yield sample(
+        "autopar.pointwise", "linear", body=("aten.div.Tensor", (("self", scaled), ("other", n(4))))
+    )
+
+
+_ALL = (images, fused, layers, steps, rare_losses, scans, sparse_attention, rotations, bodies)
 FAMILIES = {family.__name__: family for family in _ALL}

@@ -3,6 +3,7 @@
 from autopar.ir import Graph
 
 from . import (
+    bodies,
     complex,
     contraction,
     convolution,
@@ -49,6 +50,7 @@ __all__ = [
     "Call",
     "Entry",
     "added_rules",
+    "bodies",
     "check_supported",
     "complex",
     "contraction",

@@ -64,6 +64,7 @@ class Call:
 
 
 RuleText = str | Callable[[Call], str]
+Linear = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +72,20 @@ class Entry:
     """A row of the table.
 
     `linear`: sets of inputs in which the operator is jointly linear, so that partial values pass
-    through it. `affine`: whether it adds up all its inputs and numbers: partial values then pass
-    through it over time. `products`: the products of factor sizes that count multiply-adds; empty
-    for memory-bound operators. A product is given by the letters of the factors that it leaves out:
-    `""` takes all factors. `"/e"` means that each element meets one of the e, so a share of the
-    elements does a share of the work. `differentiable`: whether the output can carry a gradient.
-    `saves`: the tensors that autograd keeps for the backward pass: "inputs", "output" or "" for
-    none; `saved` is more exact for many kinds. `view`: whether the output is a view of the input,
-    which costs nothing. `covers`: the calls that have this rule (None: all). `stand_in`: the kind
-    has no rule; the row serves graphs whose `replicated` names the kind.
+    through it; `linear_of` gives them where they depend on the call. `affine`: whether it adds up
+    all its inputs and numbers: partial values then pass through it over time. `products`: the
+    products of factor sizes that count multiply-adds; empty for memory-bound operators. A product
+    is given by the letters of the factors that it leaves out: `""` takes all factors. `"/e"` means
+    that each element meets one of the e, so a share of the elements does a share of the work.
+    `differentiable`: whether the output can carry a gradient. `saves`: the tensors that autograd
+    keeps for the backward pass: "inputs", "output" or "" for none; `saved` is more exact for many
+    kinds. `view`: whether the output is a view of the input, which costs nothing. `covers`: the
+    calls that have this rule (None: all). `stand_in`: the kind has no rule; the row serves graphs
+    whose `replicated` names the kind.
     """
 
     rule: RuleText
-    linear: tuple[tuple[int, ...], ...] = ()
+    linear: Linear = ()
     affine: bool = False
     products: tuple[str, ...] = ()
     differentiable: bool = True
@@ -91,6 +93,11 @@ class Entry:
     view: bool = False
     covers: Callable[[Call], bool] | None = None
     stand_in: bool = False
+    linear_of: Callable[[Call], Linear] | None = None
+
+    def linear_in(self, call: Call) -> Linear:
+        """The sets of inputs in which a call is jointly linear."""
+        return self.linear if self.linear_of is None else self.linear_of(call)
 
 
 RULES: dict[str, Entry] = {}
@@ -100,7 +107,8 @@ def register(
     kinds: str | Iterable[str],
     rule: RuleText,
     *,
-    linear: tuple[tuple[int, ...], ...] = (),
+    linear: Linear = (),
+    linear_of: Callable[[Call], Linear] | None = None,
     affine: bool = False,
     products: tuple[str, ...] = (),
     differentiable: bool = True,
@@ -113,6 +121,7 @@ def register(
     entry = Entry(
         rule=rule,
         linear=linear,
+        linear_of=linear_of,
         affine=affine,
         products=products,
         differentiable=differentiable,

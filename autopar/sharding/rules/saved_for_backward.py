@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES
+from autopar.ir.bodies import POINTWISE, body_of, parts
 from autopar.ir.recipes import recipe_of
 
 from .registry import RULES, Call
@@ -340,6 +341,12 @@ _SCRATCH: Mapping[str, float] = {
 """Temporaries of the backward formula besides the gradients, as multiples of the first input."""
 
 
+def _remade(call: Call) -> float:
+    """Bytes for each element of the values inside a body, and of their gradients."""
+    inside = len(list(parts(body_of(call.operator)))) - 1
+    return 2.0 * inside * DTYPE_BYTES[call.outputs[0].dtype]
+
+
 def backward_scratch(call: Call) -> tuple[Made, ...]:
     """Temporaries of a call's backward formula."""
     if call.operator.kind in OWN:
@@ -349,6 +356,8 @@ def backward_scratch(call: Call) -> tuple[Made, ...]:
         places = ((False, 1), (True, 0))
         return tuple(Made(output=o, position=i, nbytes=recipe.bytes) for o, i in places)
     times = _SCRATCH.get(call.operator.kind)
+    if call.operator.kind == POINTWISE:
+        return (Made(output=True, position=0, nbytes=_remade(call)),)
     if not times:
         return ()
     nbytes = float(times * DTYPE_BYTES[call.inputs[0].dtype])
