@@ -101,14 +101,14 @@ def _tensor_parallel(shape: Shape) -> Step:
     )
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    columns = ("query", "key", "value", "up")
+    columns = ("query", "key", "value", "gate", "up")
     rows = ("out", "down")
     module = model(shape)
     for block in module.blocks:
         parallelize_module(
             block,
             mesh,
-            {name: ColwiseParallel() for name in columns}
+            {name: ColwiseParallel() for name in columns if hasattr(block, name)}
             | {name: RowwiseParallel() for name in rows},
         )
     return _loop(module, lambda number: batch(shape, number))
