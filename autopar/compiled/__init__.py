@@ -6,15 +6,13 @@ work, to the same bits.
                 order
     eliminate, assign
                 all such products of an elimination, and the choices that attain its optimum
-    play        the times of a step's computations and transfers on the streams of a device
 """
 
 try:
-    from ._compiled import assign, eliminate, minimise, play
+    from ._compiled import assign, eliminate, minimise
 # The wheel without binaries, and a machine without a compiler, have numpy and Python alone.
 except ImportError:
     from .elimination import assign, eliminate
     from .in_numpy import minimise
-    from .streams_in_python import play
 
-__all__ = ["assign", "eliminate", "minimise", "play"]
+__all__ = ["assign", "eliminate", "minimise"]

@@ -6,7 +6,6 @@
 PyObject *autopar_minimise(PyObject *module, PyObject *args);
 PyObject *autopar_eliminate(PyObject *module, PyObject *args);
 PyObject *autopar_assign(PyObject *module, PyObject *args);
-PyObject *autopar_play(PyObject *module, PyObject *args);
 
 static PyMethodDef methods[] = {
     {"minimise", autopar_minimise, METH_VARARGS,
@@ -15,8 +14,6 @@ static PyMethodDef methods[] = {
      "eliminate(tables, program, leaves, wanted): write the wanted joins' tables behind the leaves'."},
     {"assign", autopar_assign, METH_VARARGS,
      "assign(tables, program, leaves, steps, choices): write the choices that attain the optimum."},
-    {"play", autopar_play, METH_VARARGS,
-     "play(score, links, slowdown, times): play a score on streams, and write its times."},
     {NULL, NULL, 0, NULL},
 };
 

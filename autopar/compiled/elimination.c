@@ -12,10 +12,27 @@
 */
 
 #include "min_plus.h"
-#include "arrays.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+static int refuse(const char *why)
+{
+    PyErr_SetString(PyExc_ValueError, why);
+    return -1;
+}
+
+/* Open an array of int64, of numpy or of `array.array`; -1 with an error where it is another. */
+static int open_numbers(PyObject *array, Py_buffer *view, int flags)
+{
+    if (PyObject_GetBuffer(array, view, flags | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
+        return -1;
+    if (view->itemsize == sizeof(int64_t) && strchr("lq", view->format[0]) && view->ndim <= 1)
+        return 0;
+    PyBuffer_Release(view);
+    view->obj = NULL;
+    return refuse("programs and choices are arrays of int64");
+}
 
 #define MAX_LABELS MAX_AXES
 /* Additions behind which an interrupt is looked for. */

@@ -27,44 +27,37 @@ def activation(operator: Operator, spelling: Spelling) -> Operator | None:
     scale, factors = _product(operator.outputs[0], spelling)
     if sorted(factors.values()) != [1, 1]:
         return None
+    made = operator.outputs[0]
     for x, other in (tuple(factors), tuple(factors)[::-1]):
-        attributes = _gelu(x, other, scale, spelling)
-        if attributes is None and _is_silu(x, other, scale, spelling):
-            attributes = {}
-        if attributes is not None and _same(x, operator.outputs[0], spelling):
-            kind = "gelu" if attributes else "silu"
+        approximate = _gelu(x, other, scale, spelling)
+        sigmoid = spelling.maker(other, "sigmoid") if scale == 1.0 else None
+        silu = sigmoid is not None and sigmoid.inputs[0] == x
+        if spelling.dtype(x) == spelling.dtype(made) and (approximate or silu):
+            name = "gelu" if approximate else "silu"
+            given = {"approximate": approximate} if approximate else {}
             return Operator(
-                name=beside(operator, kind),
-                kind=f"aten.{kind}.default",
+                name=beside(operator, name),
+                kind=f"aten.{name}.default",
                 inputs=(x,),
                 outputs=operator.outputs,
-                attributes={"self": Ref(0), **attributes},
+                attributes={"self": Ref(0), **given},
             )
     return None
 
 
-def _same(x: str, y: str, spelling: Spelling) -> bool:
-    return (spelling.shape(x), spelling.dtype(x)) == (spelling.shape(y), spelling.dtype(y))
-
-
-def _is_silu(x: str, other: str, scale: float, spelling: Spelling) -> bool:
-    sigmoid = spelling.maker(other, "sigmoid")
-    return scale == 1.0 and sigmoid is not None and sigmoid.inputs[0] == x
-
-
-def _gelu(x: str, other: str, scale: float, spelling: Spelling) -> dict[str, str] | None:
-    """The attributes of a gelu of x, if `other` is the rest of it."""
+def _gelu(x: str, other: str, scale: float, spelling: Spelling) -> str:
+    """How the gelu of x is approximated, if `other` is the rest of it; else empty."""
     curve = _one_more(other, spelling) if math.isclose(scale, 0.5, rel_tol=CLOSE) else None
     maker = spelling.maker(curve or "", "erf", "tanh")
     if maker is None:
-        return None
+        return ""
     inner, factors = _product(maker.inputs[0], spelling)
     if word(maker) == "erf":
         plain = factors == {x: 1} and math.isclose(inner, math.sqrt(0.5), rel_tol=CLOSE)
-        return {"approximate": "none"} if plain else None
+        return "none" if plain else ""
     cubic = _is_cubic(x, factors, spelling)
     cubic = cubic and math.isclose(inner, math.sqrt(2 / math.pi), rel_tol=CLOSE)
-    return {"approximate": "tanh"} if cubic else None
+    return "tanh" if cubic else ""
 
 
 def _is_cubic(x: str, factors: Counter[str], spelling: Spelling) -> bool:
@@ -118,7 +111,7 @@ def _product(name: str, spelling: Spelling) -> tuple[float, Counter[str]]:
         if number and (said == "mul" or place == 0):
             scale, factors = _product(maker.inputs[place], spelling)
             return scale * (number if said == "mul" else 1 / number), factors
-    if said == "div":
+    if said == "div" or len(maker.inputs) != 2:
         return 1.0, Counter((name,))
     (left, one), (right, other) = (_product(side, spelling) for side in maker.inputs)
     return left * right, one + other

@@ -27,12 +27,7 @@ MOST = 32
 """The most operators of a tree."""
 
 
-def trees(spelling: Spelling) -> Mapping[str, Operator]:
-    """The trees of a graph, by the name of what each makes."""
-    return _Trees(spelling).instead
-
-
-class _Trees:
+class Trees:
     """The trees of a graph: `instead`, by the name of what each makes."""
 
     def __init__(self, spelling: Spelling) -> None:

@@ -10,7 +10,7 @@ from autopar.ir.graph import unused_name
 
 from .activations import activation
 from .attention import attention
-from .bodies import trees
+from .bodies import Trees
 from .causal import causal_convolution
 from .index_scores import index_scores
 from .joins import join
@@ -49,7 +49,7 @@ def raised(graph: Graph) -> Graph:
     ends = {same.get(name, name): operator for name, operator in instead.items()}
     instead = {name: replace(operator, outputs=(name,)) for name, operator in ends.items()}
     graph = _with(graph, instead, same)
-    return _with(graph, trees(Spelling(graph)), {})
+    return _with(graph, Trees(Spelling(graph)).instead, {})
 
 
 def _with(graph: Graph, instead: Mapping[str, Operator], same: Mapping[str, str]) -> Graph:

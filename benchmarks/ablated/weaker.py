@@ -27,7 +27,6 @@ WEAKER: Mapping[str, Any] = {
     "plain_axes": 1,
     "split": 1,
     "finer": 0,
-    "near": 1.0,
     "filled": 1,
     # The certificate.
     "certified": NEVER,

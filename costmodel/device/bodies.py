@@ -23,15 +23,14 @@ PASSING = frozenset({"add", "sub", "rsub", "neg"})
 
 
 class Eager(NamedTuple):
-    """Kernels and bytes of both directions."""
+    """Bytes and kernels of a direction."""
 
-    kernels: tuple[int, int]
-    forward: Floats
-    backward: Floats
+    nbytes: Floats
+    kernels: int
 
 
-def eager(body: Body, ins: Sequence[Floats], out: Floats) -> Eager:
-    """What runs of a body, by the bytes of its inputs `ins` and of its result `out`."""
+def eager(body: Body, ins: Sequence[Floats], out: Floats) -> tuple[Eager, Eager]:
+    """What runs of a body forward and backward, by the bytes of its inputs `ins` and of its result `out`."""
     forward = np.zeros_like(out)
     again = np.zeros_like(out)
     backward = np.zeros_like(out)
@@ -45,4 +44,4 @@ def eager(body: Body, ins: Sequence[Floats], out: Floats) -> Eager:
         if part[0].split(".")[1] not in PASSING:
             gradients += len(read)
             backward = backward + len(read) * out + 2 * sum(sizes, np.zeros_like(out))
-    return Eager((kernels, gradients + kernels - 1), forward, backward + again)
+    return Eager(forward, kernels), Eager(backward + again, gradients + kernels - 1)

@@ -115,7 +115,7 @@ class OperatorKernels:
         if self.is_attention:
             return self._attention("forward")
         if self.parts is not None:
-            return self._stream(self.parts.forward, self.parts.kernels[0])
+            return self._stream(*self.parts[0])
         looked_up = {f for f, factor in enumerate(self.rule.factors) if factor.special == "masked"}
         # A look-up reads the rows that it gives, not the table.
         read = [
@@ -146,7 +146,7 @@ class OperatorKernels:
         if self.is_attention:
             return self._attention("backward")
         if self.parts is not None:
-            return self._stream(self.parts.backward, self.parts.kernels[1])
+            return self._stream(*self.parts[1])
         if self.product is None:
             saved = [
                 *(self.ins[i] for i in self.saved.inputs),

@@ -1,7 +1,7 @@
 """Streams of a device: computation on one, communication on others, each in order of issue.
 
 What is issued, and in which order, does not depend on the time. So a step is recorded first, as a
-score of operations (`autopar/compiled/streams_in_python.py` lists them), and then played. Stretches
+score of operations (`score.py` lists them), and then played. Stretches
 that are alike are recorded once.
 """
 
@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from autopar.compiled import play
-from autopar.compiled.streams_in_python import ALONE, PHASES, Links, Op, Score, Times
-
 from .reasons import Reason
+from .score import ALONE, PHASES, Links, Op, Score, Times, play
 
 COMPUTE = "compute"
 PHASE_NAMES = ("forward", "backward", "update")

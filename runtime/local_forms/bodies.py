@@ -27,8 +27,10 @@ def pointwise(body: Any) -> Tensor:
     """The value of a body, which holds its tensors where the operator's has references."""
     tensors: list[Tensor] = []
     expression = _taken_apart(body, tensors)
-    fused = tensors[0].is_cuda and has_triton()
-    run = compiled(expression) if fused else functools.partial(_Remade.apply, expression)
+    if tensors[0].is_cuda and has_triton():
+        run = compiled(expression)
+    else:
+        run = functools.partial(_Remade.apply, expression)
     made: Tensor = run(*tensors)
     return made
 

@@ -27,10 +27,6 @@ class Effort:
     """The fastest candidates whose meshes have an axis split in two."""
     finer: int = 3
     """Ways in which an axis is split in two."""
-    near: float = 1.02
-    """Programs up to this much behind the best are played in modes that only save memory, and those
-    without stages at other shares.
-    """
     filled: int = 4
     """Micro-batches for each stage with which unequal groups of devices are tried."""
 

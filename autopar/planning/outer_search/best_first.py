@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import Request
@@ -267,9 +266,6 @@ class BestFirst:
         if solved is None or not solved.free:
             return
         self.modes.fits_freely(case)
-        roomy = solved.solution.memory <= EFFORT.plenty * self.solver.room(candidate)
-        if roomy and candidate.stages == 1:
-            self.micro_batches.leave_smaller(case)
         whole = self.solver.stored_whole(case.mode)
         if whole is not None and candidate.mesh.devices > 1:
             self._push_mode(promise, candidate, whole)
@@ -323,20 +319,12 @@ class BestFirst:
             programs = self.evaluator.play(solved, best)
             for played in programs:
                 self.incumbents.note(played)
-            if any(played.limited for played in programs):
-                self._take_in_smaller(solved.case)
             # Of programs near the best one, those of other modes may be a little faster yet.
             if programs:
                 self._go_on(solved.case)
         except Infeasible as error:
             self._misfit(solved.case, error)
-            self._take_in_smaller(solved.case)
             self._go_on(solved.case)
-
-    def _take_in_smaller(self, case: Case) -> None:
-        """Put candidates back into the queue that a case left out whose program lacks memory."""
-        for candidate in self.micro_batches.take_in_smaller(case):
-            self.queue.push(self._promise_of(candidate), candidate)
 
     def _go_on(self, case: Case) -> None:
         """Put the modes back into the queue that waited for a case."""

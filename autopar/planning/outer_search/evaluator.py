@@ -150,7 +150,7 @@ class Evaluator:
     # --- Programs. ---
 
     def play(self, solved: Solved, below: float = math.inf) -> list[Played]:
-        """The programs of a case, the fastest first, up to some more than `below` seconds.
+        """The programs of a case, the fastest first, within `below` seconds or near it (pipelines).
 
         They differ in the share of the parameters' collectives that their tables take as hidden.
         Raises `Infeasible` where no program fits the memory.
@@ -159,8 +159,7 @@ class Evaluator:
         # Of one stage graphs of three axes take long to solve, so the first share has to lead below
         # the best.
         split = not staged and len(solved.candidate.mesh.axes) > EFFORT.plain_axes
-        near = EFFORT.behind if staged else EFFORT.near
-        enough = below if split else near * below
+        enough = EFFORT.behind * below if staged else below
         programs: list[Played] = []
         failures: list[Infeasible] = []
         for other in self._at_shares(solved):

@@ -5,11 +5,9 @@ Smaller micro-batches are never faster, so that a solution bounds all larger num
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from autopar.planning.solve.solved_candidate import Case
 from autopar.planning.space.candidates import Candidate
 from autopar.sharding.mesh import Mesh
 
@@ -26,7 +24,6 @@ class MicroBatches:
         self.solver = solver
         self.solved: set[Candidate] = set()
         self._promises: defaultdict[Candidate, float] = defaultdict(float)
-        self._left_out: defaultdict[Candidate, set[Case]] = defaultdict(set)
         self._on_mesh: dict[tuple[int, int, Mesh], Sequence[Candidate]] = {}
 
     def enter(self, candidates: Sequence[Candidate]) -> None:
@@ -35,7 +32,7 @@ class MicroBatches:
 
     def promise(self, candidate: Candidate) -> float:
         """Seconds that solutions of fewer micro-batches promise; 0 where there are none."""
-        return math.inf if self._left_out[candidate] else self._promises[candidate]
+        return self._promises[candidate]
 
     def following(self, candidate: Candidate, open_ones: Sequence[Candidate]) -> Candidate:
         """Return the candidate of a mesh to solve next, of those with as many or fewer.
@@ -65,19 +62,3 @@ class MicroBatches:
                 bound = self.solver.bounds.bound(other, candidate.micro_batches, free)
                 promise = self.solver.hardly_undercut(other, bound)
                 self._promises[other] = max(self._promises[other], promise)
-
-    def leave_smaller(self, case: Case) -> None:
-        """Leave out smaller micro-batches without stages: they only save memory, which is ample.
-
-        That is so until the program of the case turns out to lack memory.
-        """
-        for other in self.on_mesh_of(case.candidate):
-            if other.micro_batches > case.candidate.micro_batches:
-                self._left_out[other].add(case)
-
-    def take_in_smaller(self, case: Case) -> list[Candidate]:
-        """The candidates that only a case left out; from now on it leaves out none."""
-        left_out = [one for one in self.on_mesh_of(case.candidate) if case in self._left_out[one]]
-        for candidate in left_out:
-            self._left_out[candidate].remove(case)
-        return [candidate for candidate in left_out if not self._left_out[candidate]]

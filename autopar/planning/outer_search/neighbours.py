@@ -57,9 +57,11 @@ class Neighbours:
             # Two meshes may be split into the same one.
             if not self.modes.reach(case.candidate, case.mode):
                 continue
-            is_same = case.mode == coarser.solved.mode and not coarser.limited
-            if not is_same or self._adds_up_to_less(case, coarser.solved):
-                self._promising(case)
+            enough = self.incumbents.enough
+            with contextlib.suppress(Infeasible, NoAssignment):
+                solved = self.evaluator.promise(case, below=enough)
+                if solved is not None and solved.promise < enough:
+                    self.play(solved)
             near = (
                 EFFORT.behind * self.incumbents.best
                 if coarser.limited
@@ -68,36 +70,6 @@ class Neighbours:
             fastest = self.incumbents.fastest.get(case.candidate)
             if fastest is None or fastest.seconds >= near:
                 return
-
-    def _adds_up_to_less(self, case: Case, coarser: Solved) -> bool:
-        """Whether the tables of a finer mesh add up to less than a coarser one's in the same mode.
-
-        They are compared where both take as much for hidden: at the largest share of a case, and at
-        that of the coarser mesh's fastest program.
-        """
-        solver = self.evaluator.solver
-        largest = solver.case(coarser.candidate, coarser.mode)
-        pairs = {largest: solver.case(case.candidate, case.mode)}
-        pairs.setdefault(coarser.case, case)
-        for other, finer in pairs.items():
-            with contextlib.suppress(Infeasible, NoAssignment):
-                # The fastest program's own tables need not be solved again.
-                known = coarser if other == coarser.case else self.evaluator.promise(other)
-                if known is None:
-                    continue
-                less = (1 - EFFORT.close) * known.seconds
-                solved = self.evaluator.promise(finer, below=min(self.incumbents.enough, less))
-                if solved is not None and solved.seconds < less:
-                    return True
-        return False
-
-    def _promising(self, case: Case) -> None:
-        """Play a case that promises less than is enough."""
-        enough = self.incumbents.enough
-        with contextlib.suppress(Infeasible, NoAssignment):
-            solved = self.evaluator.promise(case, below=enough)
-            if solved is not None and solved.promise < enough:
-                self.play(solved)
 
 
 def _worth_splitting(programs: Iterable[Played]) -> list[Played]:

@@ -116,17 +116,18 @@ def _rotated(call: Call) -> str:
 
 def _diff(call: Call) -> str:
     """Differences along a dim, which stays whole, with tensors joined on in front and behind."""
-    rank = len(call.outputs[0].shape)
-    dim = call.integer("dim", default=-1) % rank
-    names = letters(rank)
+    return _joined(call, call.integer("dim", default=-1) % len(call.outputs[0].shape))
+
+
+def _joined(call: Call, dim: int) -> str:
+    """All dims but the one along which inputs are joined, which stays whole."""
+    names = letters(len(call.outputs[0].shape))
     ins = [
         " ".join(f"!w{j}" if i == dim else name for i, name in enumerate(names))
         for j in range(len(call.inputs))
     ]
-    return (
-        f"{', '.join(ins)} -> "
-        f"{' '.join('!v' if i == dim else name for i, name in enumerate(names))}"
-    )
+    outs = " ".join("!v" if i == dim else name for i, name in enumerate(names))
+    return f"{', '.join(ins)} -> {outs}"
 
 
 def _trapezoid(call: Call) -> str:
@@ -155,16 +156,7 @@ def _stacked(call: Call) -> str:
     dims = {"aten.vstack.default": 0, "aten.row_stack.default": 0, "aten.dstack.default": 2}
     if any(len(tensor.shape) != rank for tensor in call.inputs) or rank < 2:
         return all_whole(call)
-    dim = dims.get(call.operator.kind, 1)
-    names = letters(rank)
-    ins = [
-        " ".join(f"!w{j}" if i == dim else name for i, name in enumerate(names))
-        for j in range(len(call.inputs))
-    ]
-    return (
-        f"{', '.join(ins)} -> "
-        f"{' '.join('!v' if i == dim else name for i, name in enumerate(names))}"
-    )
+    return _joined(call, dims.get(call.operator.kind, 1))
 
 
 def _pixel_shuffle(call: Call) -> str:

@@ -341,12 +341,6 @@ _SCRATCH: Mapping[str, float] = {
 """Temporaries of the backward formula besides the gradients, as multiples of the first input."""
 
 
-def _remade(call: Call) -> float:
-    """Bytes for each element of the values inside a body, and of their gradients."""
-    inside = len(list(parts(body_of(call.operator)))) - 1
-    return 2.0 * inside * DTYPE_BYTES[call.outputs[0].dtype]
-
-
 def backward_scratch(call: Call) -> tuple[Made, ...]:
     """Temporaries of a call's backward formula."""
     if call.operator.kind in OWN:
@@ -357,7 +351,10 @@ def backward_scratch(call: Call) -> tuple[Made, ...]:
         return tuple(Made(output=o, position=i, nbytes=recipe.bytes) for o, i in places)
     times = _SCRATCH.get(call.operator.kind)
     if call.operator.kind == POINTWISE:
-        return (Made(output=True, position=0, nbytes=_remade(call)),)
+        # The values inside, which are made again, and their gradients.
+        inside = sum(1 for _ in parts(body_of(call.operator))) - 1
+        nbytes = 2.0 * inside * DTYPE_BYTES[call.outputs[0].dtype]
+        return (Made(output=True, position=0, nbytes=nbytes),)
     if not times:
         return ()
     nbytes = float(times * DTYPE_BYTES[call.inputs[0].dtype])

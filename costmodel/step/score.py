@@ -1,4 +1,4 @@
-"""The streams of a device while they play a step, in Python: the reference of the compiled ones.
+"""The streams of a device while they play a step.
 
 One stream has all computation, others send, each in order of issue. What is played is a score of
 operations, each with a number and with seconds.
