@@ -85,10 +85,8 @@ class Trees:
         said = word(operator)
         if said in ("mul", "div"):
             # Each side is kept for the gradient of the other.
-            sides = operator.inputs if len(operator.inputs) == 2 else ()
-            return tuple(
-                a for a, b in zip(sides, sides[::-1], strict=True) if b in self.spelling.learned
-            )
+            pairs = self.spelling.pairs(operator)
+            return tuple(one for one, other in pairs if other in self.spelling.learned)
         if said in KEEPS_RESULT:
             return operator.outputs
         return operator.inputs if said in KEEPS_INPUTS else ()

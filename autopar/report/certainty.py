@@ -19,6 +19,7 @@ from autopar.costmodel.calibration.run_kinds import run_kind
 from autopar.costmodel.device import FAMILIES
 from autopar.costmodel.device.attention_kernels import price_of_attention
 from autopar.costmodel.device.scans import SCANS
+from autopar.ir.bodies import POINTWISE
 from autopar.plan import Plan
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.contraction import INDEX_SCORES
@@ -110,15 +111,17 @@ def certainty_lines(plan: Plan, cluster: Cluster) -> list[str]:
     ]
 
 
-def attention_lines(plan: Plan, cluster: Cluster) -> list[str]:
-    """A line for each device whose attention is priced by another kernel or an assumed ratio."""
+def kernel_lines(plan: Plan, cluster: Cluster) -> list[str]:
+    """Lines with kernels that a price assumes: compiled ones, and attention of another device."""
     kinds = {operator.kind for operator in plan.operators.values()}
+    lines = ["gates and other pointwise trees are one compiled kernel each"]
+    lines *= POINTWISE in kinds and cluster.fuses
     if not any(kind in RULES and len(RULES[kind].products) > 1 for kind in kinds):
-        return []
+        return lines
     devices = {pool.device.name: pool.device for pool in cluster.pools}
     kernel = cluster.runner.attention
     said = {name: price_of_attention(kernel, device) for name, device in devices.items()}
-    return [f"attention on {name}: {text}" for name, text in said.items() if text]
+    return lines + [f"attention on {name}: {text}" for name, text in said.items() if text]
 
 
 def assumed_line(cluster: Cluster) -> str:

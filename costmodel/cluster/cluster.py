@@ -70,6 +70,11 @@ class Cluster:
         return hash((self.name, self.device.name, tuple([level.size for level in self.levels])))
 
     @property
+    def fuses(self) -> bool:
+        """Whether a compiler makes a kernel of each tree of pointwise operators."""
+        return self.runner.fuses and self.backend != "gloo"
+
+    @property
     def devices(self) -> int:
         """Number of devices."""
         return math.prod([level.size for level in self.levels])

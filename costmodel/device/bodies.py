@@ -30,10 +30,9 @@ class Eager(NamedTuple):
 
 
 def eager(body: Body, ins: Sequence[Floats], out: Floats) -> tuple[Eager, Eager]:
-    """What runs of a body forward and backward, by the bytes of its inputs `ins` and of its result `out`."""
+    """What runs of a body in each direction, by the bytes of its inputs and of its result."""
     forward = np.zeros_like(out)
-    again = np.zeros_like(out)
-    backward = np.zeros_like(out)
+    again = backward = forward
     kernels = gradients = 0
     for part in parts(body):
         again = forward

@@ -81,13 +81,9 @@ class OperatorKernels:
         self.bytes = [np.broadcast_to(size, (self.count,)) for size in sizes]
         self.ins = self.bytes[: len(call.inputs)]
         self.outs = self.bytes[len(call.inputs) :]
-        # Without a compiler, or on CPUs, the parts of a body run one by one.
-        one_by_one = not cluster.runner.fuses or cluster.backend == "gloo"
-        self.parts = (
-            eager(body_of(call.operator), self.ins, self.outs[0])
-            if call.operator.kind == POINTWISE and one_by_one
-            else None
-        )
+        self.parts = None
+        if call.operator.kind == POINTWISE and not cluster.fuses:
+            self.parts = eager(body_of(call.operator), self.ins, self.outs[0])
         cast = call.get("compute")
         self.dtype = cast if isinstance(cast, str) else computed_in(tensors)
         self.is_cast = isinstance(cast, str) and cast != TF32

@@ -24,15 +24,12 @@ known end holds until the next one is issued.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-Ints: TypeAlias = "array[int]"
-"""Of type "q"."""
-Floats: TypeAlias = "array[float]"
-"""Of type "d"."""
+Ints = list[int]
+Floats = list[float]
 
 ALONE = -1
 """The group of a stream whose links no other stream sends over."""
@@ -57,7 +54,7 @@ class Op(IntEnum):
 
 
 class Score(NamedTuple):
-    """Operations with their numbers and seconds: arrays [operations]."""
+    """Operations with their numbers and seconds, each [operations]."""
 
     ops: Ints
     numbers: Ints
@@ -80,7 +77,7 @@ class Links(NamedTuple):
 class Times(NamedTuple):
     """Times of a played score.
 
-    `starts`, `ends`: arrays [operations + transfers]: start and end of a computation or transfer;
+    `starts`, `ends` [operations + transfers]: start and end of a computation or transfer;
     of a wait its seconds, and those due to other transfers (0, 0: nothing was waited for); behind
     the operations, those of waits at the end. `last`: [transfers + 1], the transfers of these, then
     -1. `sums`: the end of the step, seconds by which computation was slowed down, and seconds of
@@ -108,7 +105,7 @@ def play(score: Score, links: Links, slowdown: float, times: Times) -> None:
     )
     for index, (op, number) in enumerate(zip(score.ops, score.numbers, strict=True)):
         does[op](index, number)
-    times.sums[:] = array("d", [player.now, player.slowed, *player.spent])
+    times.sums[:] = [player.now, player.slowed, *player.spent]
 
 
 class _Sent:

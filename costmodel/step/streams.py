@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -284,28 +283,27 @@ class Streams:
         ops, numbers, seconds, *_ = zip(*self.entries, strict=True) if self.entries else ((),) * 3
         length = len(self.entries) + self._sent
         times = Times(
-            starts=array("d", bytes(8 * length)),
-            ends=array("d", bytes(8 * length)),
-            last=array("q", [-1] * (self._sent + 1)),
-            sums=array("d", [0.0] * (2 + PHASES)),
+            starts=[0.0] * length,
+            ends=[0.0] * length,
+            last=[-1] * (self._sent + 1),
+            sums=[0.0] * (2 + PHASES),
         )
-        score = Score(array("q", ops), array("q", numbers), array("d", seconds))
-        play(score, self._links(), self.slowdown, times)
+        play(Score(list(ops), list(numbers), list(seconds)), self._links(), self.slowdown, times)
         return Played(entries=self.entries, names=list(self._numbers), times=times)
 
     def _links(self) -> Links:
         group_of = _shared(self.uses)
         groups = [group_of.get(stream, ALONE) for stream in self._numbers]
         links: dict[str, int] = {}
-        link = array("q")
-        share = array("d")
-        uses_at = array("q", [0])
+        link: list[int] = []
+        share: list[float] = []
+        uses_at = [0]
         for stream in self._numbers:
             for name, part in self.uses.get(stream, {}).items():
                 link.append(links.setdefault(name, len(links)))
                 share.append(part)
             uses_at.append(len(link))
-        return Links(array("q", groups), uses_at, link, share)
+        return Links(groups, uses_at, link, share)
 
 
 def _shared(uses: Mapping[str, Mapping[str, float]]) -> dict[str, int]:

@@ -51,18 +51,15 @@ def function_of_body(expression: Body) -> Function:
     """The function of an expression's tensors, in the order of their references."""
     kind, given = expression
     function = function_of(kind)
-    inner = {name: _reader(value) for name, value in given if _is_read(value)}
-    numbers = {name: value for name, value in given if not _is_read(value)}
+    read = [name for name, value in given if isinstance(value, Ref) or is_body(value)]
+    inner = {name: _reader(value) for name, value in given if name in read}
+    numbers = {name: value for name, value in given if name not in read}
     told = arguments_of(function, numbers, [None], torch.device("cpu"))
 
     def run(*tensors: Tensor) -> Any:
         return function(**told, **{name: read(*tensors) for name, read in inner.items()})
 
     return run
-
-
-def _is_read(value: Value) -> bool:
-    return isinstance(value, Ref) or is_body(value)
 
 
 def _reader(value: Value) -> Function:
@@ -114,9 +111,8 @@ def _ends(
         return [function_of_body(expression)(*tensors)], [gradient]
     left, right = (_reader(factor)(*tensors) for factor in factors)
     sides = [(left, right), (right, left)]
-    if not further:
-        sides = [(left, right.detach()), (right, left.detach())]
-    ends = [(one, gradient * other) for one, other in sides if one.requires_grad]
+    held = [(one, other if further else other.detach()) for one, other in sides]
+    ends = [(one, gradient * other) for one, other in held if one.requires_grad]
     return [one for one, _ in ends], [grad.sum_to_size(one.shape) for one, grad in ends]
 
 

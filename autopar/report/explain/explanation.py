@@ -24,7 +24,7 @@ from autopar.errors import UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
-from autopar.report.certainty import attention_lines, certainty_json, certainty_lines
+from autopar.report.certainty import certainty_json, certainty_lines, kernel_lines
 from autopar.report.frameworks import repriced, repriced_lines
 from autopar.report.page.difference import difference_json, difference_lines, difference_tables
 from autopar.report.plan_output import group_json
@@ -191,7 +191,7 @@ class Explained:
         lines += repriced_lines(plan, self._repriced, self.cluster)
         if self.cluster is not None:
             lines += certainty_lines(plan, self.cluster)
-            lines += attention_lines(plan, self.cluster)
+            lines += kernel_lines(plan, self.cluster)
         if self.beside is not None:
             lines += difference_lines(plan, self.beside)
         if self.talk:

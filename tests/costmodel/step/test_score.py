@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -13,10 +12,7 @@ from autopar.costmodel.step.score import ALONE, PHASES, Links, Op, Score, Times,
 
 # Streams 0 and 1 share link 0, 1 and 2 share link 1 in part; 3 is alone.
 LINKS = Links(
-    group=array("q", [0, 0, 0, ALONE]),
-    uses_at=array("q", [0, 1, 3, 4, 4]),
-    link=array("q", [0, 0, 1, 1]),
-    share=array("d", [1.0, 1.0, 0.4, 1.0]),
+    group=[0, 0, 0, ALONE], uses_at=[0, 1, 3, 4, 4], link=[0, 0, 1, 1], share=[1.0, 1.0, 0.4, 1.0]
 )
 Operation = tuple[Op, int, float]
 
@@ -25,12 +21,12 @@ def _played(operations: Sequence[Operation], slowdown: float, links: Links = LIN
     ops, numbers, seconds = zip(*operations, strict=True)
     sent = ops.count(Op.SEND)
     times = Times(
-        starts=array("d", [0.0] * (len(ops) + sent)),
-        ends=array("d", [0.0] * (len(ops) + sent)),
-        last=array("q", [-1] * (sent + 1)),
-        sums=array("d", [0.0] * (2 + PHASES)),
+        starts=[0.0] * (len(ops) + sent),
+        ends=[0.0] * (len(ops) + sent),
+        last=[-1] * (sent + 1),
+        sums=[0.0] * (2 + PHASES),
     )
-    play(Score(array("q", ops), array("q", numbers), array("d", seconds)), links, slowdown, times)
+    play(Score(list(ops), list(numbers), list(seconds)), links, slowdown, times)
     return times
 
 

@@ -112,7 +112,7 @@ def test_memory_drops(analysis: Analysis, programs: dict[str, Program]) -> None:
 
     layers = _layers(analysis)
     plain = peak("megatron")
-    assert peak("megatron", recompute=layers) < 0.95 * plain
+    assert peak("megatron", recompute=layers) < 0.99 * plain
     assert peak("megatron", micro_batches=4) < 0.95 * plain
     kept, shards, again = (
         peak(

