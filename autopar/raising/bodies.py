@@ -75,13 +75,13 @@ class Trees:
 
     def _saves(self, members: Mapping[str, Operator]) -> bool:
         """Whether less is kept of the inputs of a tree than of its operators."""
-        kept = {name for member in members.values() for name in self._kept(member)}
+        saved = {name for member in members.values() for name in self._saved(member)}
         read = {name for member in members.values() for name in member.inputs}
-        more = self._bytes(kept.intersection(members))
-        return len(members) > 1 and more > self._bytes(read - members.keys() - kept)
+        more = self._bytes(saved.intersection(members))
+        return len(members) > 1 and more > self._bytes(read - members.keys() - saved)
 
-    def _kept(self, operator: Operator) -> tuple[str, ...]:
-        """What autograd keeps of an operator for its backward pass."""
+    def _saved(self, operator: Operator) -> tuple[str, ...]:
+        """The tensors that autograd keeps of an operator."""
         said = word(operator)
         if said in ("mul", "div"):
             # Each side is kept for the gradient of the other.

@@ -30,12 +30,12 @@ class Eager(NamedTuple):
 
 
 def eager(body: Body, ins: Sequence[Floats], out: Floats) -> tuple[Eager, Eager]:
-    """What runs of a body in each direction, by the bytes of its inputs and of its result."""
+    """The kernels of a body in each direction, by the bytes of its inputs and of its result."""
     forward = np.zeros_like(out)
-    again = backward = forward
+    remade = backward = forward
     kernels = gradients = 0
     for part in parts(body):
-        again = forward
+        remade = forward
         read = operands(part)
         sizes = [ins[one.index] if isinstance(one, Ref) else out for one in read]
         forward = forward + sum(sizes, out)
@@ -43,4 +43,4 @@ def eager(body: Body, ins: Sequence[Floats], out: Floats) -> tuple[Eager, Eager]
         if part[0].split(".")[1] not in PASSING:
             gradients += len(read)
             backward = backward + len(read) * out + 2 * sum(sizes, np.zeros_like(out))
-    return Eager(forward, kernels), Eager(backward + again, gradients + kernels - 1)
+    return Eager(forward, kernels), Eager(backward + remade, gradients + kernels - 1)

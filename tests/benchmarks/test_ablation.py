@@ -11,7 +11,7 @@ import pytest
 from autopar.planning.bounds import proof
 from autopar.planning.model import effort
 from autopar.planning.model.effort import EFFORT, Effort
-from autopar.planning.outer_search import best_first
+from autopar.planning.outer_search import neighbours
 from benchmarks import ablation
 from benchmarks.ablated import cases
 from benchmarks.ablated.weaker import WEAKER, Watched, patched
@@ -30,9 +30,9 @@ def test_every_number_has_a_weaker_setting() -> None:
 def test_numbers_are_patched_in_every_module_and_put_back() -> None:
     other = replace(EFFORT, split=1)
     with pytest.raises(KeyError), patched(other):
-        assert best_first.EFFORT is proof.EFFORT is effort.EFFORT is other  # type: ignore[attr-defined]
+        assert neighbours.EFFORT is proof.EFFORT is effort.EFFORT is other  # type: ignore[attr-defined]
         raise KeyError
-    assert best_first.EFFORT is proof.EFFORT is effort.EFFORT is EFFORT  # type: ignore[attr-defined]
+    assert neighbours.EFFORT is proof.EFFORT is effort.EFFORT is EFFORT  # type: ignore[attr-defined]
 
 
 def test_numbers_that_are_read_are_known() -> None:

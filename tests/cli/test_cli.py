@@ -220,7 +220,7 @@ def test_reuse_keeps_what_matches(
     )
     old = Plan.load(folder / "two.json")
     new = Plan.load(saved)
-    assert "kept 74 of the 74 strategies" in capsys.readouterr().out
+    assert "kept 60 of the 60 strategies" in capsys.readouterr().out
     assert {
         name: operator.strategy for name, operator in new.operators.items() if name in old.operators
     } == {name: operator.strategy for name, operator in old.operators.items()}
@@ -738,7 +738,7 @@ def test_explain_all(folder: Path, model: bool, capsys: pytest.CaptureFixture[st
     ]
     run([*words, "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert len(printed["operators"]) == 74 and (printed["groups"] is not None) == model
+    assert len(printed["operators"]) == 60 and (printed["groups"] is not None) == model
     run(words)
     out = capsys.readouterr().out
     assert "h.{0,1}.attn.c_attn.weight" in out and len(out.splitlines()) < 100

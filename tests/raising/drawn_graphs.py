@@ -92,7 +92,7 @@ class Drawn(GraphBuilder):
         return self.binary("mul", x, self.weight(*self.rng.choice(((8,), (4, 8), (1,)))))
 
     def decayed(self, x: str) -> str:
-        """What a state of a scan falls by."""
+        """The decay of a scan's state."""
         fall = self.unary("softplus", self.binary("add", x, self.weight(8)))
         return self.unary("exp", self.unary("neg", fall))
 

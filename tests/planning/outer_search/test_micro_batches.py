@@ -1,4 +1,4 @@
-"""What a solution of one number of micro-batches tells of the others."""
+"""A solution of one number of micro-batches bounds larger ones."""
 
 from __future__ import annotations
 

@@ -252,7 +252,8 @@ class _Two(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The loss."""
-        result: torch.Tensor = (self.one(x) * self.two(x)).square().mean()
+        made = self.one(x) * self.two(x)
+        result: torch.Tensor = (made.square() + made).mean()
         return result
 
 
@@ -270,7 +271,7 @@ def _exchanged(analysis: Analysis) -> Execution:
     """
     wanted = {op.name: [R] for op in analysis.warm}
     wanted |= {op.name: [S(0)] for op in analysis.warm if "linear" in op.kind}
-    wanted |= {name: [S(1)] for name in ("mul", "square") if name in wanted}
+    wanted |= {name: [S(1)] for name in ("mul", "square", "add") if name in wanted}
     return execution(pinned_assignment(analysis, mesh_of((2,)), wanted), analysis, PLAIN)
 
 
