@@ -65,7 +65,7 @@ PART ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 
 # The longer tables of plans, scripts and pipelines (`make slow`) take too long for every change.
 ci-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "slow and ci" --part $(PART) -n $(WORKERS) -q tests/search tests/sharding tests/costmodel/collectives/test_schedules.py tests/end_to_end/test_scale.py \
+	$(BIN)/python -m pytest -m "slow and ci" --part $(PART) -n $(WORKERS) -q tests/search tests/sharding tests/raising tests/costmodel/collectives/test_schedules.py tests/end_to_end/test_scale.py \
 	  tests/costmodel/step/test_step_schedules.py tests/integrations tests/examples/test_examples.py \
 	  tests/end_to_end/test_losses.py tests/end_to_end/test_spatial.py tests/frontends/torch/test_assertions.py tests/runtime/compression \
 	  tests/planning/outer_search/test_best_first.py tests/planning/tables/test_offload.py tests/planning/stages/test_pipeline_estimate.py \

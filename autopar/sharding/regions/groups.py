@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.ir import Graph, Operator
+from autopar.ir.bodies import POINTWISE
 from autopar.ir.graph import unused_name
 from autopar.sharding.layer_numbers import layer_of
 from autopar.sharding.layout import B, Kind, P
@@ -250,7 +251,8 @@ def _is_cheap(operator: Operator) -> bool:
     """Whether an operator reads and writes without any product or table."""
     entry = RULES.get(operator.kind)
     of_torch = operator.kind.startswith("aten.") and "embedding" not in operator.kind
-    return entry is not None and not entry.products and of_torch
+    small = of_torch or operator.kind == POINTWISE
+    return entry is not None and not entry.products and small
 
 
 def _follows(operator: Operator) -> bool:

@@ -125,7 +125,7 @@ def test_what_made_the_masks_goes_with_them(monkeypatch: pytest.MonkeyPatch) -> 
         "autopar.frontends.torch.reader.without_known_masks", lambda graph, constants: graph
     )
     before = import_torch(module, (), inputs("qwen3")).graph
-    assert (len(before.operators), len(after.operators)) == (108, 84)
+    assert (len(before.operators), len(after.operators)) == (99, 75)
     assert (2, 1, SEQUENCE, SEQUENCE) in [t.shape for t in made(before)]
     assert (2, 1, SEQUENCE, SEQUENCE) not in [t.shape for t in made(after)]
     again = without_known_masks(before, {})
