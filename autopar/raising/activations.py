@@ -32,7 +32,9 @@ def activation(operator: Operator, spelling: Spelling) -> Operator | None:
         approximate = _gelu(x, other, scale, spelling)
         sigmoid = spelling.maker(other, "sigmoid") if scale == 1.0 else None
         silu = sigmoid is not None and sigmoid.inputs[0] == x
-        if spelling.dtype(x) == spelling.dtype(made) and (approximate or silu):
+        # A constant of one element may have more dims than x.
+        alike = len({(spelling.shape(name), spelling.dtype(name)) for name in (x, made)}) == 1
+        if alike and (approximate or silu):
             name = "gelu" if approximate else "silu"
             given = {"approximate": approximate} if approximate else {}
             return Operator(

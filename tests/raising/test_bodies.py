@@ -107,6 +107,8 @@ def test_activations_that_are_spelled_out(spelled: Callable[[Tensor], Tensor]) -
         lambda x: 0.5 * x * (1 + torch.erf(x / 2)),
         lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.05 * x**3))),
         lambda x: x * torch.sigmoid(1.702 * x),
+        # A constant with a dim more gives the result one more.
+        lambda x: (x * torch.full((1, 1, 1), 0.5) * (1 + torch.erf(x / 2**0.5))).squeeze(0),
     ],
 )
 def test_other_constants_are_no_activation(other: Callable[[Tensor], Tensor]) -> None:
