@@ -48,15 +48,16 @@ def raised(graph: Graph) -> Graph:
     # A row may end in a view that goes.
     ends = {same.get(name, name): operator for name, operator in instead.items()}
     instead = {name: replace(operator, outputs=(name,)) for name, operator in ends.items()}
-    graph = _with(graph, instead, same)
-    return _with(graph, Trees(Spelling(graph)).instead, {})
+    spelling = Spelling(_with(spelling, instead, same))
+    return _with(spelling, Trees(spelling).instead, {})
 
 
-def _with(graph: Graph, instead: Mapping[str, Operator], same: Mapping[str, str]) -> Graph:
+def _with(spelling: Spelling, instead: Mapping[str, Operator], same: Mapping[str, str]) -> Graph:
     """The graph with some operators in the place of others that make the same.
 
     `same`: tensors that go, each with the one that is read in its place.
     """
+    graph = spelling.graph
     if not instead and not same:
         return graph
     operators = [
@@ -66,10 +67,9 @@ def _with(graph: Graph, instead: Mapping[str, Operator], same: Mapping[str, str]
     ]
     needed = needed_operators(
         [replace(op, inputs=tuple(same.get(name, name) for name in op.inputs)) for op in operators],
-        {*graph.outputs, *graph.updates.values(), *filter(None, (graph.loss,))},
+        spelling.leaving,
     )
-    made = {name for operator in needed for name in operator.outputs}
-    gone = {name for op in graph.operators for name in op.outputs} - made
+    gone = spelling.makers.keys() - {name for operator in needed for name in operator.outputs}
     tensors = {name: tensor for name, tensor in graph.tensors.items() if name not in gone}
     return replace(graph, operators=tuple(_named(needed)), tensors=tensors)
 
