@@ -164,7 +164,7 @@ class Evaluator:
         failures: list[Infeasible] = []
         for other in self._at_shares(solved):
             try:
-                played = self._played(other, enough, below)
+                played = self._played(other, enough)
             except Infeasible as error:
                 failures.append(error)
                 continue
@@ -204,14 +204,11 @@ class Evaluator:
                     seen.add(other.solution.choices)
                     yield other
 
-    def _played(self, solved: Solved, below: float, best: float) -> Played | None:
-        """The program of one solution; None where it takes `below` seconds or more.
-
-        `best`: seconds of the incumbent. Whether slower programs fit the memory is not of interest.
-        """
+    def _played(self, solved: Solved, below: float) -> Played | None:
+        """The program of one solution; None where it takes `below` seconds or more."""
         if solved.candidate.stages > 1:
             return self._pipeline(solved, below)
-        return self._alone(solved, below, best)
+        return self._alone(solved, below)
 
     def _misfit(self, candidate: Candidate, memory: float) -> Infeasible:
         """The error of a program of so many bytes a device, as bytes of all stages' tables."""
@@ -219,13 +216,11 @@ class Evaluator:
         room = self.solver.room(candidate)
         return Infeasible(max(needed, math.nextafter(room, math.inf)), room)
 
-    def _alone(self, solved: Solved, below: float, best: float) -> Played | None:
+    def _alone(self, solved: Solved, below: float) -> Played | None:
         """The program without stages of a folded solution, written out for the whole graph."""
         seconds = self.written_out.seconds(solved)
         if seconds >= below:
             return None
-        if seconds >= best:
-            return Played(solved=solved, seconds=seconds, limited=not solved.free)
         limit = self.solver.memory_limit(solved.candidate)
         draft = self.written_out.program(solved)
         # Of those that fit, only incumbents are looked at without recompute: it takes another walk,
