@@ -38,7 +38,8 @@ from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
 from benchmarks.running.contenders import MICRO_BATCHES, ours
-from benchmarks.running.gpt2 import Shape, batch, model
+from benchmarks.running.gpt2 import Shape, batch
+from benchmarks.running.models import model
 from benchmarks.running.races import TIMEOUT, step_seconds
 from benchmarks.validating.scores import spearman
 

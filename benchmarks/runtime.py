@@ -4,8 +4,8 @@
     128] [--rounds N]
                           [--no-memory]
 
-GPT-2 in plain torch, AdamW, float32, Gloo, one thread a rank. Each rival runs beside the plan that
-does the same:
+GPT-2 or Llama (`--model`) in plain torch, AdamW, float32, Gloo, one thread a rank. Each rival runs
+beside the plan that does the same:
 
     ddp, fsdp2, fsdp2-kept     data parallel; ZeRO-3 (parameters let go after the forward pass);
                                ZeRO-2 (kept)
@@ -32,7 +32,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -41,6 +41,7 @@ from autopar.errors import unknown
 from benchmarks.running.bubbles import Bubble, bubble
 from benchmarks.running.contenders import MICRO_BATCHES, RIVALS
 from benchmarks.running.gpt2 import Shape
+from benchmarks.running.models import FAMILIES
 from benchmarks.running.races import LeftOut, Row, race
 
 SHAPES = {512: Shape(width=512, layers=4), 128: Shape(width=128, layers=2)}
@@ -60,7 +61,15 @@ def rows(chosen: argparse.Namespace, rounds: int) -> Iterator[Row | LeftOut]:
         for count in chosen.ranks or ((2,) if chosen.quick else (2, 4)):
             for rival in chosen.rivals:
                 if not chosen.quick or width == min(chosen.widths) or rival in QUICK_WIDE:
-                    yield race(rival, SHAPES[width], count, rounds, memory=not chosen.no_memory)
+                    yield race(
+                        rival, shape_of(chosen, width), count, rounds, memory=not chosen.no_memory
+                    )
+
+
+def shape_of(chosen: argparse.Namespace, width: int) -> Shape:
+    """The sizes of a race."""
+    shape = replace(SHAPES[width], family=chosen.model)
+    return shape if chosen.layers is None else replace(shape, layers=chosen.layers)
 
 
 def bubbles(widths: Sequence[int], rounds: int, quick: bool) -> Iterator[Bubble | LeftOut]:
@@ -105,6 +114,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="2 ranks, few rounds, most rivals at the smaller width only: within a minute",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--model", default="gpt2", choices=FAMILIES, help="default: gpt2")
+    parser.add_argument("--layers", type=int, metavar="N", help="layers of the model")
     parser.add_argument(
         "--rivals",
         nargs="+",

@@ -24,7 +24,8 @@ from autopar.runtime.launch import run_ranks
 from autopar.runtime.training.checkpoint_storage import SafeReader
 from autopar.runtime.training.latest import find_checkpoint
 from autopar.runtime.training.manifest import read_manifest
-from benchmarks.running.gpt2 import Shape, batch, model
+from benchmarks.running.gpt2 import Shape, batch
+from benchmarks.running.models import model
 
 from .disturbing import Process, ended
 from .trainings import Life

@@ -23,7 +23,8 @@ from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
 
 from .contenders import adamw, plan_of
-from .gpt2 import Shape, batch, model
+from .gpt2 import Shape, batch
+from .models import model
 from .races import TIMEOUT, WARM, LeftOut
 
 

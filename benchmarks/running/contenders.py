@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import autopar
 from autopar.plan import Plan
 
-from .gpt2 import Shape, batch, cross_entropy, model
+from .gpt2 import Shape, batch, cross_entropy
+from .models import model
 
 Step = Callable[[int], Tensor | None]
 """Makes the step of a number; this rank's loss, None where it has none."""

@@ -21,6 +21,7 @@ class Shape:
     batch: int = 8
     sequence: int = 64
     vocabulary: int = 4096
+    family: str = "gpt2"
 
 
 class Block(nn.Module):
@@ -101,13 +102,6 @@ class Gpt2(nn.Module):
 def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     """Mean over all tokens."""
     return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
-
-
-def model(shape: Shape) -> Gpt2:
-    """The model with weights drawn from a seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Gpt2(shape)
 
 
 def batch(shape: Shape, step: int = 0) -> tuple[Tensor, Tensor]:

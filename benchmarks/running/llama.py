@@ -30,10 +30,12 @@ class Block(nn.Module):
         super().__init__()
         width = shape.width
         inner = width * 11 // 4
+        # Two heads of keys at least, so that two ranks can split them.
+        shared = max(width // 2, 2 * HEAD)
         self.norm1 = Norm(width)
         self.norm2 = Norm(width)
         self.query, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
-        self.key, self.value = (nn.Linear(width, width // 2, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(width, shared, bias=False) for _ in range(2))
         self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.down = nn.Linear(inner, width, bias=False)
         angles = torch.outer(

@@ -1,7 +1,7 @@
 """The steps of a program as numbers, for walks over its memories.
 
 A place is a tensor in a layout. Places and what is at work have numbers, and a step is a stretch of
-`code` and `sizes` (`autopar/compiled/in_python.py` has their order).
+`code` and `sizes` (`walked_memories.py` has their order).
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from benchmarks import runtime
 from benchmarks.running import races
 from benchmarks.running.bubbles import Bubble, bubble, waiting
 from benchmarks.running.contenders import RIVALS, plan_of, shares
-from benchmarks.running.gpt2 import Shape, batch, model
+from benchmarks.running.gpt2 import Shape, batch
+from benchmarks.running.models import model
 from benchmarks.running.races import LeftOut, Row, race
 
 SMALL = Shape(width=128, layers=2, batch=4, sequence=8, vocabulary=32)
