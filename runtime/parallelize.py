@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -108,6 +109,9 @@ def parallelize(
             f"of {world.size} ranks",
             file=sys.stderr,
         )
+    # What loading has left refers to itself, and training wants its memory.
+    del loaded, model, values
+    gc.collect()
     return module
 
 
