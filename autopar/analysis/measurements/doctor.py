@@ -150,7 +150,8 @@ def _wide(ranks: int) -> tuple[Any, Any]:
             self.gain = nn.Parameter(torch.ones(width))
 
         def forward(self, x: Tensor) -> Tensor:
-            return (torch.tanh(self.up(x)) * self.gain).square().mean()
+            rows = (torch.tanh(y := self.up(x)) + y) * self.gain
+            return torch.softmax(rows, -1).square().mean()
 
     rows = MESSAGE // (4 * width)
     with torch.random.fork_rng():

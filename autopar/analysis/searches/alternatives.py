@@ -258,17 +258,20 @@ class Why:
         for change, u, v in changes[:TOLD]:
             if -change <= NEGLIGIBLE * self.best.cost:
                 return
-            table = edges[u, v]
+            seconds = [float(edges[u, v][c[u], c[v]]) / self.stages for c in (best, choices)]
+            # Regions stand in the order of their first operators: either may read the other.
+            if not self._tensor(u, v):
+                u, v = v, u
             yield Difference(
                 tensor=self._tensor(u, v),
                 best=self._ends(u, v, best),
                 forced=self._ends(u, v, choices),
-                best_seconds=float(table[best[u], best[v]]) / self.stages,
-                forced_seconds=float(table[choices[u], choices[v]]) / self.stages,
+                best_seconds=seconds[0],
+                forced_seconds=seconds[1],
             )
 
     def _tensor(self, u: int, v: int) -> str:
-        """The tensor of an edge's redistribution."""
+        """The tensor that one variable hands to another (empty: none)."""
         source = self.tables.variables[u]
         target = self.tables.variables[v]
         if not source.members:
@@ -277,7 +280,7 @@ class Why:
             return target.name
         made = {name for op in self._members(source) for name in op.outputs}
         read = (name for op in self._members(target) for name in op.inputs)
-        return next(name for name in read if name in made)
+        return next((name for name in read if name in made), "")
 
     def _members(self, variable: Variable) -> list[Operator]:
         """The operators that a variable decides."""

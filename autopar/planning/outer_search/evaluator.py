@@ -36,8 +36,7 @@ from .written_out import WrittenOut
 class Played:
     """A solution with its program's step.
 
-    `limited`: memory kept it from a faster solution or schedule. `draft`: the program of the whole
-    graph, where there are no stages and it is faster than the incumbent.
+    `limited`: memory kept it from a faster one. `draft`: of the whole graph, if there is one stage.
     """
 
     solved: Solved
@@ -156,8 +155,7 @@ class Evaluator:
         Raises `Infeasible` where no program fits the memory.
         """
         staged = solved.candidate.stages > 1
-        # Of one stage graphs of three axes take long to solve, so the first share has to lead below
-        # the best.
+        # Graphs of three axes take long to solve: the first share has to lead below the best.
         split = not staged and len(solved.candidate.mesh.axes) > EFFORT.plain_axes
         enough = EFFORT.behind * below if staged else below
         programs: list[Played] = []

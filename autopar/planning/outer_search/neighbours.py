@@ -62,11 +62,9 @@ class Neighbours:
                 solved = self.evaluator.promise(case, below=enough)
                 if solved is not None and solved.promise < enough:
                     self.play(solved)
-            near = (
-                EFFORT.behind * self.incumbents.best
-                if coarser.limited
-                else (1 - EFFORT.close) * coarser.seconds
-            )
+            near = (1 - EFFORT.close) * coarser.seconds
+            if coarser.limited:
+                near = EFFORT.behind * self.incumbents.best
             fastest = self.incumbents.fastest.get(case.candidate)
             if fastest is None or fastest.seconds >= near:
                 return
