@@ -70,7 +70,7 @@ class Drawn(GraphBuilder):
         return self.binary("mul", self.unary(word, x), self.value())
 
     def norm(self, x: str) -> str:
-        """Of mean squares, or of deviations from the mean."""
+        """A norm by mean squares, or by deviations from the mean."""
         if self.rng.random() < 0.5:
             x = self.binary("sub", x, self.mean(x))
         rows = (*SHAPE[:-1], 1)
