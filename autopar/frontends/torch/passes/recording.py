@@ -61,12 +61,6 @@ class Recording:
     def begin(self, *_: Any) -> None:
         """A pass of the module begins."""
         self.state.restore()
-        if not self._functions:
-            # `gc.get_objects` leaves out frozen ones. To freeze them anew would keep the rest, too.
-            gc.unfreeze()
-            for value in gc.get_objects():
-                if type(value) is types.FunctionType and is_own(value.__code__.co_filename):
-                    self._functions.setdefault(value.__code__, []).append(value)
         for path, part in self.module.named_modules():
             self.state.note_part(part, path)
         sys.settrace(self._called)
@@ -88,6 +82,8 @@ class Recording:
             return None
         if code not in self.lines:
             self.lines[code] = set()
+            if not any(scope is frame.f_globals for scope in self.globals.values()):
+                self._learn(frame.f_globals)
             self.globals[code] = frame.f_globals
             self._reach(code, frame.f_globals)
         lines = self.lines[code]
@@ -97,6 +93,23 @@ class Recording:
             return ran
 
         return ran
+
+    def _learn(self, scope: dict[str, Any]) -> None:
+        """Note the functions of a module, by their code.
+
+        Those who refer to its names are asked for, as `gc.get_objects` writes the count of all
+        objects: a forked process would copy every page of its parent.
+        """
+        frozen = gc.get_freeze_count() > 0
+        if frozen:
+            # Frozen objects are not asked. What is garbage by now must not be frozen with them.
+            gc.collect()
+            gc.unfreeze()
+        for value in gc.get_referrers(scope):
+            if type(value) is types.FunctionType:
+                self._functions.setdefault(value.__code__, []).append(value)
+        if frozen:
+            gc.freeze()
 
     def _asked(self, frame: types.FrameType) -> None:
         """A variable of the environment that own code asks for."""
