@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from autopar.errors import PlanError, UsageError, unknown
 from autopar.facts import is_plain
+from autopar.forking import free_garbage
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.sharding.analysis import analyse
@@ -111,7 +111,7 @@ def parallelize(
         )
     # What loading has left refers to itself, and training wants its memory.
     del loaded, model, values
-    gc.collect()
+    free_garbage()
     return module
 
 

@@ -10,7 +10,6 @@ a second time, equal layers are left out.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import AutoparError, PlanError, RunError
+from autopar.forking import free_garbage
 from autopar.ir import Graph, Role
 from autopar.ir.recipes import recipe_in
 from autopar.model import LoadedModel
@@ -81,7 +81,7 @@ def check_first_step(
     said = step.said
     # Modules refer to themselves, and training wants the memory of the two that are done with.
     del step
-    gc.collect()
+    free_garbage()
     if isinstance(report, str):
         return f"the first step is not checked: {report}"
     if report.passed:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import multiprocessing
 import os
 import pickle
@@ -142,8 +141,6 @@ def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...])
         end.close()
     # A rank dies with its parent by other means, and a data loader's workers are its children.
     multiprocessing.current_process().daemon = False
-    # A collection that looked through the parent's objects would copy every page of them.
-    gc.freeze()
     send = _attach(start)
     status = 1
     try:

@@ -100,16 +100,11 @@ class Recording:
         Those who refer to its names are asked for, as `gc.get_objects` writes the count of all
         objects: a forked process would copy every page of its parent.
         """
-        frozen = gc.get_freeze_count() > 0
-        if frozen:
-            # Frozen objects are not asked. What is garbage by now must not be frozen with them.
-            gc.collect()
-            gc.unfreeze()
+        # Frozen objects are not asked. To freeze them anew would keep the rest, too.
+        gc.unfreeze()
         for value in gc.get_referrers(scope):
             if type(value) is types.FunctionType:
                 self._functions.setdefault(value.__code__, []).append(value)
-        if frozen:
-            gc.freeze()
 
     def _asked(self, frame: types.FrameType) -> None:
         """A variable of the environment that own code asks for."""
