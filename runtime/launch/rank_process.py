@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -28,6 +29,8 @@ from autopar.runtime import strict_backend
 
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
+SELDOM = 1000
+"""Collections of younger objects before a whole one."""
 LATE = 600.0
 """Seconds that a rank may be late to a collective: it may compile, wait for data, or evaluate."""
 _PR_SET_PDEATHSIG = 1
@@ -141,6 +144,8 @@ def rank_main(start: Start, function: Callable[..., Any], args: tuple[Any, ...])
         end.close()
     # A rank dies with its parent by other means, and a data loader's workers are its children.
     multiprocessing.current_process().daemon = False
+    # Whole collections copy every page of the parent's objects.
+    gc.set_threshold(*gc.get_threshold()[:2], SELDOM)
     send = _attach(start)
     status = 1
     try:
