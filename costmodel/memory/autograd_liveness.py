@@ -20,11 +20,10 @@ from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import Program
 from autopar.sharding.schedule import PLAIN, Types
 
-from .live_bytes import BUFFER, GRADIENT, STORED, Live
+from .live_bytes import BUFFER, GRADIENT, MISSING, STORED, Live
 from .saved_values import Facts
-from .step_memories import Steps
+from .step_memories import Saved, Steps, Way
 from .step_script import Habits
-from .walked_memories import MISSING, Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ class _Walk(Steps):
         )
         super().__init__(program, facts, passes.types, habits)
         self.accumulating = passes.accumulating
-        self.saved = self.unsaved()
+        self.saved: Saved = {}
         self.segment_of = self._segments(passes.recompute)
         self.began: dict[int, int] = {}
         self.boundary: dict[int, set[int]] = {}
@@ -153,7 +152,7 @@ class _Walk(Steps):
         """Walk a segment forward once more, now keeping autograd's values."""
         # Its values go with it, while gathered parameters are those of the first pass.
         steps = [index for index, of in enumerate(self.segment_of) if of == segment]
-        self.walk(steps, self.steps.nowhere(), self.saved, Way.KEEPING)
+        self.walk(steps, self.nowhere(), self.saved, Way.KEEPING)
 
     def reduce_buckets(self) -> None:
         """Copy each bucket flat and sum it, once its gradients and earlier buckets are ready.

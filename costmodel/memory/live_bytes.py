@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .walked_memories import CLOSED, PASSING, STORED, Memories, new_memory
-
-__all__ = ["BUFFER", "GATHERED", "GRADIENT", "PASSING", "STORED", "Live", "LiveBytes"]
+STORED = -1
+"""The memory of permanently stored tensors, which are counted apart."""
+MISSING = -2
+"""The memory of a place where there is no value."""
 
 ACTIVATION = 0
 GRADIENT = 1
 BUFFER = 2
+PASSING = 3
+"""The kind of a memory that nothing else is known of."""
 GATHERED = 4
 KINDS = 5
+CLOSED = 8
+"""What is added to the kind of a memory that has been freed, although something refers to it."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -44,6 +48,28 @@ class Live:
     saved_of: Mapping[str, float]
 
 
+@dataclass(slots=True)
+class Memories:
+    """Memories in the order in which they were made, and moments.
+
+    `size` in bytes. `birth`, `death`: the moments of the first and the last use. `kind`: a number.
+    `holders`: the places that refer to a gradient. `keeper`: the worker that first kept it, or -1.
+    `source`: what it can be made from again, or `MISSING`. `moments`: the worker of each moment.
+    `temporary_at`, `temporary`: moments and bytes of temporaries.
+    """
+
+    size: list[float] = field(default_factory=list)
+    birth: list[int] = field(default_factory=list)
+    death: list[int] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    holders: list[int] = field(default_factory=list)
+    keeper: list[int] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
+    moments: list[int] = field(default_factory=lambda: [0])
+    temporary_at: list[int] = field(default_factory=list)
+    temporary: list[float] = field(default_factory=list)
+
+
 class LiveBytes:
     """The growing list of memories: sizes, kinds, and the moments of their birth and last use.
 
@@ -54,18 +80,7 @@ class LiveBytes:
         self.forward_end = 0
         self.names = [""]
         self._numbers = {"": 0}
-        self.memories = Memories(
-            size=array("d"),
-            birth=array("q"),
-            death=array("q"),
-            kind=array("q"),
-            holders=array("q"),
-            keeper=array("q"),
-            source=array("q"),
-            moments=array("q", [0]),
-            temporary_at=array("q"),
-            temporary=array("d"),
-        )
+        self.memories = Memories()
         self.size = self.memories.size
 
     @property
@@ -85,7 +100,23 @@ class LiveBytes:
         self.memories.moments.append(self.number_of(name))
 
     def new(self, size: float, kind: int = PASSING) -> int:
-        return new_memory(self.memories, size, kind)
+        """Append a memory that is made in the present moment, and return its number."""
+        memories = self.memories
+        number = len(memories.size)
+        now = len(memories.moments) - 1
+        memories.size.append(size)
+        memories.birth.append(now)
+        memories.death.append(now)
+        memories.kind.append(kind)
+        memories.holders.append(0)
+        memories.keeper.append(-1)
+        memories.source.append(MISSING)
+        return number
+
+    def temporary(self, size: float) -> None:
+        """Note bytes that are there in this moment alone."""
+        self.memories.temporary_at.append(self.now)
+        self.memories.temporary.append(size)
 
     def read(self, memory: int) -> None:
         # Released memory is not there, even if something still refers to it.

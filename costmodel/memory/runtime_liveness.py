@@ -24,11 +24,11 @@ from autopar.order.units import Unit
 from autopar.order.value_flow import PlacedValue, boundaries
 from autopar.sharding.program import Compute, operator_collectives
 
-from .live_bytes import GATHERED, GRADIENT, STORED, Live
+from .live_bytes import CLOSED, GATHERED, GRADIENT, MISSING, STORED, Live
 from .saved_values import Facts
+from .step_memories import Here, Saved, Way
 from .step_script import Habits
 from .unit_memories import UnitMemories
-from .walked_memories import CLOSED, MISSING, Ints, Way
 
 PLAYED = 3
 
@@ -45,8 +45,8 @@ class _MicroBatch:
     `rows`: messages of layers of experts, between the segments where they leave and come.
     """
 
-    here: Ints
-    saved: Ints
+    here: Here
+    saved: Saved = field(default_factory=dict)
     tapes: dict[int, list[int]] = field(default_factory=dict)
     behind: dict[int, int] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
@@ -88,9 +88,7 @@ class _Played(UnitMemories):
     def _turn_to(self, micro_batch: int) -> None:
         """Go on with a micro-batch; passes of two may take turns."""
         if micro_batch not in self.micro_batches:
-            self.micro_batches[micro_batch] = _MicroBatch(
-                here=self.steps.nowhere(), saved=self.unsaved()
-            )
+            self.micro_batches[micro_batch] = _MicroBatch(here=self.nowhere())
         one = self.micro_batches[micro_batch]
         self.here = one.here
         self.tapes = one.tapes
@@ -155,7 +153,7 @@ class _Played(UnitMemories):
         if number == len(self.plan.segments) - 1:
             self._finish(first=first)
 
-    def _walk(self, number: int, here: Ints, way: Way) -> None:
+    def _walk(self, number: int, here: Here, way: Way) -> None:
         """Run the steps of a segment, with the messages home of layers that work in it."""
         working = self.plan.segments[number].working
         steps = self.working[number] if way is not Way.BACK else self.working[number][::-1]
@@ -226,7 +224,7 @@ class _Played(UnitMemories):
         self.bring(gradients, made=True)
         for memory in (*(gradient for _, gradient in upstream), *self.tapes.pop(number, ())):
             self.read(memory)
-        self.gradients[:] = self.steps.nowhere()
+        self.gradients[:] = self.nowhere()
 
     def _end(self) -> None:
         """Finish the step: gradients are complete; outputs and values made once live until here."""

@@ -1,16 +1,15 @@
-"""The steps of a program as numbers, for walks over its memories.
+"""The steps of a program with places and bytes looked up, for walks over its memories.
 
-A place is a tensor in a layout. Places and what is at work have numbers, and a step is a stretch of
-`code` and `sizes` (`walked_memories.py` has their order).
+A place is a tensor in a layout. Places and what is at work have numbers.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from autopar.ir import Operator, Role
 from autopar.sharding.layout import Kind, Layout
@@ -22,22 +21,6 @@ from autopar.sharding.strategies import splits_plainly
 
 from .redistribution_memory import actions
 from .saved_values import Facts
-from .walked_memories import (
-    BACKWARD,
-    CAST,
-    DIFFERENTIABLE,
-    HEAVY,
-    INPUT,
-    MISSING,
-    NEW,
-    ONCE,
-    REDISTRIBUTION,
-    REMADE,
-    SAME,
-    VIEW,
-    Ints,
-    Script,
-)
 
 Place = tuple[str, Layout]
 
@@ -81,23 +64,81 @@ def made_for_each(decision: Decision, made: Made, mesh: Sequence[int]) -> float:
     return each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Alike:
-    """The numbers that equal operators with equal decisions share, all but those of places."""
+class Flow(NamedTuple):
+    """The gradient of the input at `position`, in bytes.
 
-    flags: int
-    counts: tuple[int, ...]
-    saves: list[int]
-    flows: list[tuple[int, int]]
-    sizes: list[float]
-    slots: int
+    `same`: it is in the memory of the output's. `cast`: it is made in so many bytes, and cast.
+    """
+
+    position: int
+    same: bool
+    size: float
+    cast: float | None
+
+
+class Alike(NamedTuple):
+    """What equal operators with equal decisions share: bytes of outputs, and of all they make.
+
+    `view`: outputs are the first input's memory. `once`: they are made once for all micro-batches.
+    `saves`: what the backward pass keeps, as positions among inputs and outputs, beside `buffers`.
+    `scratch`: temporary bytes backward.
+    """
+
+    view: bool
+    once: bool
+    backward: bool
+    sizes: tuple[float, ...]
+    buffers: tuple[float, ...]
+    saves: tuple[int, ...]
+    scratch: float | None
+    flows: tuple[Flow, ...]
+
+
+class Computed(NamedTuple):
+    """The step of an operator, by the numbers of places.
+
+    `remade`: its results are given up, and made again from its first input.
+    """
+
+    worker: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    remade: bool
+    like: Alike
+
+
+class Moved(NamedTuple):
+    """A link of a redistribution: bytes of the value behind it, and of the gradient before it.
+
+    `made`: whether the value is in new memory; `remade`: which can be made again. `scratch`:
+    temporary bytes.
+    """
+
+    made: bool
+    remade: bool
+    size: float
+    scratch: float
+    back_made: bool
+    back_size: float
+    back_scratch: float
+
+
+class Redistributed(NamedTuple):
+    """The step of a redistribution; `entering`: of an input of the model."""
+
+    worker: int
+    before: int
+    behind: int
+    entering: bool
+    differentiable: bool
+    links: tuple[Moved, ...]
+
+
+Step: TypeAlias = Computed | Redistributed
 
 
 class StepScript:
-    """Writes the script of a program.
-
-    `places`: by their numbers. `slots`: how many memories operators keep for their backward passes.
-    """
+    """Writes the steps of a program; `places`: by their numbers."""
 
     def __init__(
         self, program: Program, facts: Mapping[str, Facts], types: Types, habits: Habits
@@ -109,35 +150,23 @@ class StepScript:
         self.tensors = program.graph.tensors
         self.mesh = program.assignment.mesh.shape
         self.places: list[Place] = []
-        self.slots = 0
         self._numbers: dict[Place, int] = {}
         self._shards: dict[Layout, int] = {}
-        self._alike: dict[object, _Alike] = {}
-        self._code: list[int] = []
-        self._sizes: list[float] = []
+        self._alike: dict[object, Alike] = {}
 
-    def write(self, workers: Sequence[int]) -> Script:
+    def write(self, workers: Sequence[int]) -> list[Step]:
         """Write all steps; `workers`: what is at work in each."""
         # Units of parameters look up places of storage and of outputs that no step may have.
         for place in self.program.assignment.storage.items():
             self.number(place)
         for place in self.program.assignment.outputs.items():
             self.number(place)
-        code_at: list[int] = []
-        sizes_at: list[int] = []
-        for step, worker in zip(self.program.steps, workers, strict=True):
-            code_at.append(len(self._code))
-            sizes_at.append(len(self._sizes))
-            if isinstance(step, Redistribute):
-                self._redistribution(step, worker)
-            else:
-                self._operator(step, worker)
-        return Script(
-            code=array("q", self._code),
-            sizes=array("d", self._sizes),
-            code_at=array("q", code_at),
-            sizes_at=array("q", sizes_at),
-        )
+        return [
+            self._redistributed(step, worker)
+            if isinstance(step, Redistribute)
+            else self._computed(step, worker)
+            for step, worker in zip(self.program.steps, workers, strict=True)
+        ]
 
     def number(self, place: Place) -> int:
         """The number of a place."""
@@ -145,10 +174,6 @@ class StepScript:
         if number == len(self.places):
             self.places.append(place)
         return number
-
-    def nowhere(self) -> Ints:
-        """An array [places] in which no place has a memory."""
-        return array("q", [MISSING]) * len(self.places)
 
     # --- bytes ---
 
@@ -188,7 +213,7 @@ class StepScript:
 
     # --- steps ---
 
-    def _operator(self, step: Compute, worker: int) -> None:
+    def _computed(self, step: Compute, worker: int) -> Computed:
         operator = step.operator
         facts = self.facts[operator.name]
         # The program and the facts hold these objects, which equal operators share.
@@ -197,71 +222,68 @@ class StepScript:
         key = (id(step.decision), id(facts), casts, narrow)
         if key not in self._alike:
             self._alike[key] = self._alike_as(step, facts, casts)
-        alike = self._alike[key]
-        number = self.number
-        ins = [number(place) for place in zip(operator.inputs, step.decision.inputs, strict=True)]
-        outs = map(number, zip(operator.outputs, step.decision.outputs, strict=True))
+        ins = map(self.number, zip(operator.inputs, step.decision.inputs, strict=True))
+        outs = map(self.number, zip(operator.outputs, step.decision.outputs, strict=True))
         # Operators are discarded by name, so that this is no property of those that are alike.
-        flags = alike.flags | REMADE * (operator.name in self.habits.discarded)
-        self._code += (flags, worker, self.slots, *alike.counts, *ins, *outs, *alike.saves)
-        for position, flow in alike.flows:
-            self._code += (ins[position], flow)
-        self._sizes += alike.sizes
-        self.slots += alike.slots
+        remade = operator.name in self.habits.discarded
+        return Computed(worker, tuple(ins), tuple(outs), remade, self._alike[key])
 
     def _casts(self, operator: Operator, facts: Facts) -> tuple[bool, ...]:
         """Whether each gradient of an operator's inputs is cast as it is made."""
         names = (operator.inputs[position] for position, _ in facts.flows)
         return tuple(self.habits.casts and self.is_cast(name) for name in names)
 
-    def _alike_as(self, step: Compute, facts: Facts, casts: tuple[bool, ...]) -> _Alike:
+    def _alike_as(self, step: Compute, facts: Facts, casts: tuple[bool, ...]) -> Alike:
         operator = step.operator
         keeps = facts.keeps
         ins = list(zip(operator.inputs, step.decision.inputs, strict=True))
-        outs = list(zip(operator.outputs, step.decision.outputs, strict=True))
-        saves = [*keeps.inputs, *(len(ins) + position for position in keeps.outputs)]
-        sizes = [self.bytes_of(*place) for place in outs]
-        sizes += [self.made_bytes(step, one) for one in keeps.made]
-        # Always there, so that the gradients' sizes begin at the same place.
-        sizes.append(sum(self.made_bytes(step, one) for one in facts.scratch))
+        outs = zip(operator.outputs, step.decision.outputs, strict=True)
         flows = []
         for (position, same), is_cast in zip(facts.flows, casts, strict=True):
-            flow = SAME if same else NEW
             # Autograd makes the gradient in the value's type, and it lives until it is cast.
-            flows.append((position, CAST if is_cast else flow))
-            size = self.gradient_bytes if is_cast else self.made_gradient_bytes
-            sizes += (size(*ins[position]), self.made_gradient_bytes(*ins[position]))
-        return _Alike(
-            flags=VIEW * bool(facts.view and ins)
-            | BACKWARD * facts.backward
-            | ONCE * (self.habits.once and step.decision.rule is None)
-            | HEAVY * bool(facts.scratch),
-            counts=(len(ins), len(outs), len(keeps.made), len(saves), len(facts.flows)),
-            saves=saves,
-            flows=flows,
-            sizes=sizes,
-            slots=len(saves) + len(keeps.made),
+            made = self.made_gradient_bytes(*ins[position])
+            size = self.gradient_bytes(*ins[position]) if is_cast else made
+            same_memory = same and not is_cast
+            flows.append(Flow(position, same_memory, size, made if is_cast else None))
+        return Alike(
+            view=bool(facts.view and ins),
+            once=self.habits.once and step.decision.rule is None,
+            backward=facts.backward,
+            sizes=tuple(self.bytes_of(*place) for place in outs),
+            buffers=tuple(self.made_bytes(step, one) for one in keeps.made),
+            saves=(*keeps.inputs, *(len(ins) + position for position in keeps.outputs)),
+            scratch=sum(self.made_bytes(step, one) for one in facts.scratch)
+            if facts.scratch
+            else None,
+            flows=tuple(flows),
         )
 
-    def _redistribution(self, step: Redistribute, worker: int) -> None:
+    def _redistributed(self, step: Redistribute, worker: int) -> Redistributed:
         tensor = self.tensors[step.tensor]
-        pairs = list(itertools.pairwise(step.chain))
-        flags = (
-            REDISTRIBUTION
-            | INPUT * (tensor.role is Role.INPUT)
-            | DIFFERENTIABLE * step.differentiable
-        )
-        before = self.number((step.tensor, step.chain[0]))
-        behind = self.number((step.tensor, step.chain[-1]))
-        self._code += (flags, worker, before, behind, len(pairs))
         remakes = self.habits.regather or (self.habits.units and tensor.role is Role.PARAMETER)
-        for index, (first, second) in enumerate(pairs):
+        links = []
+        for index, (first, second) in enumerate(itertools.pairwise(step.chain)):
             moved = change(first, second, self.mesh)
             size = self.bytes_of(step.tensor, first)
             ahead, back = actions(moved.before, moved.after, size, moved.degree)
             # The steps before only say that gradients are summed in a bucket: the value stays.
             made = index >= step.bucketed
-            makes = 2 if remakes and ahead.gathers else 1
-            self._code += (makes if made and ahead.made else 0, int(made and back.made))
-            self._sizes += (ahead.scratch, self.bytes_of(step.tensor, second))
-            self._sizes += (back.scratch, self.gradient_bytes(step.tensor, first))
+            links.append(
+                Moved(
+                    made=bool(made and ahead.made),
+                    remade=bool(remakes and ahead.gathers),
+                    size=self.bytes_of(step.tensor, second),
+                    scratch=ahead.scratch,
+                    back_made=bool(made and back.made),
+                    back_size=self.gradient_bytes(step.tensor, first),
+                    back_scratch=back.scratch,
+                )
+            )
+        return Redistributed(
+            worker=worker,
+            before=self.number((step.tensor, step.chain[0])),
+            behind=self.number((step.tensor, step.chain[-1])),
+            entering=tensor.role is Role.INPUT,
+            differentiable=step.differentiable,
+            links=tuple(links),
+        )

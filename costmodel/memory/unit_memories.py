@@ -20,11 +20,10 @@ from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import Redistribute
 
 from .flat_messages import FlatStep, Moving, carried, flat_steps
-from .live_bytes import BUFFER, GATHERED, GRADIENT, STORED
+from .live_bytes import BUFFER, CLOSED, GATHERED, GRADIENT, MISSING, STORED
 from .saved_values import Facts
 from .step_memories import Steps
 from .step_script import Habits
-from .walked_memories import CLOSED, MISSING
 
 
 class UnitMemories(Steps):
