@@ -1,8 +1,10 @@
 """Attention in one operator, which reads each head of keys and values once.
 
     softmax(scale q kᵀ + mask) v           of which sinks (`sinks.py`) may take some weight
+    softmax(cap tanh(scale q kᵀ / cap) + mask) v
 
-Source: Vaswani et al., 2017; heads of keys for groups of queries: Ainslie et al., GQA, 2023.
+Source: Vaswani et al., 2017; heads of keys for groups of queries: Ainslie et al., GQA, 2023;
+capped scores: Gemma 2, arXiv:2408.00118.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         return None
     sides = list(spelling.pairs(add)) if add is not None else [(scores, "")]
     for side, mask in sides:
-        name, scale = spelling.multiple(side)
+        name, scale, cap = _capped(side, spelling)
         product = spelling.maker(name, "matmul")
         if product is None or (mask and not _is_mask(mask, scores, spelling)):
             continue
@@ -63,7 +65,10 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         given |= {} if whole is None else {"sinks": whole[2]}
         given |= {"attn_mask": mask} if mask else {}
         attributes: dict[str, Value] = {name: Ref(place) for place, name in enumerate(given)}
-        kind = WINDOWED if whole is not None else f"aten.{ATTENTION}.default"
+        # Torch's kernels have no gradient of a mask.
+        ours = whole is not None or cap or mask in spelling.learned
+        kind = WINDOWED if ours else f"aten.{ATTENTION}.default"
+        attributes |= {"cap": cap} if cap else {}
         return Operator(
             name=beside(operator, kind.split(".")[1]),
             kind=kind,
@@ -72,6 +77,16 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
             attributes={**attributes, "scale": scale * by_query * by_key},
         )
     return None
+
+
+def _capped(name: str, spelling: Spelling) -> tuple[str, float, float]:
+    """The products of which a value is the scores, their scale, and the cap of it (0: none)."""
+    name, scale = spelling.multiple(name)
+    tanh = spelling.maker(name, "tanh")
+    if tanh is None or scale <= 0:
+        return name, scale, 0.0
+    name, inner = spelling.multiple(tanh.inputs[0])
+    return name, scale * inner, scale
 
 
 def _unguarded(name: str, spelling: Spelling) -> str:
@@ -86,11 +101,11 @@ def _unguarded(name: str, spelling: Spelling) -> str:
 
 
 def _is_mask(name: str, scores: str, spelling: Spelling) -> bool:
-    """Whether a tensor is added to all scores, and learned from nothing."""
+    """Whether a tensor is added to all scores."""
     shape = spelling.shape(name)
     whole = spelling.shape(scores)
     fits = all(a in (1, b) for a, b in zip(reversed(shape), reversed(whole), strict=False))
-    return fits and len(shape) >= 2 and name not in spelling.learned
+    return fits and len(shape) >= 2
 
 
 def _turned(name: str, spelling: Spelling) -> str | None:

@@ -1,4 +1,4 @@
-"""Attention with what torch's own lacks: sinks and windows of keys.
+"""Attention with what torch's own lacks: sinks, windows of keys, capped scores, learned masks.
 
     o = exp(s - l) v,   l = log(sum exp(s) + exp(sink)),   s = scale q kᵀ + mask
 
@@ -31,17 +31,19 @@ def attention(
     is_causal: bool = False,
     window: int = 0,
     scale: float | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
     """As `torch.nn.functional.scaled_dot_product_attention`, of [batch, heads, length, width].
 
     Each head of keys is for consecutive heads of queries. `sinks`: [heads]. `window`: so many keys
     up to its own place are seen by a causal query (0: all). `attn_mask` broadcasts to the scores.
+    `cap`: scores are cap tanh(score / cap) before the mask is added (0: as they are).
     A window that is not causal, or of other keys than queries, is a `ValueError`.
     """
     if window and not (is_causal and query.shape[2] == key.shape[2]):
         raise ValueError("a window of keys is causal, and of as many keys as queries")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    given = (query, key, value, sinks, attn_mask, scale, is_causal, window)
+    given = (query, key, value, sinks, attn_mask, scale, is_causal, window, cap)
     out: Tensor = torch.ops.autopar.attention_forward(*given)[0]
     return out
 
@@ -99,21 +101,21 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor
     saved = ctx.saved_tensors
     made = iter(torch.ops.autopar.attention_backward(gradient, *saved, *ctx.others))
     floats = (x is not None and x.is_floating_point() for x in saved[:5])
-    return (*(next(made) if one else None for one in floats), None, None, None)
+    return (*(next(made) if one else None for one in floats), None, None, None, None)
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? sinks"
 LIBRARY.define(
     f"attention({_INPUTS}=None, Tensor? attn_mask=None, bool is_causal=False, int window=0, "
-    "float? scale=None) -> Tensor"
+    "float? scale=None, float cap=0.0) -> Tensor"
 )
 LIBRARY.define(
-    f"attention_forward({_INPUTS}, Tensor? mask, float scale, bool causal, int window) "
-    "-> (Tensor, Tensor)"
+    f"attention_forward({_INPUTS}, Tensor? mask, float scale, bool causal, int window, "
+    "float cap) -> (Tensor, Tensor)"
 )
 LIBRARY.define(
     f"attention_backward(Tensor gradient, {_INPUTS}, Tensor? mask, Tensor out, Tensor normal, "
-    "float scale, bool causal, int window) -> Tensor[]"
+    "float scale, bool causal, int window, float cap) -> Tensor[]"
 )
 LIBRARY.impl("attention", attention, "CompositeImplicitAutograd")
 LIBRARY.impl("attention_forward", _forward, "CompositeExplicitAutograd")

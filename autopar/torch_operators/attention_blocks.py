@@ -3,7 +3,9 @@
     o = exp(s - l) v,   l = log sum exp(s),   s = scale q k' + mask
     ds = p (do v' - sum(do o)),   p = exp(s - l) with l over the keys of all blocks
 
-Half precision is computed in single. Heads of queries share heads of keys in equal groups; a few
+Capped scores are cap tanh(scale q k' / cap), of the slope 1 - tanh².
+
+Half precision is computed in single, but for products on GPUs, which add up in single. Heads of queries share heads of keys in equal groups; a few
 rows of queries are worked on at a time, so that the scores of a block never lie in memory as a
 whole. Blocks that are seen whole, or along the diagonal, are left to a fused kernel where there is
 one. A sink, a score of no key, is a block whose values are zeros and whose l is the score.
@@ -31,12 +33,14 @@ Attended = tuple[Tensor, Tensor]
 class Place(NamedTuple):
     """The numbers of a block's first query and first key, and what queries see.
 
-    `causal`: the keys up to a query's own place; `window`: only so many of them (0: all).
+    `causal`: the keys up to a query's own place; `window`: only so many of them (0: all). `cap`:
+    what no score exceeds (0: nothing).
     """
 
     scale: float
     causal: bool = False
     window: int = 0
+    cap: float = 0.0
     row: int = 0
     column: int = 0
 
@@ -81,6 +85,11 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _operand(x: Tensor) -> Tensor:
+    """The values as products read them."""
+    return x if x.is_cuda else _wide(x)
+
+
 def _parts(query: Tensor, columns: int, place: Place) -> Iterator[tuple[slice, slice, Place]]:
     """A few queries at a time, the keys that they see, and their place.
 
@@ -106,14 +115,25 @@ def _mask_part(mask: Tensor, rows: slice, place: Place, columns: int) -> Tensor:
 
 def _scores(query: Tensor, key: Tensor, part: Tensor | None, place: Place) -> Tensor:
     """Scores [..., heads, rows, columns], minus infinity where a query does not see a key."""
+    return _masked(_products(query, key, place), part, place)
+
+
+def _products(query: Tensor, key: Tensor, place: Place) -> Tensor:
+    """Scores before any mask."""
     scores = _unfold(_fold(query * place.scale, key.shape[-3]) @ key.mT, query.shape[-3])
+    scores = _wide(scores)
+    return (scores / place.cap).tanh_() * place.cap if place.cap else scores
+
+
+def _masked(scores: Tensor, part: Tensor | None, place: Place) -> Tensor:
+    """Scores with a mask added, minus infinity where a query does not see a key."""
     if part is not None and part.dtype == torch.bool:
         scores = scores.masked_fill(~part, -torch.inf)
     elif part is not None:
         scores = scores + part
-    if place.sees_all(query.shape[-2], key.shape[-2]):
+    if place.sees_all(*scores.shape[-2:]):
         return scores
-    hidden = _hidden(place, query.shape[-2], key.shape[-2], query.device)
+    hidden = _hidden(place, scores.shape[-2], scores.shape[-1], scores.device)
     return scores.masked_fill(hidden, -torch.inf)
 
 
@@ -126,7 +146,7 @@ def fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, place: Place
 ) -> tuple[float, bool, int] | None:
     """How a fused kernel is called: scale, causal, window; None if none computes the block."""
-    if mask is not None:
+    if mask is not None or place.cap:
         return None
     if place.sees_all(query.shape[-2], key.shape[-2]):
         form = (place.scale, False, 0)
@@ -144,16 +164,16 @@ def attend(
     form = fused(query, key, value, mask, place)
     if form is not None:
         return flash.forward(query, key, value, *form)
-    key = _wide(key)
-    value = _wide(value)
+    key = _operand(key)
+    value = _operand(value)
     outputs: list[Tensor] = []
     normals: list[Tensor] = []
     for rows, columns, at in _parts(query, key.shape[-2], place):
         k = key[..., columns, :]
         part = None if mask is None else _mask_part(mask, rows, at, k.shape[-2])
-        scores = _scores(_wide(query[..., rows, :]), k, part, at)
+        scores = _scores(_operand(query[..., rows, :]), k, part, at)
         normal = scores.logsumexp(-1, keepdim=True)
-        weights = _fold((scores - finite(normal)).exp(), key.shape[-3])
+        weights = _fold((scores - finite(normal)).exp().to(value.dtype), key.shape[-3])
         outputs.append(_unfold(weights @ value[..., columns, :], scores.shape[-3]))
         normals.append(normal)
     return torch.cat(outputs, -2), torch.cat(normals, -2)
@@ -220,19 +240,23 @@ def gradients(
             target += own
         return
     for rows, columns, at in _parts(query, key.shape[-2], place):
-        k, v = (_wide(x[..., columns, :]) for x in (key, value))
+        k, v = (_operand(x[..., columns, :]) for x in (key, value))
         part = None if mask is None else _mask_part(mask, rows, at, k.shape[-2])
-        q = _wide(query[..., rows, :])
+        q = _operand(query[..., rows, :])
         d_out, out, normal = (_wide(x[..., rows, :]) for x in ahead)
-        weights = (_scores(q, k, part, at) - finite(normal)).exp()
-        d_weights = _unfold(_fold(d_out, groups) @ v.mT, heads)
-        d_scores = weights * (d_weights - (d_out * out).sum(-1, keepdim=True))
+        inner = (d_out * out).sum(-1, keepdim=True)
+        d_out = d_out.to(v.dtype)
+        products = _products(q, k, at)
+        weights = (_masked(products, part, at) - finite(normal)).exp()
+        d_weights = _wide(_unfold(_fold(d_out, groups) @ v.mT, heads))
+        d_scores = weights * (d_weights - inner)
         if d_mask is not None:
             target = _mask_part(d_mask, rows, at, k.shape[-2])
             target += d_scores.sum_to_size(target.shape)
-        d_scores = _fold(d_scores * place.scale, groups)
+        if at.cap:
+            d_scores = d_scores * (1 - (products / at.cap).square())
+        d_scores = _fold((d_scores * place.scale).to(k.dtype), groups)
+        weights = _fold(weights.to(v.dtype), groups)
         d_query[..., rows, :] += _unfold(d_scores @ k, heads).sum_to_size(q.shape)
         d_key[..., columns, :] += (d_scores.mT @ _fold(q, groups)).sum_to_size(k.shape)
-        d_value[..., columns, :] += (_fold(weights, groups).mT @ _fold(d_out, groups)).sum_to_size(
-            v.shape
-        )
+        d_value[..., columns, :] += (weights.mT @ _fold(d_out, groups)).sum_to_size(v.shape)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import DTYPE_BYTES
+from autopar.ir.recipes import WINDOWED
 from autopar.sharding.model_flops import computed_share
 from autopar.sharding.notation import Rule
 from autopar.sharding.rules import RULES, Call
@@ -18,6 +19,11 @@ from autopar.sharding.rules import RULES, Call
 from .attention import Scores
 
 Floats = NDArray[np.float64]
+
+PASSES = 7
+"""How often a score in single precision is read or written where no kernel holds it: the product,
+a mask or a cap, the sum of a row, its exponential (`autopar/torch_operators/attention_blocks.py`).
+"""
 
 
 def attention_flops(call: Call, rule: Rule, local: Floats) -> Floats:
@@ -30,6 +36,15 @@ def attention_flops(call: Call, rule: Rule, local: Floats) -> Floats:
         members = [i for i, f in enumerate(rule.factors) if not f.name.startswith(tuple(left_out))]
         flops += 2 * np.prod(local[:, members], axis=1)
     return flops * computed_share(call, rule)
+
+
+def moved_scores(call: Call, scores: Scores) -> Floats:
+    """Bytes of scores that a forward pass moves where it runs in kernels of its own."""
+    alone = call.operator.kind == WINDOWED and call.position("attn_mask") is not None
+    if not alone and not call.get("cap"):
+        return np.zeros(1)
+    pairs = scores.batch * scores.heads * scores.queries * scores.pairs(0.0, 0.0)[0]
+    return np.asarray(PASSES * DTYPE_BYTES["float32"] * pairs)
 
 
 def local_scores(call: Call, rule: Rule, local: Floats, dtype: str) -> Scores:

@@ -22,7 +22,7 @@ from .bodies import eager
 from .device import ITEMSIZE, TF32
 from .elementwise import CAST_TRAFFIC, memory_seconds, with_launch
 from .kernel_seconds import AttentionWork, attention_seconds, product_seconds
-from .local_attention import attention_flops, local_scores
+from .local_attention import attention_flops, local_scores, moved_scores
 from .products import Product
 
 Floats = NDArray[np.float64]
@@ -276,7 +276,10 @@ class OperatorKernels:
             nbytes=passes * sum(self.bytes, np.zeros(self.count)),
         )
         kernel = str(self.call.get("kernel", default=self.kernel))
-        return attention_seconds(work, kernel, direction, self.dtype, self.device)
+        seconds = attention_seconds(work, kernel, direction, self.dtype, self.device)
+        # Capped scores and learned masks have no kernel: scores go to memory and back.
+        moved = passes * moved_scores(self.call, work.scores)
+        return seconds + memory_seconds(moved, self.device) if np.any(moved) else seconds
 
     def _product(self) -> Product:
         """Return rows m, columns n and inner size k of the local product.

@@ -166,6 +166,7 @@ def attention(
     enable_gqa: bool = False,
     sinks: Tensor | None = None,
     window: int = 0,
+    cap: float = 0.0,
 ) -> Tensor:
     """As `torch.nn.functional.scaled_dot_product_attention` and `autopar.attention` on this rank's
     shards.
@@ -173,7 +174,7 @@ def attention(
     attn_mask: for this rank's queries and all keys.
     """
     assert not dropout_p
-    spec = _round(query, group, scale, is_causal, window)
+    spec = _round(query, group, scale, is_causal, window, cap)
     if query.dim() == 2:
         heads = [x.unsqueeze(0) for x in (query, key, value)]
         return ring(heads[0], heads[1], heads[2], attn_mask, spec)[0].squeeze(0)
@@ -181,11 +182,14 @@ def attention(
 
 
 def _round(
-    query: Tensor, group: AxisGroup, scale: float | None, causal: bool, window: int = 0
+    query: Tensor, group: AxisGroup, scale: float | None, causal: bool, *others: Any
 ) -> Round:
-    """The rounds of an attention, with torch's default scale if none is given."""
+    """The rounds of an attention, with torch's default scale if none is given.
+
+    `others`: its window and cap, if it has any.
+    """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return Round(group, Place(scale, causal, window))
+    return Round(group, Place(scale, causal, *others))
 
 
 def flash_attention(

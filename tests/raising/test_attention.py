@@ -71,10 +71,8 @@ ONE: dict[str, tuple[float, tuple[bool, bool], Weights]] = {
     "a mask": (1.0, MASKED, lambda q, k, b: (q @ k.mT + UNEVEN).softmax(-1)),
 }
 OTHERS: dict[str, Weights] = {
-    "a learned bias": lambda q, k, b: ((q @ k.mT) * 0.5 + b).softmax(-1),
     "a mask that is scaled": lambda q, k, b: ((q @ k.mT + MASK.clamp(min=-9)) * 0.5).softmax(-1),
     "over queries": lambda q, k, b: (q @ k.mT).softmax(-2),
-    "a soft cap": lambda q, k, b: ((q @ k.mT) / 5).tanh().mul(5).softmax(-1),
     "keys as they are": lambda q, k, b: (q @ k.mT @ k @ k.mT).mT.softmax(-1),
     "a mask that is doubled": lambda q, k, b: torch.add(q @ k.mT, MASK, alpha=2).softmax(-1),
     "ones for rows that see nothing": lambda q, k, b: torch.where(

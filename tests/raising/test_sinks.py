@@ -107,6 +107,7 @@ ONE: dict[str, tuple[dict[str, Any], Weights]] = {
         lambda a, s, b: weighed(shifted(joined(a + WINDOW.to(a.dtype), s))),
     ),
     "behind a mask": ({"masked": True}, lambda a, s, b: weighed(joined(a + UNEVEN, s))),
+    "with a learned bias": ({"masked": True}, lambda a, s, b: weighed(joined(a + b, s))),
     "by a view": (
         {},
         lambda a, s, b: weighed(
@@ -122,7 +123,6 @@ ONE: dict[str, tuple[dict[str, Any], Weights]] = {
 }
 OTHERS: dict[str, Weights] = {
     "the last key in place of the sink": lambda a, s, b: joined(a, s).softmax(-1)[..., 1:],
-    "a learned bias": lambda a, s, b: weighed(joined(a + b, s)),
     "over queries": lambda a, s, b: joined(a, s).softmax(-2)[..., :-1],
     "less the mean": lambda a, s, b: weighed((c := joined(a, s)) - c.mean(-1, keepdim=True)),
     "a sink of a query": lambda a, s, b: weighed(

@@ -100,7 +100,7 @@ def _has_windows(operator: Operator, window: Window, tensors: Mapping[str, Tenso
 
 def _windowed(operator: Operator, window: Window) -> Operator:
     whole = _unmasked(operator, Plain.CAUSAL)
-    ours = ("query", "key", "value", "sinks", "is_causal", "scale")
+    ours = ("query", "key", "value", "sinks", "is_causal", "scale", "cap")
     attributes = {name: whole.attributes[name] for name in ours if name in whole.attributes}
     return replace(whole, kind=WINDOWED, attributes={**attributes, "window": window.before + 1})
 
