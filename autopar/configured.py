@@ -30,7 +30,7 @@ from .frontends.huggingface import (
     telling,
     told_sizes,
 )
-from .frontends.load import ONNX_ENDINGS, ModelOptions, load_model
+from .frontends.load import LOSS_ALONE, ONNX_ENDINGS, ModelOptions, load_model
 from .ir import Graph
 from .model import LoadedModel, SmallCopies
 from .remembered_models import Asked, Source, content_digest, remembered_model
@@ -67,7 +67,8 @@ def load_any(
         if (file := _onnx_file(model)) is None:
             return load()
         return remembered_model(Asked(source=file, options=options), load)
-    wrong = [name for name in ("shapes", "trained", "values", "outputs") if getattr(options, name)]
+    wrong = [name for name in ("shapes", "trained", "values") if getattr(options, name)]
+    wrong += ["outputs"] * (tuple(options.outputs) not in ((), LOSS_ALONE))
     valid = OPTIONS.values()
     if wrong or set(options.dims) - set(valid):
         named = ", ".join(f"--{name}" for name in OPTIONS)
@@ -121,6 +122,9 @@ def load_configured(
     trained. `build` makes the module with its weights.
     """
     options = replace(options, dtype=options.dtype or DTYPE)
+    if sizes is None and options.train and options.loss is None:
+        # Logits of a whole batch are larger than all that is saved of its layers.
+        options = replace(options, outputs=LOSS_ALONE)
     small = _copies(path, options)
     if given is not None:
         return replace(_load(path, options, given, frozen_parameters, build), small=small)

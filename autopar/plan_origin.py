@@ -71,6 +71,8 @@ def model_of_plan(
     options = ModelOptions(train=plan.model.mode == "train", loss=loss, trust=trust)
     left_out = False if plan.model.proof == LEFT_OUT else None
     options = replace(options, precision=plan.model.precision, proof=left_out)
+    if not plan.model.onnx:
+        options = replace(options, outputs=plan.model.outputs)
     if isinstance(model, LoadedModel):
         loaded = model
     elif hasattr(model, "named_parameters"):
@@ -123,7 +125,7 @@ def model_of_batch(
     options = ModelOptions(
         train=plan.model.mode == "train", loss=loss, dtype=plan.model.dtype, trust=trust
     )
-    options = replace(options, precision=plan.model.precision)
+    options = replace(options, precision=plan.model.precision, outputs=plan.model.outputs)
     if _is_onnx(model):
         loaded = _onnx_of_plan(model, plan, options, batch)
     else:

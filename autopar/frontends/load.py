@@ -27,6 +27,11 @@ BESIDE = "bfloat16"
 """The type of all that a recipe of precision leaves as it is."""
 
 
+LOSS_ALONE = ("loss",)
+"""The outputs of a PyTorch model in training whose others are left out."""
+LEFT_OUT = "its outputs beside the loss, such as logits, are left out: a call gives None for them"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
     """Options for reading a model: sizes of symbolic dims, batch, floating-point type, and loss.
@@ -35,7 +40,8 @@ class ModelOptions:
 
     Parameters among the stored floats of an ONNX model: `frozen` ones are not, `trained` ones are;
     or exactly `parameters`. `trust`: whether a `.pt2` file may execute code that it holds.
-    `proof`: as of `LoadedModel`. `values` and `outputs`: of an ONNX model, as of `LoadedModel`.
+    `proof`: as of `LoadedModel`. `values` and `outputs`: of an ONNX model, as of `LoadedModel`;
+    `LOSS_ALONE` leaves out what a PyTorch model gives beside its loss, if it gives one.
     """
 
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -151,10 +157,10 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
 
 
 def _require_whole(options: ModelOptions) -> None:
-    if options.values or options.outputs:
+    if options.values or tuple(options.outputs) not in ((), LOSS_ALONE):
         raise UsageError(
             "--value and --outputs apply to ONNX models; a PyTorch model takes and gives what it "
-            "is written to"
+            "is written to, or its loss alone (--outputs loss)"
         )
 
 
@@ -297,7 +303,12 @@ def _imported(
     loss = _function(options.loss) if isinstance(options.loss, str) else options.loss
     with none_of_its_own(module, train=options.train):
         imported = import_torch(
-            module, args, kwargs, loss=loss if options.train else None, dtype=dtype
+            module,
+            args,
+            kwargs,
+            loss=loss if options.train else None,
+            dtype=dtype,
+            alone=options.train and tuple(options.outputs) == LOSS_ALONE,
         )
     imported = replace(imported, graph=with_attributes(imported.graph, module))
     inputs = tuple(
@@ -318,6 +329,7 @@ def _imported(
         precision=options.precision,
         given=module,
         proof=options.proof,
+        outputs=tuple(options.outputs),
         reload=_reload(args, kwargs, options),
         at_sizes=lambda module, call, typed=True: _imported(
             module, call[0], call[1], options if typed else plain
@@ -356,6 +368,9 @@ def _notes(imported: TorchModel, *, cached: bool) -> Iterator[str]:
 
     if cached:
         yield NOTE
+    given = zip(imported.output_names, imported.output_values, strict=False)
+    if any(name is None and value is None for name, value in given):
+        yield LEFT_OUT
     if imported.unfolded is not None:
         yield f"every layer is exported on its own, which takes longer: {imported.unfolded}"
     yield from map(_said, imported.checks)

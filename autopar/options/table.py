@@ -131,8 +131,10 @@ MODEL = (
         kind=TEXTS,
         default=(),
         metavar="NAME",
-        help="tensor of an ONNX model to give in place of its outputs; repeatable",
-        told="tensors of an ONNX model to give in place of its outputs",
+        help="tensor of an ONNX model to give in place of its outputs; repeatable; 'loss': a "
+        "PyTorch model in training gives its loss alone (a configuration's does)",
+        told="tensors of an ONNX model to give in place of its outputs; ('loss',): a PyTorch model "
+        "in training gives its loss alone, and None for the others (a configuration's does)",
     ),
     Option(
         name="dtype",

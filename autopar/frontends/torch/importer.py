@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autopar.errors import ModelError
+from autopar.ir import needed_operators
 from autopar.model import TorchModel
 
 from .caches import on_one_device
@@ -33,11 +34,13 @@ def import_torch(
     loss: Callable[..., torch.Tensor] | None = None,
     name: str | None = None,
     dtype: torch.dtype | None = None,
+    alone: bool = False,
 ) -> TorchModel:
     """Export `module` on (fake copies of) its example inputs and read the graph.
 
     `loss`: the graph also computes `loss(outputs, *args, **kwargs)`, a scalar, and names it as its
-    loss. `dtype`: the type of floats in the graph; the module itself keeps its type.
+    loss. `dtype`: the type of floats in the graph; the module itself keeps its type. `alone`: what
+    the module gives beside a scalar is left out, and None to its caller.
     Equal layers are exported once.
     """
     forward = module.forward
@@ -62,7 +65,7 @@ def import_torch(
             del module.forward
             if own is not None:
                 module.forward = own
-    model = _simplified(model)
+    model = _simplified(_alone(model) if alone and loss is None else model)
     if loss is None:
         return model
     last = model.output_names[-1]
@@ -135,6 +138,21 @@ def read_exported(
     `module` (where there is one) tells which parameters are trainable and tied.
     """
     return _simplified(_as_exported(exported, module, name))
+
+
+def _alone(model: TorchModel) -> TorchModel:
+    """The model without its outputs beside the first scalar; as it is where it has none."""
+    graph = model.graph
+    scalars = [name for name in graph.outputs if graph.tensors[name].shape == ()]
+    loss = next((name for name in scalars if graph.tensors[name].is_float), None)
+    if loss is None:
+        return model
+    operators = needed_operators(graph.operators, [loss, *graph.updates.values()])
+    return replace(
+        model,
+        graph=replace(graph, outputs=(loss,), operators=operators),
+        output_names=tuple(name if name == loss else None for name in model.output_names),
+    )
 
 
 def _simplified(model: TorchModel) -> TorchModel:
