@@ -14,6 +14,7 @@ from .bodies import Trees
 from .causal import causal_convolution
 from .index_scores import index_scores
 from .joins import join
+from .linear_losses import linear_cross_entropy
 from .norms import norm
 from .rotation import rotation
 from .spelling import Spelling, word
@@ -27,6 +28,7 @@ ROWS: tuple[Row, ...] = (
     causal_convolution,
     join,
     activation,
+    linear_cross_entropy,
 )
 """What is known by a name: each row reads the last operator that it takes the place of."""
 

@@ -22,6 +22,7 @@ from .notation import Rule
 from .rules import Call, products_of
 from .rules.experts import EXPERTS, network_of
 from .rules.experts import multiply_adds as of_experts
+from .rules.losses import LINEAR_LOSS
 
 
 def multiply_adds(operator: Operator, offer: Offer) -> float:
@@ -50,10 +51,14 @@ def model_flops(analysis: Analysis) -> dict[str, float]:
 
 
 def _type(operator: Operator, analysis: Analysis) -> str:
-    """The type of an operator's products; experts may weigh their results in a wider one."""
+    """The type of an operator's products; experts may weigh their results in a wider one.
+
+    So are the sums of a loss.
+    """
     if operator.kind == EXPERTS:
         return network_of(analysis.offers[operator.name].call)[0].results[0].dtype
-    return analysis.graph.tensors[operator.outputs[0]].dtype
+    name = operator.inputs[0] if operator.kind == LINEAR_LOSS else operator.outputs[0]
+    return analysis.graph.tensors[name].dtype
 
 
 def narrow_passes(operator: Operator, passes: int) -> int:

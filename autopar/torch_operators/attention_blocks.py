@@ -5,10 +5,11 @@
 
 Capped scores are cap tanh(scale q k' / cap), of the slope 1 - tanh².
 
-Half precision is computed in single, but for products on GPUs, which add up in single. Heads of queries share heads of keys in equal groups; a few
-rows of queries are worked on at a time, so that the scores of a block never lie in memory as a
-whole. Blocks that are seen whole, or along the diagonal, are left to a fused kernel where there is
-one. A sink, a score of no key, is a block whose values are zeros and whose l is the score.
+Half precision is computed in single, but for products on GPUs, which add up in single. Heads of
+queries share heads of keys in equal groups; a few rows of queries are worked on at a time, so that
+the scores of a block never lie in memory as a whole. Blocks that are seen whole, or along the
+diagonal, are left to a fused kernel where there is one. A sink, a score of no key, is a block whose
+values are zeros and whose l is the score.
 """
 
 from __future__ import annotations

@@ -18,12 +18,14 @@ from autopar.sharding.communication import visited
 from autopar.sharding.rules import Call
 from autopar.sharding.rules.contraction import INDEX_SCORES
 from autopar.sharding.rules.experts import EXPERTS
+from autopar.sharding.rules.losses import LINEAR_LOSS
 from autopar.sharding.rules.recurrent import TRITON_SCAN
 from autopar.sharding.strategies import Strategies
 
 from . import Device
 from .expert_layers import Layer
 from .index_scores import index_scores_seconds
+from .linear_losses import linear_loss_seconds
 from .operator_kernels import OperatorKernels, computed_in, local_sizes
 from .scan_kernels import ScanKernels
 from .scans import SCANS, Scan
@@ -92,6 +94,12 @@ def _of_kernels(
         return OperatorSeconds(
             forward=forward, backward=backward if trained else nothing, weight=nothing
         )
+    if call.operator.kind == LINEAR_LOSS:
+        local = local_sizes(strategies, mesh)
+        forward, backward = linear_loss_seconds(
+            call, strategies.rule, local, cluster.device, gradients
+        )
+        return OperatorSeconds(forward=forward, backward=backward, weight=np.zeros(len(local)))
     work = OperatorKernels(call, strategies, mesh, cluster, gradients, inside)
     # Ring attention runs its kernel once for each block of keys that passes by.
     rounds = visited(strategies, tuple(mesh))

@@ -73,9 +73,9 @@ class Steps(LiveBytes):
                     self._redistribute(step, here)
             elif way is not Way.BACK:
                 keep = way is Way.KEEPING and step.like.backward
-                kept = self._compute(step, here, keep=keep)
-                if keep and kept is not None:
-                    saved[index] = kept
+                saves = self._compute(step, here, keep=keep)
+                if keep and saves is not None:
+                    saved[index] = saves
             elif step.like.backward:
                 self._compute_back(step, saved.get(index, ()))
 
@@ -110,11 +110,11 @@ class Steps(LiveBytes):
         made = [self.new(size) for size in like.buffers]
         if not keep:
             return []
-        kept = [*(values[position] for position in like.saves), *made]
-        for memory in kept:
+        saves = [*(values[position] for position in like.saves), *made]
+        for memory in saves:
             if memory >= 0 and memories.keeper[memory] < 0:
                 memories.keeper[memory] = step.worker
-        return kept
+        return saves
 
     def _redistribute(self, step: Redistributed, here: Here) -> None:
         self.memories.moments.append(step.worker)
@@ -134,15 +134,15 @@ class Steps(LiveBytes):
 
     # --- backward ---
 
-    def _compute_back(self, step: Computed, kept: Sequence[int]) -> None:
+    def _compute_back(self, step: Computed, saves: Sequence[int]) -> None:
         like = step.like
         self.memories.moments.append(step.worker)
         taken = [self._taken(place) for place in step.outputs]
         arrived = [gradient for gradient in taken if gradient != MISSING]
         for gradient in arrived:
             self.read(gradient)
-        for memory in kept:
-            self._read_kept(memory)
+        for memory in saves:
+            self._read_saved(memory)
         # Nothing behind this operator leads to the loss.
         if not arrived:
             return
@@ -175,7 +175,7 @@ class Steps(LiveBytes):
             self.memories.holders[gradient] -= 1
         return gradient
 
-    def _read_kept(self, memory: int) -> None:
+    def _read_saved(self, memory: int) -> None:
         """Read a value that was kept; of one that can be made again its source was."""
         while memory >= 0 and self.memories.source[memory] != MISSING:
             self.temporary(self.memories.size[memory])

@@ -21,6 +21,7 @@ from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import all_reduce
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.runtime.redistribution.steps import Move, step
+from autopar.torch_operators.linear_cross_entropy import GradientsOnce, loss_and_gradients
 
 # ATen's numbers for a loss's reduction; 0 is none.
 MEAN = 1
@@ -48,8 +49,9 @@ def _pick(scores: Tensor, column: Tensor) -> Tensor:
 def split_classes(
     call: LocalCall, group: AxisGroup
 ) -> tuple[Callable[..., Any], Mapping[str, Value]]:
-    """The local form of a cross entropy with class indices."""
-    return cross_entropy, {"group": group}
+    """The local form of a cross entropy with class indices, alone or with its product."""
+    alone = call.operator.kind == "aten.cross_entropy_loss.default"
+    return cross_entropy if alone else linear_cross_entropy, {"group": group}
 
 
 def cross_entropy(
@@ -102,6 +104,60 @@ def cross_entropy(
     elif reduction == SUM:
         loss = loss.sum()
     return loss.to(self.dtype)
+
+
+class _Classes:
+    """This rank's classes among those of a group."""
+
+    def __init__(self, group: AxisGroup, own: int) -> None:
+        self.group = group
+        self.first = group.coordinate * own
+
+    def greatest(self, value: Tensor) -> Tensor:
+        """The maximum over the group."""
+        return all_reduce(value, self.group, "max")
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over the group."""
+        return all_reduce(value, self.group, "sum")
+
+
+class _WithProduct(torch.autograd.Function):
+    """The loss of rows by this rank's classes; its gradients are made along with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        numbers: tuple[int, float],
+        group: AxisGroup,
+    ) -> Tensor:
+        classes = _Classes(group, weight.shape[0])
+        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
+        made = loss_and_gradients(input, weight, target, *numbers, wanted, classes)
+        ctx.gradients = GradientsOnce(made, target.numel())
+        return made[0]
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return (*ctx.gradients.scaled(upstream[0]), None, None, None)
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    group: AxisGroup,
+    ignore_index: int = -100,
+    cap: float = 0.0,
+) -> Tensor:
+    """As `autopar.linear_cross_entropy` on this rank's classes, the rows of `weight`."""
+    numbers = (ignore_index, cap)
+    given = (input, weight, target, numbers, group)
+    loss: Tensor = _WithProduct.apply(*given)  # type: ignore[no-untyped-call]
+    return loss
 
 
 register("vocabulary", talks=split_classes)

@@ -608,6 +608,21 @@ def sparse_attention() -> Iterator[Sample]:
     )
 
 
+def losses_with_products() -> Iterator[Sample]:
+    """Losses of rows by a matrix of classes, some of them not counted, and of capped scores."""
+    for cap in (0.0, 2.0):
+        for rows in ((6, 4), (24,)):
+            yield sample(
+                "autopar.linear_cross_entropy.default",
+                f"{rows}, {cap}",
+                input=n(6, 4, 4),
+                weight=n(12, 4),
+                target=ints(*rows),
+                ignore_index=2,
+                cap=cap,
+            )
+
+
 def rotations() -> Iterator[Sample]:
     """Rotary positions, by angles of each place and of each sample's places."""
     for cos, sin in ((n(6, 4), n(6, 4)), (n(6, 1, 6, 4), n(1, 1, 6, 4))):
@@ -631,5 +646,16 @@ def bodies() -> Iterator[Sample]:
     )
 
 
-_ALL = (images, fused, layers, steps, rare_losses, scans, sparse_attention, rotations, bodies)
+_ALL = (
+    images,
+    fused,
+    layers,
+    steps,
+    rare_losses,
+    scans,
+    sparse_attention,
+    losses_with_products,
+    rotations,
+    bodies,
+)
 FAMILIES = {family.__name__: family for family in _ALL}

@@ -32,7 +32,6 @@ def import_torch(
     kwargs: Mapping[str, Any] | None = None,
     *,
     loss: Callable[..., torch.Tensor] | None = None,
-    name: str | None = None,
     dtype: torch.dtype | None = None,
     alone: bool = False,
 ) -> TorchModel:
@@ -47,7 +46,7 @@ def import_torch(
     own = vars(module).get("forward")
     if loss is not None:
         module.forward = lambda *a, **k: _with_loss(forward, loss, a, k)
-    name = name or type(module).__name__
+    name = type(module).__name__
     given = (tuple(args), dict(kwargs or {}))
 
     def imported() -> TorchModel:

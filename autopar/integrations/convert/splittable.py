@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.sharding.rules.experts import EXPERTS
+from autopar.sharding.rules.losses import LINEAR_LOSS
 
 from .axis_work import EMBEDDINGS
 
 PRODUCTS = (
     "aten.linear.default",
+    LINEAR_LOSS,
     "aten.matmul.default",
     "aten.mm.default",
     "aten.addmm.default",
@@ -22,6 +24,7 @@ PRODUCTS = (
 """Products of values with a weight of two dims, and those of experts: what configurations split."""
 OUTPUT_DIM: Mapping[str, int] = {
     "aten.linear.default": 0,
+    LINEAR_LOSS: 0,
     "aten.matmul.default": 1,
     "aten.mm.default": 1,
     "aten.addmm.default": 1,
@@ -65,7 +68,7 @@ class Splittable:
 
 BY_DEGREES = Splittable()
 """Those of targets that name degrees alone."""
-BY_MODULE = Splittable(kinds=("aten.linear.default",), modules=True)
+BY_MODULE = Splittable(kinds=("aten.linear.default", LINEAR_LOSS), modules=True)
 """Those of styles of modules: torch's linear layers."""
 BY_STYLE = replace(BY_MODULE, own_bias=True, gathers=True)
 """Those of transformers, which gives a module's style to the parameters of its name alone."""

@@ -4,8 +4,13 @@ equal weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from autopar.ir import DTYPE_BYTES
+
 from .indexing import MEAN, SUM
 from .registry import Call, register
+from .saved_for_backward import OWN, Keeps, Made, Own
 from .selection import all_whole
 from .shape import letters
 
@@ -85,6 +90,45 @@ def _counted(call: Call) -> str:
     return f"{', '.join(ins)} -> , | {', '.join(rows)}: sum"
 
 
+LINEAR_LOSS = "autopar.linear_cross_entropy.default"
+SCORES_AT_ONCE = 2**26
+"""As in `autopar.torch_operators.linear_cross_entropy`."""
+BYTES_OF_SCORE = 4 + 4
+"""Of a score that is worked on: as it was multiplied, its chance, and what the products read."""
+
+
+def _linear_loss(call: Call) -> str:
+    """The losses of rows, added up; classes are split as those of a cross entropy."""
+    rows = letters(len(call.inputs[0].shape) - 1)
+    flat = len(call.inputs[2].shape) == 1 and len(rows) > 1
+    target = f"({' '.join(rows)})" if flat else " ".join(rows)
+    tail = f"{', '.join(rows)}: sum; " if rows else ""
+    return f"{' '.join(rows)} !h, v !h, {target} -> | {tail}v: vocabulary"
+
+
+def _keeps_gradients(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
+    """The gradients of rows and of the matrix, which the forward pass makes."""
+    made = (
+        Made(output=False, position=place, nbytes=float(DTYPE_BYTES[call.inputs[place].dtype]))
+        for place in range(2)
+        if gradients[place]
+    )
+    return Keeps(made=tuple(made))
+
+
+def _scores_at_once(call: Call) -> tuple[Made, ...]:
+    """The scores of a few rows.
+
+    The forward pass has them, right before a backward pass that they count to.
+    """
+    rows = call.inputs[0].size / max(call.inputs[0].shape[-1], 1)
+    scores = min(rows * call.inputs[1].shape[0], SCORES_AT_ONCE)
+    each = BYTES_OF_SCORE * scores / max(call.inputs[0].size, 1)
+    return (Made(output=False, position=0, nbytes=each),)
+
+
+register(LINEAR_LOSS, _linear_loss, products=("",))
+OWN[LINEAR_LOSS] = Own(keeps=_keeps_gradients, scratch=_scores_at_once)
 register(
     "aten.soft_margin_loss.default aten.poisson_nll_loss.default aten.hinge_embedding_loss.default",
     _element_loss,

@@ -136,7 +136,7 @@ def test_a_synchronized_batch_norm_is_read_as_a_plain_one() -> None:
     """Which runs on one GPU or more alone; the statistics of a plan are those of all samples."""
     plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
-    graphs = [import_torch(module, (x(),), name="N").graph for module in (plain, synchronized)]
+    graphs = [import_torch(module, (x(),)).graph for module in (plain, synchronized)]
     assert graphs[0] == graphs[1]
     assert "forward" not in vars(synchronized[1])
 
