@@ -10,6 +10,7 @@ cap tanh(s / cap), of the slope 1 - tanh². Sums are of single precision at leas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -99,23 +100,10 @@ def _logs(
     return (column, inside), scores.sub_(normal.unsqueeze(-1)), told - normal
 
 
-class GradientsOnce:
-    """The gradients that a pass has made along with its loss, which are scaled in place."""
-
-    def __init__(self, made: Made, rows: int) -> None:
-        self.made: tuple[Tensor, Tensor] | None = made[1:]
-        self.rows = rows
-
-    def scaled(self, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients, by that of the loss; they are given once."""
-        if self.made is None:
-            raise RuntimeError("autopar.linear_cross_entropy has no second backward pass")
-        first, second = (
-            value.mul_((upstream * self.rows).to(value.dtype)) if value.numel() else None
-            for value in self.made
-        )
-        self.made = None
-        return first, second
+def scaled(made: Sequence[Tensor], upstream: Tensor, rows: int) -> tuple[Tensor | None, ...]:
+    """The gradients that were made along with the loss, by the gradient of the loss."""
+    whole = upstream * rows
+    return tuple(value * whole.to(value.dtype) if value.numel() else None for value in made)
 
 
 def linear_cross_entropy(
@@ -156,12 +144,14 @@ def _empty(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Made) -> None:
-    ctx.gradients = GradientsOnce(output, inputs[2].numel())
+    ctx.save_for_backward(*output[1:])
+    ctx.rows = inputs[2].numel()
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _differentiate(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return (*ctx.gradients.scaled(upstream), None, None, None, None, None)
+    made = scaled(ctx.saved_tensors, upstream, ctx.rows)
+    return (*made, None, None, None, None, None)
 
 
 _INPUTS = "Tensor input, Tensor weight, Tensor target, int ignore_index"

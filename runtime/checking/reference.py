@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from autopar.ir.recipes import recipe_in
 from autopar.model import LoadedModel
@@ -115,6 +116,7 @@ class Original(nn.Module):
         self._call = call
         self._calling = model.calling
         self._loss = model.loss
+        self._names = () if model.torch is None else model.torch.output_names
 
     def forward(self, *inputs: Tensor) -> Any:
         """The outputs; with a loss function, (outputs, loss)."""
@@ -122,5 +124,16 @@ class Original(nn.Module):
         with self._calling(self.module):
             outputs = self.module(*args, **kwargs)
         if self._loss is None:
-            return outputs
+            return self._told(outputs)
         return outputs, self._loss(outputs, *args, **kwargs)
+
+    def _told(self, outputs: Any) -> Any:
+        """The outputs, with None for those that the graph leaves out."""
+        leaves, structure = pytree.tree_flatten(outputs)
+        if len(leaves) != len(self._names):
+            return outputs
+        told = (
+            None if name is None and isinstance(leaf, Tensor) else leaf
+            for name, leaf in zip(self._names, leaves, strict=True)
+        )
+        return pytree.tree_unflatten(told, structure)

@@ -21,7 +21,7 @@ from autopar.runtime.operators.registry import register
 from autopar.runtime.ranks.collectives import all_reduce
 from autopar.runtime.ranks.device_groups import AxisGroup
 from autopar.runtime.redistribution.steps import Move, step
-from autopar.torch_operators.linear_cross_entropy import GradientsOnce, loss_and_gradients
+from autopar.torch_operators.linear_cross_entropy import loss_and_gradients, scaled
 
 # ATen's numbers for a loss's reduction; 0 is none.
 MEAN = 1
@@ -137,12 +137,13 @@ class _WithProduct(torch.autograd.Function):
         classes = _Classes(group, weight.shape[0])
         wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
         made = loss_and_gradients(input, weight, target, *numbers, wanted, classes)
-        ctx.gradients = GradientsOnce(made, target.numel())
+        ctx.save_for_backward(*made[1:])
+        ctx.rows = target.numel()
         return made[0]
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return (*ctx.gradients.scaled(upstream[0]), None, None, None)
+        return (*scaled(ctx.saved_tensors, upstream[0], ctx.rows), None, None, None)
 
 
 def linear_cross_entropy(
