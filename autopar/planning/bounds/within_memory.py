@@ -1,7 +1,7 @@
 """Bounds of candidates without stages within the memory of a device.
 
 With T_l(x) the seconds of strategies x with the most of what parameters send hidden, for l in [0,
-1] (`most_hidden`) and M(x) the bytes that are surely there at once (`last_backward`),
+1] (`most_hidden`) and M(x) the bytes that are surely there at once,
 
     step >= max over l of  min over x of  T_l(x)    subject to  M(x) <= limit
 

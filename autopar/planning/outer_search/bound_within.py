@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 
-from autopar.planning.bounds.last_backward import at_once, counted_once, without_gradients
+from autopar.costmodel.memory.saved_values import saved_values
+from autopar.ir import Tensor
 from autopar.planning.bounds.within_memory import least_within
+from autopar.planning.space import Multiplicities
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.modes import Mode
 from autopar.planning.tables.parameters.traffic import most_hidden
 from autopar.planning.tables.requested import with_host_choices
-from autopar.planning.tables.tables import Tables
+from autopar.planning.tables.tables import Floats, Ints, Tables
 
 from .candidate_solver import CandidateSolver
 
@@ -42,5 +44,26 @@ def loosest(
         return tables
     # With one micro-batch gradients appear as activations are freed.
     one = candidate.micro_batches == 1
-    tables = without_gradients(tables) if one else counted_once(tables, work)
-    return at_once(tables, work.segments, candidate.micro_batches)
+    return tables.lighter(functools.partial(_gradient, tables)) if one else once(tables, work)
+
+
+def once(tables: Tables, work: Multiplicities) -> Tables:
+    """Tables in which no gradient counts twice.
+
+    One that is added up whole counts with the operators that save its parameter. Its shard, which
+    counts with storage, is made as the whole one goes.
+    """
+    if work.zero != 1 or not work.accumulating:
+        return tables
+    saved = saved_values(tables.analysis, work.segments).weights
+
+    def spared(tensor: Tensor, shards: Ints) -> Floats:
+        return _gradient(tables, tensor, shards) * (tensor.name in saved)
+
+    return tables.lighter(spared)
+
+
+def _gradient(tables: Tables, tensor: Tensor, shards: Ints) -> Floats:
+    """Return what `storage_bytes` has for a gradient, as it is stored or as it is reduced."""
+    types = tables.types
+    return max(types.stored_bytes(tensor), types.reduced_bytes(tensor)) / shards
