@@ -24,12 +24,11 @@ known end holds until the next one is issued.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-Ints = list[int]
-Floats = list[float]
+from .reasons import Reason
 
 ALONE = -1
 """The group of a stream whose links no other stream sends over."""
@@ -53,72 +52,45 @@ class Op(IntEnum):
     FINISH = 6
 
 
-class Score(NamedTuple):
-    """Operations with their numbers and seconds, each [operations]."""
+class Entry(NamedTuple):
+    """An operation of the score; `reason`: why computation waits for a transfer, if it does."""
 
-    ops: Ints
-    numbers: Ints
-    seconds: Floats
+    op: Op
+    number: int = 0
+    seconds: float = 0.0
+    name: str = ""
+    kind: str = ""
+    reason: Reason = Reason.VALUES
 
 
 class Links(NamedTuple):
-    """The links of streams.
+    """The links of streams, by their numbers.
 
-    `group`: of each stream, or `ALONE`. `uses_at`: [streams + 1], where the links of a stream begin
-    in `link` and `share`.
+    `groups`: of each stream, or `ALONE`. `shares`: the links that it sends over, and its share.
     """
 
-    group: Ints
-    uses_at: Ints
-    link: Ints
-    share: Floats
+    groups: Sequence[int]
+    shares: Sequence[Mapping[str, float]]
 
 
-class Times(NamedTuple):
-    """Times of a played score.
+class Waited(NamedTuple):
+    """Computation stood still for a transfer; `late`: seconds that are due to other transfers."""
 
-    `starts`, `ends` [operations + transfers]: start and end of a computation or transfer;
-    of a wait its seconds, and those due to other transfers (0, 0: nothing was waited for); behind
-    the operations, those of waits at the end. `last`: [transfers + 1], the transfers of these, then
-    -1. `sums`: the end of the step, seconds by which computation was slowed down, and seconds of
-    computation by phase.
-    """
-
-    starts: Floats
-    ends: Floats
-    last: Ints
-    sums: Floats
-
-
-def play(score: Score, links: Links, slowdown: float, times: Times) -> None:
-    """Play a score; computation takes `slowdown` times as long while something is sent."""
-    player = _Player(score, links, slowdown, times)
-    # In the order of the numbers of operations.
-    does = (
-        player.compute,
-        player.send,
-        player.wait,
-        player.turn_to,
-        player.set_mark,
-        player.repeat,
-        player.finish,
-    )
-    for index, (op, number) in enumerate(zip(score.ops, score.numbers, strict=True)):
-        does[op](index, number)
-    times.sums[:] = [player.now, player.slowed, *player.spent]
+    sent: int
+    seconds: float
+    late: float
 
 
 class _Sent:
     """A transfer with its start and end as now known; `left`: seconds of its work alone."""
 
-    __slots__ = ("after", "end", "index", "left", "number", "start", "stream", "work")
+    __slots__ = ("after", "end", "index", "left", "start", "stream", "work")
 
     def __init__(self, start: float, seconds: float, stream: int, index: int) -> None:
         self.start = start
         self.end = start + seconds
         self.stream = stream
         self.index = index
-        self.number = 0
         self.after = start
         self.work = self.end - start
         self.left = self.work
@@ -178,44 +150,64 @@ class _SharedLinks:
 
     def _slower(self, sending: Sequence[_Sent]) -> list[float]:
         """How many times longer each transfer takes beside the others."""
-        loads: dict[int, float] = {}
-        uses = [self._uses(one.stream) for one in sending]
+        loads: dict[str, float] = {}
+        uses = [self.links.shares[one.stream] for one in sending]
         for own in uses:
-            for link, share in own:
+            for link, share in own.items():
                 loads[link] = loads.get(link, 0.0) + share
-        return [max(1.0, *(loads[link] for link, _ in own)) for own in uses]
-
-    def _uses(self, stream: int) -> list[tuple[int, float]]:
-        where = slice(*self.links.uses_at[stream : stream + 2])
-        return list(zip(self.links.link[where], self.links.share[where], strict=True))
+        return [max(1.0, *(loads[link] for link in own)) for own in uses]
 
 
-class _Player:
-    """Plays operations one by one."""
+class Player:
+    """Plays operations one by one; computation takes `slowdown` times as long beside transfers.
 
-    def __init__(self, score: Score, links: Links, slowdown: float, times: Times) -> None:
-        self.score = score
+    `now`: the end of the computation issued so far, or of its wait. `slowed`: seconds by which
+    transfers slowed it down. `spent`: its seconds by phase. `starts`, `ends`: of each computation
+    and transfer, by the index of its operation. `waited`: by the index of an operation, the waits
+    that it began, if any.
+    """
+
+    def __init__(self, links: Links, slowdown: float) -> None:
         self.slowdown = slowdown
-        self.times = times
-        self.group = links.group
-        self.shared = {group: _SharedLinks(links) for group in links.group if group != ALONE}
-        self.free = [0.0] * len(links.group)
-        self.now = 0.0  # end of the computation issued so far, or of its wait
+        self.group = links.groups
+        self.shared = {group: _SharedLinks(links) for group in links.groups if group != ALONE}
+        self.free = [0.0] * len(links.groups)
+        self.now = 0.0
         self.slowed = 0.0
         self.spent = [0.0] * PHASES
         self.phase = 0
         self.sent: list[_Sent] = []
         self.under_way: list[_Sent] = []
         self.mark = (0.0, 0.0, self.spent)
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+        self.waited: dict[int, list[Waited]] = {}
 
-    def turn_to(self, _: int, phase: int) -> None:
-        self.phase = phase
+    def play(self, entries: Sequence[Entry]) -> None:
+        """Play a score."""
+        self.starts = [0.0] * len(entries)
+        self.ends = [0.0] * len(entries)
+        # In the order of the numbers of operations.
+        does = (
+            self.compute,
+            self.send,
+            self.wait,
+            self.turn_to,
+            self.set_mark,
+            self.repeat,
+            self.finish,
+        )
+        for index, entry in enumerate(entries):
+            does[entry.op](index, entry)
 
-    def set_mark(self, _: int, __: int) -> None:
+    def turn_to(self, _: int, entry: Entry) -> None:
+        self.phase = entry.number
+
+    def set_mark(self, _: int, __: Entry) -> None:
         self.mark = self.now, self.slowed, list(self.spent)
 
-    def compute(self, index: int, _: int) -> None:
-        seconds = self.score.seconds[index]
+    def compute(self, index: int, entry: Entry) -> None:
+        seconds = entry.seconds
         start = self.now
         slows = bool(self.under_way) and self.slowdown != 1.0
         if slows:
@@ -248,11 +240,11 @@ class _Player:
                 start = sent.end
         return start + seconds
 
-    def send(self, index: int, stream: int) -> None:
+    def send(self, index: int, entry: Entry) -> None:
+        stream = entry.number
         start = max(self.now, self.free[stream])
-        sent = _Sent(start, self.score.seconds[index], stream, index)
+        sent = _Sent(start, entry.seconds, stream, index)
         sent.after = self.now
-        sent.number = len(self.sent)
         self.sent.append(sent)
         self.free[stream] = sent.end
         self._note(index, start, sent.end)
@@ -266,22 +258,22 @@ class _Player:
         if len(self.under_way) > REMEMBERED:
             self.under_way = [one for one in self.under_way if one.end > self.now]
 
-    def wait(self, index: int, before: int) -> None:
-        if not 0 < before <= len(self.sent):
+    def wait(self, index: int, entry: Entry) -> None:
+        if not 0 < entry.number <= len(self.sent):
             raise ValueError("a transfer is waited for that was not sent")
-        self._wait(self.sent[-before], index)
+        self._wait(self.sent[-entry.number], index)
 
-    def _wait(self, sent: _Sent, index: int) -> bool:
+    def _wait(self, sent: _Sent, index: int) -> None:
         seconds = sent.end - self.now
         # What is over by now is not waited for.
-        if seconds <= 0:
-            return False
-        # Alone on its stream and links, it had taken its own seconds from the time of issue.
-        self._note(index, seconds, min(seconds, sent.end - sent.after - sent.work))
-        self.now = sent.end
-        return True
+        if seconds > 0:
+            # Alone on its stream and links, it had taken its own seconds from the time of issue.
+            late = min(seconds, sent.end - sent.after - sent.work)
+            self.waited.setdefault(index, []).append(Waited(sent.index, seconds, late))
+            self.now = sent.end
 
-    def repeat(self, _: int, times: int) -> None:
+    def repeat(self, _: int, entry: Entry) -> None:
+        times = entry.number
         now, slowed, spent = self.mark
         # What is under way ends later by as much, and nothing else is issued meanwhile.
         seconds = times * (self.now - now)
@@ -299,15 +291,10 @@ class _Player:
         for phase, before in enumerate(spent):
             self.spent[phase] += times * (self.spent[phase] - before)
 
-    def finish(self, _: int, __: int) -> None:
-        index = len(self.score.ops)
-        count = 0
+    def finish(self, index: int, _: Entry) -> None:
         for sent in self.under_way:
-            if self._wait(sent, index + count):
-                self.times.last[count] = sent.number
-                count += 1
-        self.times.last[count] = -1
+            self._wait(sent, index)
 
     def _note(self, index: int, start: float, end: float) -> None:
-        self.times.starts[index] = start
-        self.times.ends[index] = end
+        self.starts[index] = start
+        self.ends[index] = end

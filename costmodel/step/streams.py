@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from .reasons import Reason
-from .score import ALONE, PHASES, Links, Op, Score, Times, play
+from .score import ALONE, Entry, Links, Op, Player
 
 COMPUTE = "compute"
 PHASE_NAMES = ("forward", "backward", "update")
@@ -61,17 +61,6 @@ class Wait(NamedTuple):
     times: int = 1
 
 
-class Entry(NamedTuple):
-    """An operation of the score; `reason`: why computation waits for a transfer, if it does."""
-
-    op: Op
-    number: int = 0
-    seconds: float = 0.0
-    name: str = ""
-    kind: str = ""
-    reason: Reason = Reason.VALUES
-
-
 class Stretch(NamedTuple):
     """Entries in a row, and the number of transfers among them."""
 
@@ -88,19 +77,19 @@ class Played:
 
     entries: Sequence[Entry]
     names: Sequence[str]
-    times: Times
+    player: Player
 
     @property
     def now(self) -> float:
-        return self.times.sums[0]
+        return self.player.now
 
     @property
     def slowed(self) -> float:
-        return self.times.sums[1]
+        return self.player.slowed
 
     @property
     def spent(self) -> Mapping[str, float]:
-        return dict(zip(PHASE_NAMES, self.times.sums[2:], strict=True))
+        return dict(zip(PHASE_NAMES, self.player.spent, strict=True))
 
     @cached_property
     def communication(self) -> float:
@@ -125,36 +114,23 @@ class Played:
     def waits(self) -> tuple[Wait, ...]:
         """The waits of computation, in their order."""
         events = dict(self._numbered_events())
-        sends = [index for index, entry in enumerate(self.entries) if entry.op is Op.SEND]
         waits: list[Wait] = []
-        mark = sent = 0
-
-        def wait(index: int, number: int, reason: Reason | None, phase: str) -> None:
-            place = sends[number]
-            seconds = self.times.starts[index]
-            late = self.times.ends[index]
-            reason = reason or self.entries[place].reason
-            waits.append(Wait(events[place], reason, phase, seconds, late))
-
+        mark = 0
         for index, (phase, entry) in enumerate(self._with_phases()):
-            if entry.op is Op.SEND:
-                sent += 1
-            elif entry.op is Op.WAIT and self.times.starts[index] > 0:
-                wait(index, sent - entry.number, _of_wait(entry), phase)
-            elif entry.op is Op.MARK:
+            for sent, seconds, late in self.player.waited.get(index, ()):
+                ends = entry.op is Op.FINISH or entry.reason is Reason.END
+                reason = Reason.END if ends else self.entries[sent].reason
+                waits.append(Wait(events[sent], reason, phase, seconds, late))
+            if entry.op is Op.MARK:
                 mark = len(waits)
             elif entry.op is Op.REPEAT:
                 waits += [one._replace(times=entry.number) for one in waits[mark:]]
-            elif entry.op is Op.FINISH:
-                last = itertools.takewhile(lambda number: number >= 0, self.times.last)
-                for place, number in enumerate(last, len(self.entries)):
-                    wait(place, number, Reason.END, phase)
         return tuple(waits)
 
     def _numbered_events(self) -> Iterator[tuple[int, Event]]:
-        times = zip(self.times.starts, self.times.ends, strict=True)
+        times = zip(self.player.starts, self.player.ends, strict=True)
         for index, ((phase, entry), (start, end)) in enumerate(
-            zip(self._with_phases(), times, strict=False)
+            zip(self._with_phases(), times, strict=True)
         ):
             if entry.op in (Op.COMPUTE, Op.SEND):
                 stream = COMPUTE if entry.op is Op.COMPUTE else self.names[entry.number]
@@ -166,11 +142,6 @@ class Played:
             if entry.op is Op.PHASE:
                 phase = PHASE_NAMES[entry.number]
             yield phase, entry
-
-
-def _of_wait(entry: Entry) -> Reason | None:
-    """The reason of a wait where it is not that of the transfer."""
-    return Reason.END if entry.reason is Reason.END else None
 
 
 class Streams:
@@ -280,30 +251,12 @@ class Streams:
 
     def play(self) -> Played:
         """Play all that has been recorded."""
-        ops, numbers, seconds, *_ = zip(*self.entries, strict=True) if self.entries else ((),) * 3
-        length = len(self.entries) + self._sent
-        times = Times(
-            starts=[0.0] * length,
-            ends=[0.0] * length,
-            last=[-1] * (self._sent + 1),
-            sums=[0.0] * (2 + PHASES),
-        )
-        play(Score(list(ops), list(numbers), list(seconds)), self._links(), self.slowdown, times)
-        return Played(entries=self.entries, names=list(self._numbers), times=times)
-
-    def _links(self) -> Links:
         group_of = _shared(self.uses)
         groups = [group_of.get(stream, ALONE) for stream in self._numbers]
-        links: dict[str, int] = {}
-        link: list[int] = []
-        share: list[float] = []
-        uses_at = [0]
-        for stream in self._numbers:
-            for name, part in self.uses.get(stream, {}).items():
-                link.append(links.setdefault(name, len(links)))
-                share.append(part)
-            uses_at.append(len(link))
-        return Links(groups, uses_at, link, share)
+        shares = [self.uses.get(stream, {}) for stream in self._numbers]
+        player = Player(Links(groups, shares), self.slowdown)
+        player.play(self.entries)
+        return Played(entries=self.entries, names=list(self._numbers), player=player)
 
 
 def _shared(uses: Mapping[str, Mapping[str, float]]) -> dict[str, int]:

@@ -8,26 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.costmodel.step.score import ALONE, PHASES, Links, Op, Score, Times, play
+from autopar.costmodel.step.score import ALONE, Entry, Links, Op, Player
 
-# Streams 0 and 1 share link 0, 1 and 2 share link 1 in part; 3 is alone.
-LINKS = Links(
-    group=[0, 0, 0, ALONE], uses_at=[0, 1, 3, 4, 4], link=[0, 0, 1, 1], share=[1.0, 1.0, 0.4, 1.0]
-)
+# Streams 0 and 1 share link a, 1 and 2 share link b in part; 3 is alone.
+LINKS = Links([0, 0, 0, ALONE], [{"a": 1.0}, {"a": 1.0, "b": 0.4}, {"b": 1.0}, {}])
 Operation = tuple[Op, int, float]
 
 
-def _played(operations: Sequence[Operation], slowdown: float, links: Links = LINKS) -> Times:
-    ops, numbers, seconds = zip(*operations, strict=True)
-    sent = ops.count(Op.SEND)
-    times = Times(
-        starts=[0.0] * (len(ops) + sent),
-        ends=[0.0] * (len(ops) + sent),
-        last=[-1] * (sent + 1),
-        sums=[0.0] * (2 + PHASES),
-    )
-    play(Score(list(ops), list(numbers), list(seconds)), links, slowdown, times)
-    return times
+def _played(operations: Sequence[Operation], slowdown: float, links: Links = LINKS) -> Player:
+    player = Player(links, slowdown)
+    player.play([Entry(*operation) for operation in operations])
+    return player
 
 
 SECONDS = st.integers(1, 300).map(lambda time: time / 7)
@@ -59,7 +50,7 @@ def test_streams_that_share_a_link_take_the_sum(sends: list[tuple[int, float]]) 
 def test_many_transfers_under_way() -> None:
     operations = [(Op.SEND, number % 4, 1.0 + number / 3) for number in range(200)]
     operations += [(Op.COMPUTE, 0, 5.0), (Op.WAIT, 1, 0.0), (Op.FINISH, 0, 0.0)]
-    assert _played(operations, 1.1).sums[0] > 200
+    assert _played(operations, 1.1).now > 200
 
 
 def test_streams_refuse_to_wait_for_nothing() -> None:
