@@ -3,8 +3,7 @@
     best(graph) = min over x of cost(x)   subject to   memory(x) <= limit
 
 elimination/orders.py finds the order and elimination/join.py joins the tables;
-memory/memory_limit.py prices the bytes, memory/mixtures.py and memory/labels.py close the gap that
-is left.
+memory/memory_limit.py prices the bytes, and memory/mixtures.py narrows the gap that is left.
 
 If exact tables would be too wide or take too long, narrow ones come first
 (elimination/conditioning.py): they mostly find the same assignment in a hundredth of the time, and
