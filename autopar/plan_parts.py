@@ -381,6 +381,8 @@ class Provenance(Part):
     (null: not bounded). `complete`: whether the search ran to its end; if it was interrupted, the
     gap counts everything left undone.
     `asked_gap`, `asked_seconds`: at which gap, and after how many seconds, it was asked to end.
+    `inside`: the share of the step that stages which begin inside layers would save at most (0:
+    nothing, or some do).
     """
 
     autopar: str
@@ -393,6 +395,7 @@ class Provenance(Part):
     complete: bool = True
     asked_gap: float | None = None
     asked_seconds: float | None = None
+    inside: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 def mesh_of(axes: tuple[AxisSpec, ...]) -> Mesh:

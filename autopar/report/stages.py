@@ -33,6 +33,8 @@ def stages_table(plan: Plan) -> Table:
         rows = [(row[0], *row[2:]) for row in rows]
         columns = (columns[0], *columns[2:])
     title = "Stages: seconds of a step, bytes at the peak of a device"
+    if plan.provenance.inside:
+        title += f" (cuts inside layers would save {plan.provenance.inside:.1%} of it at most)"
     return Table(title=title, columns=columns, rows=tuple(rows))
 
 

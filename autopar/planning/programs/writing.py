@@ -310,4 +310,5 @@ def _provenance(
         complete=certificate.complete,
         asked_gap=request.gap,
         asked_seconds=request.seconds,
+        inside=best.pipeline.inside if isinstance(best, StagedProgram) else 0.0,
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -135,11 +136,11 @@ class Cutter:
         if whole is not None:
             least = max((1 - MOST) * whole.step, self.ideal(schedule, interleave))
             if least >= min((1 - INSIDE) * whole.step, too_slow):
-                return whole
+                return _without(least, whole)
         even = self._even_cut(schedule, interleave)
         best = None if even is None else self._shifted(even)
         if whole is not None and (best is None or (1 - INSIDE) * whole.step <= best.step):
-            return whole
+            return whole if best is None else _without(best.step, whole)
         return best
 
     def _even_cut(self, schedule: str, interleave: int) -> Pipeline | None:
@@ -255,3 +256,8 @@ class Cutter:
             is_last = stage + 1 == len(chunks)
             handed.append(0.0 if is_last else float(figures.handed[chunks[stage].stop]))
         return handed
+
+
+def _without(least: float, whole: Pipeline) -> Pipeline:
+    """A pipeline of whole layers, with what others of `least` seconds would save."""
+    return replace(whole, inside=max(1 - least / whole.step, 0.0))

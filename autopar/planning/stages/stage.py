@@ -44,6 +44,7 @@ class Pipeline:
     """Stages in the order of the model, with their schedule, step and peak memory.
 
     With `interleave` chunks a device, entry k runs on place k modulo the number of places.
+    `inside`: the share of the step that cuts inside layers save at most, where none was made.
     """
 
     stages: tuple[Stage, ...]
@@ -51,6 +52,7 @@ class Pipeline:
     interleave: int
     step: float
     memory: float
+    inside: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

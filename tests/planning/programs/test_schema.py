@@ -51,7 +51,7 @@ def test_a_plan_of_version_2_is_read() -> None:
         | {"flops": {}, "precision": None, "proof": "", "onnx": False, "values": {}, "outputs": []},
         "schedule": old["schedule"] | {"gathered": "per_pass", "overlap_experts": False},
         "provenance": old["provenance"]
-        | {"bound_of": "", "asked_gap": None, "asked_seconds": None},
+        | {"bound_of": "", "asked_gap": None, "asked_seconds": None, "inside": 0.0},
     }
 
 
