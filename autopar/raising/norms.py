@@ -33,13 +33,20 @@ def norm(operator: Operator, spelling: Spelling) -> Operator | None:
         return None
     forms = [read, *_scaled(read, spelling)]
     for form in reversed(forms):
-        for source in (spelling.uncast(form.source), form.source):
-            ends = [source, form.made, *filter(None, (form.weight, form.bias))]
+        source = spelling.uncast(form.source)
+        for whole in (_uncast(form, spelling), replace(form, source=source), form):
+            ends = [whole.source, form.made, *filter(None, (whole.weight, whole.bias))]
             # Kernels of norms have one type, and compute in single precision at least.
-            narrowed = spelling.width(source) > spelling.width(form.source)
+            narrowed = spelling.width(whole.source) > spelling.width(form.source)
             if len({spelling.dtype(name) for name in ends}) == 1 and not narrowed:
-                return _operator(replace(form, source=source), operator, spelling)
+                return _operator(whole, operator, spelling)
     return None
+
+
+def _uncast(form: _Norm, spelling: Spelling) -> _Norm:
+    """The norm of what was cast for it."""
+    weight, bias = (name and spelling.uncast(name) for name in (form.weight, form.bias))
+    return replace(form, source=spelling.uncast(form.source), weight=weight, bias=bias)
 
 
 def _quotient(operator: Operator, spelling: Spelling) -> _Norm | None:

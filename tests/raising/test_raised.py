@@ -48,6 +48,7 @@ def centred(value: Tensor) -> Tensor:
 NORMS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "as llama": (RMS, lambda x, w, b: w * (x.float() * root(x.float())).to(x.dtype)),
     "as gemma": (RMS, lambda x, w, b: ((x.float() * root(x.float())) * (1 + w.float())).type_as(x)),
+    "as gemma 4": (RMS, lambda x, w, b: ((x.float() * root(x.float())) * w.float()).type_as(x)),
     "one over": (RMS, lambda x, w, b: x * (1 / torch.sqrt((x * x).mean((-1,), True) + 1e-6)) * w),
     "divided": (RMS, lambda x, w, b: x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-6)),
     "power": (RMS, lambda x, w, b: x * (x**2).mean(-1, keepdim=True).add(1e-6).pow(-0.5) * w),
@@ -123,14 +124,20 @@ def test_a_norm_whose_statistic_is_read_elsewhere_keeps_it() -> None:
     assert counts[RMS] == 1 and counts["aten.rsqrt.default"] == 1
 
 
-@pytest.mark.parametrize("name", ["as llama", "as gemma"])
+@pytest.mark.parametrize("name", ["as llama", "as gemma", "as gemma 4"])
 def test_narrow_norms_have_one_type(name: str) -> None:
     """A scale in single precision is of a norm in single precision."""
     module = Normed(NORMS[name][1]).to(torch.bfloat16)
     graph = import_torch(module, (X.bfloat16(),)).graph
     (norm,) = (op for op in graph.operators if op.kind == RMS)
     types = {graph.tensors[name].dtype for name in (*norm.inputs, *norm.outputs)}
-    assert types == {"bfloat16" if name == "as llama" else "float32"}
+    assert types == {"float32" if name == "as gemma" else "bfloat16"}
+    # A norm computes in single precision, and rounds once.
+    if name == "as gemma 4":
+        x = module.before(X.bfloat16())
+        written = module.function(x, module.weight, module.bias)
+        one = nn.functional.rms_norm(x, (WIDTH,), module.weight, 1e-5)
+        torch.testing.assert_close(one, written, rtol=0, atol=0)
 
 
 def test_nothing_that_a_module_computes_narrower_is_made_wider() -> None:
