@@ -34,6 +34,8 @@ def linear_cross_entropy(operator: Operator, spelling: Spelling) -> Operator | N
     # The operator computes in single precision by itself, unless it is given more.
     widest = "float64" if spelling.width(product.outputs[0]) > 4 else "float32"
     fits = fits and spelling.dtype(operator.outputs[0]) == widest
+    # Gradients that are made before the loss is scaled would leave the range of float16.
+    fits = fits and spelling.dtype(product.outputs[0]) != "float16"
     if not fits or product.attributes.get("recipe") is not None:
         return None
     return Operator(

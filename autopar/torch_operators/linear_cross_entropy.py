@@ -18,11 +18,11 @@ from torch import Tensor
 
 from .defining import LIBRARY, precise
 
-SCORES_AT_ONCE = 2**26
+SCORES_AT_ONCE = 2**27
 """The most scores in memory at once (at least those of one row)."""
 
 Made = tuple[Tensor, Tensor, Tensor]
-"""The loss, and its gradients of inputs and weights over the number of rows (empty: not wanted)."""
+"""The loss, and its gradients of inputs and weights (empty: not wanted)."""
 
 
 class Classes(Protocol):
@@ -72,7 +72,7 @@ def loss_and_gradients(
         chances = logs.exp_()
         # Where a row's target is another rank's class, `own` says so.
         chances[torch.arange(len(own[0]), device=rows.device), own[0]] -= own[1].to(chances.dtype)
-        chances *= (counted.to(chances.dtype) / len(rows)).unsqueeze(-1)
+        chances *= counted.unsqueeze(-1)
         chances = (chances if slope is None else chances.mul_(slope)).to(rows.dtype)
         if wanted[0]:
             torch.mm(chances, weight, out=d_rows[some])
@@ -100,10 +100,20 @@ def _logs(
     return (column, inside), scores.sub_(normal.unsqueeze(-1)), told - normal
 
 
-def scaled(made: Sequence[Tensor], upstream: Tensor, rows: int) -> tuple[Tensor | None, ...]:
+def scaled(made: Sequence[Tensor], upstream: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients that were made along with the loss, by the gradient of the loss."""
-    whole = upstream * rows
-    return tuple(value * whole.to(value.dtype) if value.numel() else None for value in made)
+    return tuple(_times(value, upstream) if value.numel() else None for value in made)
+
+
+def _times(value: Tensor, factor: Tensor) -> Tensor:
+    """The product with a factor that is not rounded to the type of the value, some rows at once."""
+    result = torch.empty_like(value)
+    width = value.numel() // value.shape[0]
+    each = max(1, SCORES_AT_ONCE // width)
+    for start in range(0, value.shape[0], each):
+        rows = slice(start, start + each)
+        result[rows] = value[rows].to(factor.dtype) * factor
+    return result
 
 
 def linear_cross_entropy(
@@ -145,13 +155,11 @@ def _empty(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Made) -> None:
     ctx.save_for_backward(*output[1:])
-    ctx.rows = inputs[2].numel()
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _differentiate(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    made = scaled(ctx.saved_tensors, upstream, ctx.rows)
-    return (*made, None, None, None, None, None)
+    return (*scaled(ctx.saved_tensors, upstream), None, None, None, None, None)
 
 
 _INPUTS = "Tensor input, Tensor weight, Tensor target, int ignore_index"

@@ -138,12 +138,11 @@ class _WithProduct(torch.autograd.Function):
         wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
         made = loss_and_gradients(input, weight, target, *numbers, wanted, classes)
         ctx.save_for_backward(*made[1:])
-        ctx.rows = target.numel()
         return made[0]
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return (*scaled(ctx.saved_tensors, upstream[0], ctx.rows), None, None, None)
+        return (*scaled(ctx.saved_tensors, upstream[0]), None, None, None)
 
 
 def linear_cross_entropy(

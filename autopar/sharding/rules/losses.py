@@ -91,7 +91,7 @@ def _counted(call: Call) -> str:
 
 
 LINEAR_LOSS = "autopar.linear_cross_entropy.default"
-SCORES_AT_ONCE = 2**26
+SCORES_AT_ONCE = 2**27
 """As in `autopar.torch_operators.linear_cross_entropy`."""
 BYTES_OF_SCORE = 4 + 4
 """Of a score that is worked on: as it was multiplied, its chance, and what the products read."""
