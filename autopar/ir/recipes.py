@@ -130,7 +130,7 @@ CHOOSING = frozenset((*("aten.topk.default", "aten.sort.default", "aten.argmax.d
 """Operators that choose experts: the product that scores them is a router's."""
 ATTENTION = "aten.scaled_dot_product_attention.default"
 WINDOWED = "autopar.attention.default"
-"""Attention with what torch's own lacks: sinks, windows of keys, capped scores, learned masks."""
+"""Attention with what torch's own lacks: sinks, windows of keys, capped scores."""
 ATTENTIONS = frozenset((ATTENTION, WINDOWED))
 MULTIPLYING = frozenset(
     (

@@ -65,8 +65,10 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         given |= {} if whole is None else {"sinks": whole[2]}
         given |= {"attn_mask": mask} if mask else {}
         attributes: dict[str, Value] = {name: Ref(place) for place, name in enumerate(given)}
-        # Torch's kernels have no gradient of a mask.
-        ours = whole is not None or cap or mask in spelling.learned
+        ours = whole is not None or cap
+        # Torch's kernels have no gradient of a mask, and written out it takes fewer passes.
+        if mask in spelling.learned and not ours:
+            return None
         kind = WINDOWED if ours else f"aten.{ATTENTION}.default"
         attributes |= {"cap": cap} if cap else {}
         return Operator(

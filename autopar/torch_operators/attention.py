@@ -1,4 +1,4 @@
-"""Attention with what torch's own lacks: sinks, windows of keys, capped scores, learned masks.
+"""Attention with what torch's own lacks: sinks, windows of keys, capped scores.
 
     o = exp(s - l) v,   l = log(sum exp(s) + exp(sink)),   s = scale q kᵀ + mask
 

@@ -277,7 +277,7 @@ class OperatorKernels:
         )
         kernel = str(self.call.get("kernel", default=self.kernel))
         seconds = attention_seconds(work, kernel, direction, self.dtype, self.device)
-        # Capped scores and learned masks have no kernel: scores go to memory and back.
+        # Capped scores, and masks beside sinks, have no kernel: scores go to memory and back.
         moved = passes * moved_scores(self.call, work.scores)
         return seconds + memory_seconds(moved, self.device) if np.any(moved) else seconds
 

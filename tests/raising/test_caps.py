@@ -1,4 +1,4 @@
-"""Attention whose scores are capped, or have a learned bias, is one operator, on ranks, too."""
+"""Attention whose scores are capped is one operator, also with a learned bias, on ranks, too."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ ONE: dict[str, tuple[dict[str, Any], Weights]] = {
         {"cap": 5.0, "masked": True},
         lambda q, k, b: (((q @ k.mT) * 0.5 / 5).tanh() * 5 + UNEVEN).softmax(-1),
     ),
-    "a learned bias": ({"masked": True}, lambda q, k, b: ((q @ k.mT) * 0.5 + b).softmax(-1)),
-    "a bias with a mask": (
-        {"masked": True},
-        lambda q, k, b: ((q @ k.mT) * 0.5 + (b + MASK.clamp(min=-1e9))).softmax(-1),
+    "a cap and a bias with a mask": (
+        {"cap": 5.0, "masked": True},
+        lambda q, k, b: (((q @ k.mT) * 0.5 / 5).tanh() * 5 + (b + MASK.clamp(min=-9))).softmax(-1),
     ),
     "a cap and a bias": (
         {"cap": 5.0, "masked": True},
@@ -49,6 +48,7 @@ ONE: dict[str, tuple[dict[str, Any], Weights]] = {
 }
 OTHERS: dict[str, Weights] = {
     "a cap after the mask": lambda q, k, b: (((q @ k.mT + UNEVEN) / 5).tanh() * 5).softmax(-1),
+    "a learned bias alone": lambda q, k, b: ((q @ k.mT) * 0.5 + b).softmax(-1),
     "a cap below zero": lambda q, k, b: (((q @ k.mT) / 5).tanh() * -5).softmax(-1),
 }
 
@@ -59,7 +59,7 @@ def attentions(module: nn.Module) -> list[Operator]:
 
 
 @pytest.mark.parametrize("name", ONE)
-def test_capped_and_biased_attention_is_one_operator(name: str) -> None:
+def test_capped_attention_is_one_operator(name: str) -> None:
     given, weights = ONE[name]
     module = Attention(weights)
     (op,) = attentions(module)
@@ -83,7 +83,7 @@ def loss_of(outputs: Tensor, *inputs: Tensor) -> Tensor:
 @pytest.mark.parametrize("sizes", [(2,), (2, 2)])
 def test_drawn_plans_equal_one_device(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    names = ("a cap before a mask", "a cap and a bias", "a learned bias")
+    names = ("a cap before a mask", "a cap and a bias")
     module = nn.Sequential(*(Attention(ONE[name][1]) for name in names))
     given = X.repeat(2, 1, 1)[:4]
     model = import_torch(module, (given,), loss=loss_of)
