@@ -22,6 +22,7 @@ from tests.runtime.helpers import alone, mesh_of, random_program
 from tests.runtime.lowering.test_lowering import run_programs
 
 tf = pytest.importorskip("transformers")
+SLOW = (pytest.mark.slow, pytest.mark.ci)
 
 ONE: dict[str, tuple[dict[str, Any], Weights]] = {
     "a cap": ({"cap": 5.0}, lambda q, k, b: ((q @ k.mT) * 0.5 / 5).tanh().mul(5).softmax(-1)),
@@ -80,7 +81,7 @@ def loss_of(outputs: Tensor, *inputs: Tensor) -> Tensor:
     return outputs.square().mean()
 
 
-@pytest.mark.parametrize("sizes", [(2,), (2, 2)])
+@pytest.mark.parametrize("sizes", [(2,), pytest.param((2, 2), marks=SLOW)])
 def test_drawn_plans_equal_one_device(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     names = ("a cap before a mask", "a cap and a bias")

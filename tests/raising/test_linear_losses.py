@@ -21,6 +21,7 @@ from tests.runtime.helpers import alone, mesh_of, random_program
 from tests.runtime.lowering.test_lowering import run_programs
 
 CLASSES = 12
+SLOW = (pytest.mark.slow, pytest.mark.ci)
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(0, CLASSES, (4, 6), generator=torch.Generator().manual_seed(1))
 Y[0, :2] = -100
@@ -119,7 +120,7 @@ def test_scores_that_are_given_or_have_a_bias_stay() -> None:
     assert any(op.kind == KIND for op in graph.operators)
 
 
-@pytest.mark.parametrize("sizes", [(2,), (2, 2)])
+@pytest.mark.parametrize("sizes", [(2,), pytest.param((2, 2), marks=SLOW)])
 @pytest.mark.parametrize("name", ["a mean", "moved labels", "a cap"])
 def test_drawn_plans_equal_one_device(name: str, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
