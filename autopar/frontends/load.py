@@ -21,6 +21,7 @@ from autopar.ir import Graph, with_loss
 from autopar.ir.dtype import FLOATS, cast_graph
 from autopar.ir.recipes import PLAIN, recipe_named, with_precision
 from autopar.model import Check, Imported, LoadedModel, TorchModel
+from autopar.units import bytes_text
 
 ONNX_ENDINGS = (".onnx", ".onnxtxt", ".textproto")
 BESIDE = "bfloat16"
@@ -29,6 +30,8 @@ BESIDE = "bfloat16"
 
 LOSS_ALONE = ("loss",)
 """The outputs of a PyTorch model in training whose others are left out."""
+LARGE = 2**28
+"""Bytes of outputs beside a loss that are worth telling of."""
 LEFT_OUT = "its outputs beside the loss, such as logits, are left out: a call gives None for them"
 
 
@@ -324,7 +327,7 @@ def _imported(
         build=functools.cache(lambda: recast(module, dtype)),
         imported=lambda: record,
         loss=loss if options.train else None,
-        notes=tuple(_notes(imported, cached=bool(caching(module)))),
+        notes=tuple(_notes(imported, cached=bool(caching(module)), train=options.train)),
         dtype=options.dtype,
         precision=options.precision,
         given=module,
@@ -363,7 +366,7 @@ def _reload(
     return reload
 
 
-def _notes(imported: TorchModel, *, cached: bool) -> Iterator[str]:
+def _notes(imported: TorchModel, *, cached: bool, train: bool) -> Iterator[str]:
     from .torch import NOTE
 
     if cached:
@@ -371,6 +374,11 @@ def _notes(imported: TorchModel, *, cached: bool) -> Iterator[str]:
     given = zip(imported.output_names, imported.output_values, strict=False)
     if any(name is None and value is None for name, value in given):
         yield LEFT_OUT
+    outputs = [imported.graph.tensors[name] for name in imported.graph.outputs]
+    beside = sum(tensor.bytes for tensor in outputs if tensor.shape)
+    if train and beside > LARGE and not all(tensor.shape for tensor in outputs):
+        held = f"its outputs beside the loss, {bytes_text(beside)}, are held to the end of a step"
+        yield f"{held}: --outputs loss leaves them out"
     if imported.unfolded is not None:
         yield f"every layer is exported on its own, which takes longer: {imported.unfolded}"
     yield from map(_said, imported.checks)
@@ -424,6 +432,11 @@ def _archive(text: str, options: ModelOptions) -> LoadedModel:
         raise UsageError(
             "--frozen and --trained apply to ONNX models; an exported archive tells its parameters "
             "from its buffers"
+        )
+    if options.outputs:
+        raise UsageError(
+            f"{text}: an exported archive gives what it was exported with; export a module that "
+            "returns its loss alone"
         )
     module, imported = read_archive(text, trust=options.trust)
     notes = tuple(map(_said, imported.checks))

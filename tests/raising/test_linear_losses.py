@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autopar
+from autopar.errors import UsageError
+from autopar.frontends import load
+from autopar.frontends.load import ModelOptions, load_model
 from autopar.frontends.torch import import_torch
 from autopar.ir import Operator
 from autopar.raising.linear_losses import KIND
@@ -157,3 +161,22 @@ def test_a_module_that_is_planned_for_its_loss_alone_gives_none_beside_it() -> N
     wanted = float(module(X, Y)[0])
     for loss, scores in run_ranks(_given, 2, plan):
         assert loss == pytest.approx(wanted, rel=1e-5) and scores is None
+
+
+def test_outputs_that_are_held_for_a_step_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "LARGE", 0)
+    module = Head(flat, gives_scores=True)
+    (told,) = load_model(module, ModelOptions(), (X, Y)).notes
+    assert "beside the loss, 1.12 KiB, are held" in told and "--outputs loss" in told
+    (told,) = load_model(module, ModelOptions(outputs=("loss",)), (X, Y)).notes
+    assert told == load.LEFT_OUT
+    assert not load_model(Head(flat), ModelOptions(train=False), (X, Y)).notes
+    with pytest.raises(UsageError, match="--outputs loss"):
+        load_model(module, ModelOptions(outputs=("scores",)), (X, Y))
+
+
+def test_an_archive_gives_what_it_was_exported_with(tmp_path: Path) -> None:
+    path = tmp_path / "head.pt2"
+    torch.export.save(torch.export.export(Head(flat, gives_scores=True), (X, Y)), path)
+    with pytest.raises(UsageError, match="returns its loss alone"):
+        load_model(path, ModelOptions(outputs=("loss",)))
