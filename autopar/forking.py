@@ -15,6 +15,8 @@ from .errors import UsageError
 
 FORKS = platform.system() == "Linux" and hasattr(os, "fork")
 """Whether processes are forked: elsewhere a library's threads may not live through it."""
+FEW = 16
+"""Ranks of one machine that may have as much memory each as their parent."""
 _beside = False
 """Whether this process is one of several that were forked for the same work."""
 
@@ -55,13 +57,14 @@ def be_beside() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def free_garbage() -> None:
-    """Free objects that refer to themselves.
+def free_garbage(ranks: int) -> None:
+    """Free objects that refer to themselves, as one of so many ranks.
 
-    In a forked process of the young ones alone: to look at its parent's copies every page of them.
+    Of more than `FEW` that were forked each frees young ones alone: to look at its parent's copies
+    every page of them, which takes as much as an import leaves.
     """
-    process = multiprocessing.current_process()
-    gc.collect(1 if type(process).__name__ == "ForkProcess" else 2)
+    forked = type(multiprocessing.current_process()).__name__ == "ForkProcess"
+    gc.collect(1 if forked and ranks > FEW else 2)
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def parallelize(
         )
     # What loading has left refers to itself, and training wants its memory.
     del loaded, model, values
-    free_garbage()
+    free_garbage(world.size)
     return module
 
 

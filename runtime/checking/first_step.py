@@ -81,7 +81,7 @@ def check_first_step(
     said = step.said
     # Modules refer to themselves, and training wants the memory of the two that are done with.
     del step
-    free_garbage()
+    free_garbage(world.size)
     if isinstance(report, str):
         return f"the first step is not checked: {report}"
     if report.passed:

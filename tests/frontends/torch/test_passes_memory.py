@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import autopar
+from autopar import forking
 from autopar.runtime.launch import run_ranks
 
 BIG = 600_000
@@ -39,7 +40,10 @@ def _written(plan: autopar.Plan) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forked pages are counted on Linux")
-def test_a_rank_copies_no_page_of_its_parent_to_import_a_module() -> None:
+def test_one_of_many_ranks_copies_no_page_of_its_parent_to_import_a_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forking, "FEW", 1)
     alone = run_ranks(_written, 2, _plan())[0]
     big = [[number] for number in range(BIG)]
     beside = run_ranks(_written, 2, _plan())[0]
