@@ -68,6 +68,7 @@ def bound_within(
 def _raise(solver: Minimiser, known: Lines, limit: float, price: float, enough: float) -> None:
     """Try prices until the bound is enough, or nearly the best."""
     minimum = None
+    # An earlier call for the same graph may have tried prices on both sides of the limit.
     over, within = known.sides(limit)
     price = crossing(over, within) if over and within else price
     for _ in range(PRICES):
@@ -75,6 +76,7 @@ def _raise(solver: Minimiser, known: Lines, limit: float, price: float, enough: 
         optimum = known.add(price, minimum.bound, point(solver.graph, minimum.choices)).point
         # Where the lines cross no bound is higher than they are there.
         line = over.cost + price * (over.memory - limit) if over and within else math.inf
+        # The newest line of each side is the nearest to the best price.
         if optimum.memory > limit:
             over = optimum
         else:

@@ -70,6 +70,7 @@ def halve(
             break
         heapq.heappop(heap)
         for remaining in children:
+            # Each half takes a dual, whether it is looked at later or not.
             count += 1
             # The best price of a child is near its parent's.
             known = Lines(start=node.price)

@@ -82,11 +82,13 @@ def constrained(
         return Outcome(choices=best.choices, bound=bound, price=0.0, proven=bound)
     # A cost of 0 is no division by 0.
     gap = (problem.target(best) - dual.bound) / max(abs(problem.target(best)), 1e-300)
+    # A wide gap is worth a longer filter, as a smaller graph is searched anew.
     volume = FILTERED_VOLUME * (1 if gap <= WIDE_GAP else WORTH)
     if gap > _enough(graph) and solver.plan.volume <= volume:
         outcome = _filtered(problem, dual, best)
         if outcome is not None:
             return outcome
+    # Every node of the halving takes a dual of its own, which a narrow gap is not worth.
     if gap > WIDE_GAP:
         best, bound = halve(solver, limit, dual, best, cutoff, report)
     return Outcome(choices=best.choices, bound=bound, price=dual.price, proven=dual.bound)
@@ -94,6 +96,7 @@ def constrained(
 
 def _enough(graph: CostGraph) -> float:
     """Return the relative gap below which a graph is not filtered."""
+    # Many equal layers mix thrifty and lavish choices, so that their gap is small as it is.
     return CLOSE if len(graph.sizes) <= MANY else WIDE_GAP
 
 
