@@ -35,7 +35,8 @@ def linear_loss_seconds(
     `local`: sizes of factors, array [strategies, factors].
     """
     size = {factor.name: local[:, place] for place, factor in enumerate(rule.factors)}
-    h, v = size.pop("h"), size.pop("v")
+    h = size.pop("h")
+    v = size.pop("v")
     n = np.prod([np.ones(len(local)), *size.values()], axis=0)
     dtype = call.inputs[0].dtype
     itemsize = float(DTYPE_BYTES[dtype])

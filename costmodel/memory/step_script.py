@@ -77,7 +77,7 @@ class Flow(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """What equal operators with equal decisions share: bytes of outputs, and of all they make.
+    """The part that equal operators with equal decisions share: bytes of all that they make.
 
     `view`: outputs are the first input's memory. `once`: they are made once for all micro-batches.
     `saves`: what the backward pass keeps, as positions among inputs and outputs, beside `buffers`.

@@ -1,4 +1,4 @@
-"""What raising knows by a name of ours has a rule, a price and a function of the same name."""
+"""Rows of raising have a rule, a price and a function of the same name."""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ def test_cuts_inside_layers_gain_much_or_are_told(seed: int) -> None:
     layers = PieceCosts([f] * 2, MICRO_BATCHES, [range(4, 5), range(8, 9), range(12, 13)])
     limits = [math.inf] * 2
     made = Cutter(free.costs, free.places, limits, limits, blocks=layers)
-    best, least = made.best([("1f1b", 1)]), free.best([("1f1b", 1)])
+    best = made.best([("1f1b", 1)])
+    least = free.best([("1f1b", 1)])
     whole = Cutter(layers, free.places, limits, limits).best([("1f1b", 1)])
     assert best is not None and least is not None and whole is not None
     if best.step < whole.step:
