@@ -137,7 +137,7 @@ class Steps(LiveBytes):
     def _compute_back(self, step: Computed, saves: Sequence[int]) -> None:
         like = step.like
         self.memories.moments.append(step.worker)
-        taken = [self._taken(place) for place in step.outputs]
+        taken = [self._gradient_at(place) for place in step.outputs]
         arrived = [gradient for gradient in taken if gradient != MISSING]
         for gradient in arrived:
             self.read(gradient)
@@ -155,7 +155,7 @@ class Steps(LiveBytes):
             self._add(step.inputs[flow.position], gradient)
 
     def _redistribute_back(self, step: Redistributed) -> None:
-        gradient = self._taken(step.behind) if step.differentiable else MISSING
+        gradient = self._gradient_at(step.behind) if step.differentiable else MISSING
         self.gradients[step.behind] = MISSING
         if gradient == MISSING:
             return
@@ -167,7 +167,7 @@ class Steps(LiveBytes):
                 gradient = self.new(link.back_size)
         self._add(step.before, gradient)
 
-    def _taken(self, place: int) -> int:
+    def _gradient_at(self, place: int) -> int:
         """The gradient at a place, which is there no longer."""
         gradient = self.gradients[place]
         self.gradients[place] = MISSING
