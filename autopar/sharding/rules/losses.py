@@ -117,14 +117,15 @@ def _keeps_gradients(call: Call, gradients: Sequence[bool], composite: bool) -> 
 
 
 def _scores_at_once(call: Call) -> tuple[Made, ...]:
-    """The scores of a few rows.
+    """The scores of a few rows, as far as they are more than the matrix.
 
-    The forward pass has them, right before a backward pass that they count to.
+    The forward pass has them, right before a backward pass that they count to. That one has the
+    gradient of the matrix twice instead.
     """
     rows = call.inputs[0].size / max(call.inputs[0].shape[-1], 1)
     scores = min(rows * call.inputs[1].shape[0], SCORES_AT_ONCE)
-    each = BYTES_OF_SCORE * scores / max(call.inputs[0].size, 1)
-    return (Made(output=False, position=0, nbytes=each),)
+    more = max(BYTES_OF_SCORE * scores - call.inputs[1].bytes, 0.0)
+    return (Made(output=False, position=0, nbytes=more / max(call.inputs[0].size, 1)),)
 
 
 register(LINEAR_LOSS, _linear_loss, products=("",))

@@ -91,7 +91,8 @@ def test_one_device_as_tracked(subject: tuple[str, Model, Analysis, Any]) -> Non
         # The module runs as it is written: its norms, rotations and gates in pieces that keep more,
         # and so do activations that are spelled out. Programs of plans are tracked below.
         assert 0.8 * tracked.peak < told.total < 1.05 * tracked.peak
-        assert 0.6 * tracked.saved < told.saved < 1.06 * tracked.saved
+        # A small loss keeps more of its gradients than it would of its scores.
+        assert 0.6 * tracked.saved < told.saved < 1.2 * tracked.saved
 
 
 def test_one_rank_of_four_as_tracked(subject: tuple[str, Model, Analysis, Any]) -> None:
