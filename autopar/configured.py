@@ -68,7 +68,7 @@ def load_any(
             return load()
         return remembered_model(Asked(source=file, options=options), load)
     wrong = [name for name in ("shapes", "trained", "values") if getattr(options, name)]
-    wrong += ["outputs"] * (tuple(options.outputs) not in ((), LOSS_ALONE))
+    wrong += ["outputs"] if options.outputs and not options.loss_alone else []
     valid = OPTIONS.values()
     if wrong or set(options.dims) - set(valid):
         named = ", ".join(f"--{name}" for name in OPTIONS)

@@ -48,7 +48,8 @@ class TorchModel:
     `constants`: values of lifted constants. `buffers`, `parameters`: graph name → attribute path in
     the module. `aliases`: further paths of tied parameters → the path that names them. `in_spec`,
     `out_spec`: structures of inputs and outputs. `output_names`: the tensors of the outputs; None
-    for numbers and texts, which are in `output_values`. `checks`: assertions of its code about its
+    for numbers and texts, which are in `output_values`, and for those that are `left_out`, which
+    the module gives and the graph does not. `checks`: assertions of its code about its
     data. `reads`: the attributes that its code has read in the export, by the submodule's path.
     `facts`: values that it has read elsewhere. `unfolded`: why equal layers were not exported once
     for all of them.
@@ -62,6 +63,7 @@ class TorchModel:
     out_spec: Any
     output_names: tuple[str | None, ...]
     output_values: tuple[Any, ...] = ()
+    left_out: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     unfolded: str | None = None

@@ -29,7 +29,7 @@ BESIDE = "bfloat16"
 
 
 LOSS_ALONE = ("loss",)
-"""The outputs of a PyTorch model in training whose others are left out."""
+"""The `outputs` of a PyTorch model in training that gives no others."""
 LARGE = 2**28
 """Bytes of outputs beside a loss that are worth telling of."""
 LEFT_OUT = "its outputs beside the loss, such as logits, are left out: a call gives None for them"
@@ -61,6 +61,11 @@ class ModelOptions:
     proof: bool | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     outputs: Sequence[str] = ()
+
+    @property
+    def loss_alone(self) -> bool:
+        """Whether a PyTorch model in training gives its loss alone."""
+        return tuple(self.outputs) == LOSS_ALONE
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in FLOATS:
@@ -160,7 +165,7 @@ def _onnx(model: Any, options: ModelOptions) -> LoadedModel:
 
 
 def _require_whole(options: ModelOptions) -> None:
-    if options.values or tuple(options.outputs) not in ((), LOSS_ALONE):
+    if options.values or (options.outputs and not options.loss_alone):
         raise UsageError(
             "--value and --outputs apply to ONNX models; a PyTorch model takes and gives what it "
             "is written to, or its loss alone (--outputs loss)"
@@ -311,7 +316,7 @@ def _imported(
             kwargs,
             loss=loss if options.train else None,
             dtype=dtype,
-            alone=options.train and tuple(options.outputs) == LOSS_ALONE,
+            alone=options.train and options.loss_alone,
         )
     imported = replace(imported, graph=with_attributes(imported.graph, module))
     inputs = tuple(
@@ -371,8 +376,7 @@ def _notes(imported: TorchModel, *, cached: bool, train: bool) -> Iterator[str]:
 
     if cached:
         yield NOTE
-    given = zip(imported.output_names, imported.output_values, strict=False)
-    if any(name is None and value is None for name, value in given):
+    if imported.left_out:
         yield LEFT_OUT
     outputs = [imported.graph.tensors[name] for name in imported.graph.outputs]
     beside = sum(tensor.bytes for tensor in outputs if tensor.shape)

@@ -18,6 +18,8 @@ LINEAR = "aten.linear.default"
 AFFINE = "autopar.affine"
 STORED = frozenset((LINEAR, AFFINE))
 EXPERTS = "autopar.experts"
+LINEAR_LOSS = "autopar.linear_cross_entropy.default"
+"""A product with a stored matrix of classes, and the cross entropy of its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
         return None
     sides = list(spelling.pairs(add)) if add is not None else [(scores, "")]
     for side, mask in sides:
-        name, scale, cap = _capped(side, spelling)
+        name, scale, cap = spelling.capped(side)
         product = spelling.maker(name, "matmul")
         if product is None or (mask and not _is_mask(mask, scores, spelling)):
             continue
@@ -79,16 +79,6 @@ def _spelled_out(operator: Operator, spelling: Spelling) -> Operator | None:
             attributes={**attributes, "scale": scale * by_query * by_key},
         )
     return None
-
-
-def _capped(name: str, spelling: Spelling) -> tuple[str, float, float]:
-    """The products of which a value is the scores, their scale, and the cap of it (0: none)."""
-    name, scale = spelling.multiple(name)
-    tanh = spelling.maker(name, "tanh")
-    if tanh is None or scale <= 0:
-        return name, scale, 0.0
-    name, inner = spelling.multiple(tanh.inputs[0])
-    return name, scale * inner, scale
 
 
 def _unguarded(name: str, spelling: Spelling) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 
 from autopar.ir import Operator, Ref
+from autopar.ir.stored_products import LINEAR_LOSS
 
-from .spelling import Spelling, beside, word
+from .spelling import SHAPED, Spelling, beside, word
 
-KIND = "autopar.linear_cross_entropy.default"
 _SUM = 2
-_SHAPED = ("view", "reshape", "flatten", "_unsafe_view", "contiguous", "clone")
-_IDLE = (*_SHAPED, "to", "_to_copy", "alias")
+_IDLE = (*SHAPED, "to", "_to_copy", "alias")
 
 
 def linear_cross_entropy(operator: Operator, spelling: Spelling) -> Operator | None:
@@ -26,8 +25,11 @@ def linear_cross_entropy(operator: Operator, spelling: Spelling) -> Operator | N
     scores, target = operator.inputs
     if len(spelling.shape(scores)) != 2 or spelling.tensors[target].is_float:
         return None
-    product, cap = _capped(scores, spelling)
-    if product is None or word(product) != "linear" or len(product.inputs) != 2:
+    name, scale, cap = spelling.capped(spelling.unshaped(scores))
+    product = spelling.maker(spelling.unshaped(name), "linear")
+    if product is None or len(product.inputs) != 2 or not math.isclose(scale, 1.0):
+        return None
+    if not spelling.leads_to(product.outputs[0], operator.outputs[0]):
         return None
     rows = spelling.shape(product.inputs[0])[:-1]
     fits = math.prod(rows) == spelling.shape(scores)[0]
@@ -40,47 +42,17 @@ def linear_cross_entropy(operator: Operator, spelling: Spelling) -> Operator | N
         return None
     return Operator(
         name=beside(product, "linear_cross_entropy"),
-        kind=KIND,
+        kind=LINEAR_LOSS,
         inputs=(*product.inputs, _apart(target, rows, spelling)),
         outputs=operator.outputs,
         attributes={
             "input": Ref(0),
-            "weight": Ref(1),
+            "linear_weight": Ref(1),
             "target": Ref(2),
             "ignore_index": given.get("ignore_index", -100),
             **({"cap": cap} if cap else {}),
         },
     )
-
-
-def _capped(scores: str, spelling: Spelling) -> tuple[Operator | None, float]:
-    """The maker of scores before a cap, and the cap (0: none); None if others read them."""
-    outer = _alone(scores, spelling)
-    cap = spelling.number(outer, "other", 1) if outer is not None and word(outer) == "mul" else None
-    if outer is None or not cap:
-        return outer, 0.0
-    tanh = _alone(outer.inputs[0], spelling)
-    scale = _alone(tanh.inputs[0], spelling) if tanh is not None and word(tanh) == "tanh" else None
-    number = spelling.number(scale, "other", 1) if scale is not None else None
-    if scale is None or not number or word(scale) not in ("mul", "div"):
-        return None, 0.0
-    inverse = number if word(scale) == "div" else 1 / number
-    product = _alone(scale.inputs[0], spelling)
-    return (product, cap) if cap > 0 and math.isclose(inverse, cap) else (None, 0.0)
-
-
-def _alone(name: str, spelling: Spelling) -> Operator | None:
-    """The maker of a value before its casts and the shape of its rows, which nothing else reads."""
-    width = spelling.shape(name)[-1:]
-    while spelling.reader(name) is not None:
-        maker = spelling.makers.get(name)
-        shaped = maker is not None and word(maker) in _SHAPED
-        if maker is None or not (shaped or spelling.casts(maker)):
-            return maker
-        if spelling.shape(maker.inputs[0])[-1:] != width:
-            return None
-        name = maker.inputs[0]
-    return None
 
 
 def _apart(target: str, rows: tuple[int, ...], spelling: Spelling) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from autopar.ir import DTYPE_BYTES, Graph, Operator, Role
 
 _CASTS = frozenset({"to", "_to_copy", "alias", "contiguous", "clone"})
+SHAPED = ("view", "reshape", "flatten", "_unsafe_view", "contiguous", "clone")
 _ROOTS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0, "reciprocal": -1.0}
 
 
@@ -126,6 +127,38 @@ class Spelling:
             scale *= number if word(maker) == "mul" else 1 / number
             name = maker.inputs[0]
         return self.uncast(name), scale
+
+    def capped(self, name: str) -> tuple[str, float, float]:
+        """The tensor x and the numbers of which a value is cap tanh(scale x / cap).
+
+        Where there is no hyperbolic tangent it is scale x, and the cap is 0. Casts do not count.
+        """
+        name, scale = self.multiple(name)
+        tanh = self.maker(name, "tanh")
+        if tanh is None or scale <= 0:
+            return name, scale, 0.0
+        name, inner = self.multiple(tanh.inputs[0])
+        return name, scale * inner, scale
+
+    def unshaped(self, name: str) -> str:
+        """The tensor of which this one is a cast, or has the rows in another shape."""
+        while (maker := self.makers.get(name)) is not None:
+            shaped = (
+                word(maker) in SHAPED and self.shape(maker.inputs[0])[-1:] == self.shape(name)[-1:]
+            )
+            if not shaped and not self.casts(maker):
+                break
+            name = maker.inputs[0]
+        return name
+
+    def leads_to(self, name: str, last: str) -> bool:
+        """Whether a tensor is read only on its way to another one."""
+        while name != last:
+            reader = self.reader(name)
+            if reader is None:
+                return False
+            name = reader.outputs[0]
+        return True
 
     def pairs(self, operator: Operator) -> Iterator[tuple[str, str]]:
         """The two tensors of a sum or a product, in both orders."""

@@ -16,13 +16,13 @@ from collections import defaultdict
 
 from autopar.ir import Operator
 from autopar.ir.recipes import recipe_of
+from autopar.ir.stored_products import LINEAR_LOSS
 
 from .analysis import Analysis, Offer
 from .notation import Rule
 from .rules import Call, products_of
 from .rules.experts import EXPERTS, network_of
 from .rules.experts import multiply_adds as of_experts
-from .rules.losses import LINEAR_LOSS
 
 
 def multiply_adds(operator: Operator, offer: Offer) -> float:

@@ -121,9 +121,9 @@ def _scores(query: Tensor, key: Tensor, part: Tensor | None, place: Place) -> Te
 
 def _products(query: Tensor, key: Tensor, place: Place) -> Tensor:
     """Scores before any mask."""
-    scores = _unfold(_fold(query * place.scale, key.shape[-3]) @ key.mT, query.shape[-3])
-    scores = _wide(scores)
-    return (scores / place.cap).tanh_() * place.cap if place.cap else scores
+    scale = place.scale / (place.cap or 1.0)
+    scores = _wide(_unfold(_fold(query * scale, key.shape[-3]) @ key.mT, query.shape[-3]))
+    return scores.tanh_().mul_(place.cap) if place.cap else scores
 
 
 def _masked(scores: Tensor, part: Tensor | None, place: Place) -> Tensor:

@@ -72,12 +72,13 @@ def loss_and_gradients(
         chances = logs.exp_()
         # Where a row's target is another rank's class, `own` says so.
         chances[torch.arange(len(own[0]), device=rows.device), own[0]] -= own[1].to(chances.dtype)
-        chances *= counted.unsqueeze(-1)
         chances = (chances if slope is None else chances.mul_(slope)).to(rows.dtype)
+        # Rows that count nothing are zeros among the few numbers of a row, not among its scores.
+        counted = counted.unsqueeze(-1)
         if wanted[0]:
-            torch.mm(chances, weight, out=d_rows[some])
+            d_rows[some] = (chances @ weight) * counted
         if wanted[1]:
-            d_weight.addmm_(chances.mT, rows[some])
+            d_weight.addmm_(chances.mT, rows[some] * counted)
     return loss, d_rows.view(input.shape) if wanted[0] else d_rows, d_weight
 
 
@@ -117,18 +118,17 @@ def _times(value: Tensor, factor: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(
-    input: Tensor, weight: Tensor, target: Tensor, ignore_index: int = -100, cap: float = 0.0
+    input: Tensor, linear_weight: Tensor, target: Tensor, ignore_index: int = -100, cap: float = 0.0
 ) -> Tensor:
-    """The sum of `cross_entropy(linear(input, weight), target)` over all rows, a scalar.
+    """The sum of `cross_entropy(linear(input, linear_weight), target)` over all rows, a scalar.
 
-    `input` [..., h], `weight` [classes, h], `target` [...] or flat, of class numbers;
+    `input` [..., h], `linear_weight` [classes, h], `target` [...] or flat, of class numbers;
     those that are `ignore_index` count nothing. `cap`: scores are cap tanh(score / cap) (0: as they
-    are).
+    are). As `torch.nn.functional.linear_cross_entropy`, which newer versions have.
     """
-    learns = torch.is_grad_enabled()
-    wanted = (learns and input.requires_grad, learns and weight.requires_grad)
+    wanted = (torch.is_grad_enabled() and x.requires_grad for x in (input, linear_weight))
     made = torch.ops.autopar.linear_cross_entropy_forward(
-        input, weight, target, ignore_index, cap, *wanted
+        input, linear_weight, target, ignore_index, cap, *wanted
     )
     loss: Tensor = made[0]
     return loss
@@ -162,7 +162,7 @@ def _differentiate(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, 
     return (*scaled(ctx.saved_tensors, upstream), None, None, None, None, None)
 
 
-_INPUTS = "Tensor input, Tensor weight, Tensor target, int ignore_index"
+_INPUTS = "Tensor input, Tensor linear_weight, Tensor target, int ignore_index"
 LIBRARY.define(f"linear_cross_entropy({_INPUTS}=-100, float cap=0.0) -> Tensor")
 LIBRARY.define(
     f"linear_cross_entropy_forward({_INPUTS}, float cap, bool inputs, bool weights) "

@@ -1,8 +1,9 @@
 """Seconds of a cross entropy with its product under every strategy.
 
     products   = x Wᵀ [n, h] [h, v] forward, and with it those of both gradients
-    passes     of each score: read twice as it was multiplied, written in single precision, read
-               again, and its chance written
+    passes     of each score: read twice as it was multiplied and written in single precision, its
+               exponential taken in place, and its chance written; a cap is applied in place, and
+               its slope made, kept and applied
 
 The backward pass scales the gradients (`autopar/torch_operators/linear_cross_entropy.py`).
 """
@@ -23,8 +24,10 @@ from .products import Product
 
 Floats = NDArray[np.float64]
 
-SINGLE = 4.0 + 4.0
+SINGLE = 4 * 4.0
 """Bytes of a score that are written and read in single precision."""
+CAPPED = 14 * 4.0
+"""Further bytes of a capped one."""
 
 
 def linear_loss_seconds(
@@ -42,7 +45,8 @@ def linear_loss_seconds(
     itemsize = float(DTYPE_BYTES[dtype])
     product = Product(batch=np.ones(len(local)), m=n, n=v, k=h)
     forward = product_seconds(product, dtype, device, itemsize=itemsize)
-    forward = forward + memory_seconds((3 * itemsize + SINGLE) * n * v, device)
+    each = 3 * itemsize + SINGLE + CAPPED * bool(call.get("cap"))
+    forward = forward + memory_seconds(each * n * v, device)
     backward = np.zeros(len(local))
     sides = zip(product.turned(), (n * h, v * h), call.inputs[:2], strict=True)
     for turned, elements, tensor in sides:

@@ -20,10 +20,12 @@ from .attention import Scores
 
 Floats = NDArray[np.float64]
 
-PASSES = 7
+PASSES = 14
 """How often a score in single precision is read or written where no kernel holds it: the product,
-a mask or a cap, the sum of a row, its exponential (`autopar/torch_operators/attention_blocks.py`).
+a mask, the log of the sum of a row, its weight (`autopar/torch_operators/attention_blocks.py`).
 """
+CAPPED = 4
+"""Further times of a capped one."""
 
 
 def attention_flops(call: Call, rule: Rule, local: Floats) -> Floats:
@@ -40,11 +42,12 @@ def attention_flops(call: Call, rule: Rule, local: Floats) -> Floats:
 
 def moved_scores(call: Call, scores: Scores) -> Floats:
     """Bytes of scores that a forward pass moves where it runs in kernels of its own."""
-    alone = call.operator.kind == WINDOWED and call.position("attn_mask") is not None
-    if not alone and not call.get("cap"):
+    masked = call.operator.kind == WINDOWED and call.position("attn_mask") is not None
+    capped = bool(call.get("cap"))
+    if not masked and not capped:
         return np.zeros(1)
     pairs = scores.batch * scores.heads * scores.queries * scores.pairs(0.0, 0.0)[0]
-    return np.asarray(PASSES * DTYPE_BYTES["float32"] * pairs)
+    return np.asarray((PASSES + CAPPED * capped) * DTYPE_BYTES["float32"] * pairs)
 
 
 def local_scores(call: Call, rule: Rule, local: Floats, dtype: str) -> Scores:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel.cluster.cluster import Cluster
+from autopar.ir.stored_products import LINEAR_LOSS
 from autopar.sharding.communication import visited
 from autopar.sharding.rules import Call
 from autopar.sharding.rules.contraction import INDEX_SCORES
 from autopar.sharding.rules.experts import EXPERTS
-from autopar.sharding.rules.losses import LINEAR_LOSS
 from autopar.sharding.rules.recurrent import TRITON_SCAN
 from autopar.sharding.strategies import Strategies
 

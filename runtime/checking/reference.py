@@ -54,7 +54,7 @@ def reference_observation(
         counting = _alone(model, plan)
         return observe(counting, inputs, optimizer=plan.model.optimizer, steps=steps, seed=seed)
     if model.torch is not None:
-        alone: nn.Module = Original(model, model.module, model.call)
+        alone: nn.Module = Original(model, model.module, model.call, planned=True)
         names = dict(model.module.named_parameters())
     else:
         values = model_values(model)
@@ -107,16 +107,20 @@ def _alone(model: LoadedModel, plan: Plan) -> ParallelModule:
 class Original(nn.Module):
     """The original module called as in its example, its loss behind its outputs.
 
-    `call`: the arguments of the example (None: the inputs are those of the graph).
+    `call`: the arguments of the example (None: the inputs are those of the graph). `planned`: gives
+    None for outputs that the graph leaves out.
     """
 
-    def __init__(self, model: LoadedModel, module: nn.Module, call: Any) -> None:
+    def __init__(
+        self, model: LoadedModel, module: nn.Module, call: Any, *, planned: bool = False
+    ) -> None:
         super().__init__()
         self.module = module
         self._call = call
         self._calling = model.calling
         self._loss = model.loss
-        self._names = () if model.torch is None else model.torch.output_names
+        told = model.torch if planned and model.torch is not None and model.torch.left_out else None
+        self._names = () if told is None else told.output_names
 
     def forward(self, *inputs: Tensor) -> Any:
         """The outputs; with a loss function, (outputs, loss)."""
@@ -124,7 +128,7 @@ class Original(nn.Module):
         with self._calling(self.module):
             outputs = self.module(*args, **kwargs)
         if self._loss is None:
-            return self._told(outputs)
+            return self._told(outputs) if self._names else outputs
         return outputs, self._loss(outputs, *args, **kwargs)
 
     def _told(self, outputs: Any) -> Any:

@@ -66,9 +66,6 @@ class Sides:
         with _drawing_alike():
             given = pytree.tree_leaves(original())
             names = self.imported.output_names
-            if len(given) < len(names):
-                # Outputs that the graph leaves out are None, and no leaves of some structures.
-                names = tuple(name for name in names if name is not None)
             if len(given) != len(names):
                 raise NoTrial(f"it gives {len(given)} outputs, its graph has {len(names)}")
             outputs = {

@@ -147,15 +147,15 @@ class _WithProduct(torch.autograd.Function):
 
 def linear_cross_entropy(
     input: Tensor,
-    weight: Tensor,
+    linear_weight: Tensor,
     target: Tensor,
     group: AxisGroup,
     ignore_index: int = -100,
     cap: float = 0.0,
 ) -> Tensor:
-    """As `autopar.linear_cross_entropy` on this rank's classes, the rows of `weight`."""
+    """As `autopar.linear_cross_entropy` on this rank's classes, the rows of its matrix."""
     numbers = (ignore_index, cap)
-    given = (input, weight, target, numbers, group)
+    given = (input, linear_weight, target, numbers, group)
     loss: Tensor = _WithProduct.apply(*given)  # type: ignore[no-untyped-call]
     return loss
 

@@ -18,11 +18,9 @@ from autopar.frontends import load
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.frontends.torch import import_torch
 from autopar.ir import Operator
-from autopar.raising.linear_losses import KIND
-from autopar.runtime.checking import differences, observe
+from autopar.ir.stored_products import LINEAR_LOSS
 from autopar.runtime.launch import run_ranks
-from tests.runtime.helpers import alone, mesh_of, random_program
-from tests.runtime.lowering.test_lowering import run_programs
+from tests.raising.drawn_plans import drawn_plans_equal
 
 CLASSES = 12
 SLOW = (pytest.mark.slow, pytest.mark.ci)
@@ -47,6 +45,14 @@ class Head(nn.Module):
         scores = self.head(self.layer(x))
         loss = self.loss(scores, labels)
         return (loss, scores) if self.gives_scores else loss
+
+
+class WithNone(Head):
+    """One that gives nothing beside its loss."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        """The loss, and no cache."""
+        return super().forward(x, labels), None
 
 
 def flat(scores: Tensor, labels: Tensor, **given: Any) -> Tensor:
@@ -95,7 +101,7 @@ def compare_alone(module: nn.Module) -> None:
 
 def losses(module: nn.Module) -> list[Operator]:
     """The losses with products."""
-    return [op for op in import_torch(module, (X, Y)).graph.operators if op.kind == KIND]
+    return [op for op in import_torch(module, (X, Y)).graph.operators if op.kind == LINEAR_LOSS]
 
 
 @pytest.mark.parametrize("name", ONE)
@@ -121,7 +127,7 @@ def test_scores_that_are_given_or_have_a_bias_stay() -> None:
     assert losses(module) == []
     graph = import_torch(module, (X, Y), alone=True).graph
     assert len(graph.outputs) == 1 and graph.operators[-1].kind != "aten.linear.default"
-    assert any(op.kind == KIND for op in graph.operators)
+    assert any(op.kind == LINEAR_LOSS for op in graph.operators)
 
 
 @pytest.mark.parametrize("sizes", [(2,), pytest.param((2, 2), marks=SLOW)])
@@ -136,14 +142,7 @@ def test_drawn_plans_equal_one_device(name: str, sizes: tuple[int, ...]) -> None
     loss = model.graph.outputs[0]
     graph = autopar.ir.with_loss(model.graph)
     assert graph.loss == loss
-    programs = [random_program(graph, mesh_of(sizes), seed) for seed in range(8)]
-    observed = run_ranks(run_programs, mesh_of(sizes).devices, programs, values, given)
-    wanted = observe(alone(graph, values), given, steps=2)
-    for (seen, wrong), program in zip(observed[0], programs, strict=True):
-        assert not wrong, wrong
-        assert seen is not None
-        report = differences(wanted, seen, graph=program.graph)
-        assert report.passed, str(report)
+    drawn_plans_equal(graph, values, given, sizes, plans=8)
 
 
 def _given(plan: autopar.Plan) -> tuple[float, object]:
@@ -171,6 +170,8 @@ def test_outputs_that_are_held_for_a_step_are_told(monkeypatch: pytest.MonkeyPat
     (told,) = load_model(module, ModelOptions(outputs=("loss",)), (X, Y)).notes
     assert told == load.LEFT_OUT
     assert not load_model(Head(flat), ModelOptions(train=False), (X, Y)).notes
+    # None of the module's own is no output that was left out.
+    assert not load_model(WithNone(flat), ModelOptions(outputs=("loss",)), (X, Y)).notes
     with pytest.raises(UsageError, match="--outputs loss"):
         load_model(module, ModelOptions(outputs=("scores",)), (X, Y))
 

@@ -15,10 +15,9 @@ from torch.nn import functional
 from autopar.frontends.torch import import_torch, reader
 from autopar.model import TorchModel
 from autopar.runtime.checking import differences, observe
-from autopar.runtime.launch import run_ranks
 from tests.frontends.torch.test_importer import compare_with_eager
-from tests.runtime.helpers import alone, mesh_of, random_program
-from tests.runtime.lowering.test_lowering import run_programs
+from tests.raising.drawn_plans import drawn_plans_equal
+from tests.runtime.helpers import alone
 
 WIDTH = 8
 X = torch.randn(4, 6, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -367,12 +366,5 @@ def test_drawn_plans_of_a_raised_graph_equal_one_device(
 ) -> None:
     model = decoder(monkeypatch)
     values: dict[str, Any] = values_of(model)
-    programs = [random_program(model.graph, mesh_of(sizes), seed) for seed in range(6)]
-    observed = run_ranks(run_programs, mesh_of(sizes).devices, programs, values, [X])
     exported = decoder(monkeypatch, as_written=True).graph
-    wanted = observe(alone(exported, values), [X], steps=2)
-    for (seen, wrong), program in zip(observed[0], programs, strict=True):
-        assert not wrong, wrong
-        assert seen is not None
-        report = differences(wanted, seen, graph=program.graph)
-        assert report.passed, str(report)
+    drawn_plans_equal(model.graph, values, [X], sizes, written=exported)

@@ -12,6 +12,7 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.device.operator_seconds import operator_parts
 from autopar.ir.bodies import POINTWISE
 from autopar.ir.recipes import WINDOWED
+from autopar.ir.stored_products import LINEAR_LOSS
 from autopar.runtime.operators.functions import function_of
 from autopar.runtime.proof import strategies
 from autopar.sharding.rules import RULES, Call
@@ -24,7 +25,7 @@ SAID = {
     for path in SOURCES
     for kind in re.findall(r'"(autopar\.\w+(?:\.default)?)"', path.read_text())
 }
-KINDS = sorted(SAID | {POINTWISE, WINDOWED})
+KINDS = sorted(SAID | {LINEAR_LOSS, POINTWISE, WINDOWED})
 
 
 def test_every_kind_is_known() -> None:

@@ -25,11 +25,10 @@ from autopar.ir.recipes import WINDOWED
 from autopar.model import TorchModel
 from autopar.runtime.checking import differences, observe
 from autopar.runtime.import_proof import prove_import
-from autopar.runtime.launch import run_ranks
 from tests.frontends.torch.test_experts import Logits
 from tests.frontends.torch.test_importer import compare_with_eager
-from tests.runtime.helpers import alone, mesh_of, random_program
-from tests.runtime.lowering.test_lowering import run_programs
+from tests.raising.drawn_plans import drawn_plans_equal
+from tests.runtime.helpers import alone
 
 tf = pytest.importorskip("transformers")
 HEADS = 4
@@ -305,11 +304,4 @@ def test_drawn_plans_equal_one_device(sizes: tuple[int, ...]) -> None:
     model = import_torch(module, (given,), loss=loss_of)
     values: dict[str, Any] = {**dict(module.named_parameters()), **dict(model.constants)}
     values = {name: value.detach() for name, value in values.items()}
-    programs = [random_program(model.graph, mesh_of(sizes), seed) for seed in range(6)]
-    observed = run_ranks(run_programs, mesh_of(sizes).devices, programs, values, [given])
-    wanted = observe(alone(model.graph, values), [given], steps=2)
-    for (seen, wrong), program in zip(observed[0], programs, strict=True):
-        assert not wrong, wrong
-        assert seen is not None
-        report = differences(wanted, seen, graph=program.graph)
-        assert report.passed, str(report)
+    drawn_plans_equal(model.graph, values, [given], sizes)

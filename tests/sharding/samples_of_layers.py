@@ -616,7 +616,7 @@ def losses_with_products() -> Iterator[Sample]:
                 "autopar.linear_cross_entropy.default",
                 f"{rows}, {cap}",
                 input=n(6, 4, 4),
-                weight=n(12, 4),
+                linear_weight=n(12, 4),
                 target=ints(*rows),
                 ignore_index=2,
                 cap=cap,

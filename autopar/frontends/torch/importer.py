@@ -151,6 +151,7 @@ def _alone(model: TorchModel) -> TorchModel:
         model,
         graph=replace(graph, outputs=(loss,), operators=operators),
         output_names=tuple(name if name == loss else None for name in model.output_names),
+        left_out=tuple(name for name in graph.outputs if name != loss),
     )
 
 

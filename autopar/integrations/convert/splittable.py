@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autopar.ir.stored_products import LINEAR_LOSS
 from autopar.sharding.rules.experts import EXPERTS
-from autopar.sharding.rules.losses import LINEAR_LOSS
 
 from .axis_work import EMBEDDINGS
 

@@ -23,7 +23,6 @@ from ..notation import ONCE, Rule, local_elements
 from ..rules import Call
 from ..rules.experts import EXPERTS
 from ..rules.gather_scatter import FILL_IN
-from ..rules.losses import LINEAR_LOSS
 from ..rules.recurrent import DELTA_RULE, STATE_SPACE
 from ..rules.windows import window_index, windows_of
 from ..strategies import Strategies
@@ -74,7 +73,8 @@ def _vocabulary(split: Split) -> list[Move]:
     weight, mean score.
     """
     target = split.call.position("target")
-    rows = sorted({f for dim in split.rule.inputs[1 if target is None else target] for f in dim})
+    assert target is not None
+    rows = sorted({f for dim in split.rule.inputs[target] for f in dim})
     nbytes = split.elements(*rows) * _statistics_itemsize(split)
     # Backward nothing: from the sums each rank knows the gradient of its own columns.
     return [
@@ -89,7 +89,7 @@ def _vocabulary(split: Split) -> list[Move]:
 
 def class_loss_sums(attributes: Mapping[str, Any], call: Call) -> int:
     """The number of sums over the classes that a split cross entropy needs for each row."""
-    weighted = call.position("weight") is not None and call.operator.kind != LINEAR_LOSS
+    weighted = call.position("weight") is not None
     smoothed = bool(attributes.get("label_smoothing"))
     # Of exponentials, and the target's score; its weight; with smoothing the scores, and their
     # weights if there are any.

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.ir import DTYPE_BYTES
+from autopar.ir.stored_products import LINEAR_LOSS
 
 from .indexing import MEAN, SUM
 from .registry import Call, register
@@ -90,7 +91,6 @@ def _counted(call: Call) -> str:
     return f"{', '.join(ins)} -> , | {', '.join(rows)}: sum"
 
 
-LINEAR_LOSS = "autopar.linear_cross_entropy.default"
 SCORES_AT_ONCE = 2**27
 """As in `autopar.torch_operators.linear_cross_entropy`."""
 BYTES_OF_SCORE = 4 + 4
