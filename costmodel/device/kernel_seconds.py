@@ -63,14 +63,9 @@ def product_seconds(
         itemsize <= TENSOR_BYTES
     )
     slower = np.where(ragged, 1 / device.ragged_fraction, 1.0)
-    # Float32 runs on other units than the products that were measured in 16 bits.
-    scalar = FAMILIES[dtype] == "float32"
-    if device.kernels is None or (scalar and "float32" not in device.kernels.products):
-        arithmetic = (
-            plain_arithmetic(product, dtype, device)
-            * slower
-            / (SCALAR if scalar and device.kernels else 1.0)
-        )
+    scalar = _scalar(dtype, device)
+    if device.kernels is None or scalar:
+        arithmetic = plain_arithmetic(product, dtype, device) * slower / (SCALAR if scalar else 1.0)
         return with_launch(arithmetic, memory_seconds(moved, device), device, launches=launches)
     form = device.kernels.products[stands_for(FAMILIES[dtype], device.kernels)]
     return form.seconds(
@@ -118,9 +113,14 @@ def attention_seconds(
     `direction`: forward or backward.
     """
     kernel, share = alike(kernel, direction)
-    if device.kernels is None:
-        more = BACKWARD_WORK if direction == "backward" else 1.0
-        arithmetic = attention_arithmetic(work.flops * more, kernel, direction, dtype, device)
+    scalar = _scalar(dtype, device)
+    if device.kernels is None or scalar:
+        flops = work.flops * (BACKWARD_WORK if direction == "backward" else 1.0)
+        arithmetic = (
+            flops / (device.flops(dtype) * SCALAR)
+            if scalar
+            else attention_arithmetic(flops, kernel, direction, dtype, device)
+        )
         return with_launch(share * arithmetic, memory_seconds(work.nbytes, device), device)
     known = device.kernels.generations
     entry = known[standing_for(kernel, known, f"device {device.name!r}")]
@@ -178,6 +178,15 @@ def large_product_rate(device: Device, dtype: str, side: float = 8192.0) -> floa
         / product_seconds(
             Product(batch=np.ones(1), m=one, n=one, k=one), dtype, device, itemsize=2
         )[0]
+    )
+
+
+def _scalar(dtype: str, device: Device) -> bool:
+    """Whether float32 runs on other units than the kernels that were measured in 16 bits."""
+    return (
+        device.kernels is not None
+        and FAMILIES[dtype] == "float32"
+        and "float32" not in device.kernels.products
     )
 
 

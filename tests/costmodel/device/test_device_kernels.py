@@ -369,6 +369,18 @@ def test_attention_of_a_framework_is_a_measured_kernel() -> None:
         attention_seconds(work, "flash9", "forward", "bfloat16", device)
 
 
+def test_attention_in_float32_is_priced_as_its_products() -> None:
+    """Constants measured on tensor units say nothing of the units that float32 runs on."""
+    device = load_cluster("dgx-h100").device
+    sizes = replace(scores(4096, batch=4, heads=8, kv_heads=8, width=64), itemsize=4.0)
+    flops = 4 * 32 * np.square(sizes.queries) * sizes.width
+    work = AttentionWork(scores=sizes, flops=flops, nbytes=sizes.traffic)
+    products = 2 * product_seconds(product(4096, 4096, 64, 32), "float32", device, itemsize=4)
+    forward = attention_seconds(work, "flash2", "forward", "float32", device)
+    assert flops / device.flops("float32") < forward <= products
+    assert attention_seconds(work, "flash2", "backward", "float32", device) <= 2.5 * products
+
+
 def test_kernels_written_out_are_read_again(tmp_path: Path) -> None:
     """A device with constants of its own keeps them in its file; one whose kernels are known names
     them.
