@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.costmodel import Cluster, load_cluster, parse_span, presets
+from autopar.costmodel.frameworks import framework_named
 
 from .analysis.import_proofs import LEFT_OUT
 from .configured import empty_inputs, is_configuration, load_any
@@ -33,10 +34,7 @@ def cluster_of_plan(
             f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster"
         )
     chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
-    # What is known of configurations takes long to import.
-    from autopar.costmodel.known.frameworks import runner_named
-
-    run = chosen.run_by(runner_named(framework or plan.framework))
+    run = chosen.run_by(framework_named(framework or plan.framework))
     sized = run.sized(plan.devices + plan.unused)
     for axis in plan.mesh:
         if axis.level != "device":

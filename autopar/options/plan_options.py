@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.costmodel import Cluster, default_cluster, load_cluster
-from autopar.costmodel.cluster.runner import Runner
+from autopar.costmodel.frameworks import Framework, framework_named
 from autopar.errors import PlanError, UsageError, unknown
 from autopar.ir.dtype import HALVES
 from autopar.model import LoadedModel
@@ -120,7 +120,7 @@ class PlanOptions:
             fewer=self.fewer,
             cuts=self.cuts,
             uniform=not self.pins and self.reuse_from is None,
-            types=types_of(model, self.master, self.reduce, cluster.runner, train=train),
+            types=types_of(model, self.master, self.reduce, cluster.framework, train=train),
             reductions=self.reductions if train else PLAINLY,
         )
         if self.scheme is not None:
@@ -194,21 +194,18 @@ def choose_cluster(
         chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
         sentence = f"cluster {chosen.name}"
     if framework is not None:
-        # What is known of configurations takes long to import.
-        from autopar.costmodel.known.frameworks import runner_named
-
-        chosen = chosen.run_by(runner_named(framework))
+        chosen = chosen.run_by(framework_named(framework))
     return (chosen.sized(devices) if devices is not None else chosen), sentence
 
 
 def types_of(
-    model: LoadedModel, master: str | None, reduce: str | None, runner: Runner, *, train: bool
+    model: LoadedModel, master: str | None, reduce: str | None, framework: Framework, *, train: bool
 ) -> Types:
     """The types of stored parameters and of gradients.
 
     They are the requested ones, or the usual ones of the framework for the model's `dtype`.
     """
-    if reduce is None and runner.narrow_gradients and model.dtype in HALVES:
+    if reduce is None and framework.narrow_gradients and model.dtype in HALVES:
         reduce = model.dtype
     types = Types.of(master, reduce, dtype=model.dtype if train else None)
     types.require(model.graph)

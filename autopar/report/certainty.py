@@ -41,7 +41,7 @@ def step_around(plan: Plan, cluster: Cluster) -> Interval:
         narrow=any(FAMILIES.get(dtype, "") in NARROW for dtype in flops),
         unmeasured=unknown or not kinds.isdisjoint({*SCANS, INDEX_SCORES}),
     )
-    return step_interval(cluster, kind, profile=cluster.runner.name != UNREAD)
+    return step_interval(cluster, kind, profile=cluster.framework.name != UNREAD)
 
 
 UNREAD = "neutral"
@@ -119,7 +119,7 @@ def kernel_lines(plan: Plan, cluster: Cluster) -> list[str]:
     if not any(kind in RULES and len(RULES[kind].products) > 1 for kind in kinds):
         return lines
     devices = {pool.device.name: pool.device for pool in cluster.pools}
-    kernel = cluster.runner.attention
+    kernel = cluster.framework.attention
     said = {name: price_of_attention(kernel, device) for name, device in devices.items()}
     return lines + [f"attention on {name}: {text}" for name, text in said.items() if text]
 

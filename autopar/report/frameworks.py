@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.analysis.program.account import has_account
 from autopar.analysis.program.step_parts import stepping_of
 from autopar.costmodel import Cluster
-from autopar.costmodel.cluster.runner import OWN
+from autopar.costmodel.frameworks import OWN
 from autopar.plan import Plan
 from autopar.sharding.analysis import Analysis
 from autopar.units import seconds_text
@@ -26,7 +26,7 @@ def repriced(plan: Plan, analysis: Analysis | None, cluster: Cluster | None) -> 
 
     None if that is the plan's own, if the model is not there, or if stages are on different meshes.
     """
-    if analysis is None or cluster is None or cluster.runner.name == plan.framework:
+    if analysis is None or cluster is None or cluster.framework.name == plan.framework:
         return None
     return stepping_of(plan, analysis).seconds(cluster) if has_account(plan) else None
 
@@ -36,6 +36,6 @@ def repriced_lines(plan: Plan, step: float | None, cluster: Cluster | None) -> l
     if step is None or cluster is None:
         return []
     return [
-        f"as {cluster.runner.name} would run this plan: step {seconds_text(step)}, "
+        f"as {cluster.framework.name} would run this plan: step {seconds_text(step)}, "
         f"{step / plan.predicted.step:.2f} of what is predicted"
     ]

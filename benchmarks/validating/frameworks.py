@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autopar.costmodel.known.frameworks import Framework, framework_named
+from autopar.costmodel.frameworks import Framework, framework_named
 
 from .missing import Missing
 from .sizes import DATA, Row, number

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.frameworks import Framework, framework_named
 from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.frameworks import Framework, framework_named
 from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.costmodel.known.priced_step import price
 from autopar.costmodel.known.shape import Latent, Shape
@@ -91,7 +91,7 @@ def golden(row: Row) -> Prepared:
     return Prepared(
         label=f"{row['case']} on {devices} {row['gpu']}",
         shape=_golden_shape(row),
-        configuration=work.run(c),
+        configuration=c.run_by(work),
         cluster=_golden_cluster(row),
         measured=measured,
         stage=-1,
@@ -233,7 +233,7 @@ def simumax(row: Row) -> Prepared:
     return Prepared(
         label=row["case"],
         shape=shape,
-        configuration=work.run(c),
+        configuration=c.run_by(work),
         cluster=cluster_of("B200", source="simumax"),
         measured=float(row["real_step_s"]),
         memory=float(row["real_alloc_gib_max_rank"]) * 2**30
@@ -288,7 +288,7 @@ def experts_layer(row: Row) -> list[tuple[str, Sample]]:
     work = replace(CORE, kernels=replace(CORE.kernels, products=narrow))
     cluster = cluster_of(row["gpu"])
     with_experts, without = (
-        price(s, work.run(c), cluster)
+        price(s, c.run_by(work), cluster)
         for s in (shape, replace(shape, experts=0, shared_ffn=0, ffn=1))
     )
     samples = []

@@ -17,7 +17,8 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.known import Configuration, Priced, Shape, framework_named
+from autopar.costmodel.frameworks import framework_named
+from autopar.costmodel.known import Configuration, Priced, Shape
 
 from .machines import cluster_of, locked, unlocked
 from .missing import Missing
@@ -85,7 +86,7 @@ def mist(row: Row) -> Prepared:
         stages.append(Stage(layers=tuple(group for group in groups if group[0]), start=start))
         start += tensor * data
     label = f"mist {row['family']} {row['model']} on {row['gpus']} {row['gpu']}, {kind}"
-    shape = work.shaped(_shape(row, gated=row["gated"] == "1", vocab=number(row, "vocab")))
+    shape = _shape(row, gated=row["gated"] == "1", vocab=number(row, "vocab")).run_by(work)
     memory = max(json.loads(row["stage_peak_allocated_MB"])) * MIB
     return replace(_prepared(label, row, shape, stages), memory=memory)
 
@@ -100,7 +101,7 @@ def aceso(row: Row) -> Prepared:
 def aceso_plan(row: Row) -> Prepared:
     """A plan of Aceso, with or without the time of a whole step."""
     work = framework_named("megatron-2021")
-    shape = work.shaped(_shape(row, gated=False, vocab=50304))
+    shape = _shape(row, gated=False, vocab=50304).run_by(work)
     parsed = [STAGE.fullmatch(text.strip()) for text in row["stages"].split(";")]
     if any(match is None or match[4] != match[2] or match[6] != match[2] for match in parsed):
         raise Missing("operators of one stage on different meshes")
@@ -113,16 +114,14 @@ def aceso_plan(row: Row) -> Prepared:
         count = int(match[2])
         tensor = int(match[3])
         data = int(match[5])
-        c = work.run(
-            Configuration(
-                global_batch=number(row, "global_batch"),
-                micro_batch=max(number(row, "micro_batch") // data, 1),
-                tensor=tensor,
-                pipeline=len(matches),
-                data=data,
-                dtype="float16",
-            )
-        )
+        c = Configuration(
+            global_batch=number(row, "global_batch"),
+            micro_batch=max(number(row, "micro_batch") // data, 1),
+            tensor=tensor,
+            pipeline=len(matches),
+            data=data,
+            dtype="float16",
+        ).run_by(work)
         groups = _groups(flags, start, start + count, shape.layers)
         start += count
         layers = tuple((share, _repeating(c, words)) for words, share in groups.items()) or (

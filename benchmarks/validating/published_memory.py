@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from autopar.costmodel.frameworks import Habits
 from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.habits import Habits
 from autopar.costmodel.known.part_figures import PartSeconds
 from autopar.costmodel.known.part_seconds import parts_of
 from autopar.costmodel.known.stage_memory import stored_bytes, working

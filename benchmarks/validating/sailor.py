@@ -20,7 +20,8 @@ from autopar.costmodel.cluster.cluster import join
 from autopar.costmodel.cluster.level import Level
 from autopar.costmodel.cluster.measured_collectives import Curve, Measured
 from autopar.costmodel.device.device import TF32
-from autopar.costmodel.known import Configuration, Framework, Shape, framework_named
+from autopar.costmodel.frameworks import Framework, framework_named
+from autopar.costmodel.known import Configuration, Shape
 
 from .missing import Missing
 from .prepared import Prepared, second_layer
@@ -279,16 +280,14 @@ def _mixed(row: Row, counts: list[int], replicas: Replicas) -> tuple[list[list[S
 
 
 def _configuration(row: Row, word: str, tensor: int, data: int, stages: int) -> Configuration:
-    return framework(word).run(
-        Configuration(
-            global_batch=number(row, "global_batch"),
-            micro_batch=number(row, "micro_batch"),
-            tensor=tensor,
-            pipeline=stages,
-            data=data,
-            dtype="float32",
-        )
-    )
+    return Configuration(
+        global_batch=number(row, "global_batch"),
+        micro_batch=number(row, "micro_batch"),
+        tensor=tensor,
+        pipeline=stages,
+        data=data,
+        dtype="float32",
+    ).run_by(framework(word))
 
 
 def _shape(row: Row) -> Shape:
@@ -324,13 +323,11 @@ def layer_sample(row: Row) -> tuple[str, Sample]:
         row["model"] == "OPT-30"
     ):  # 18 of the 19.5 TFLOP/s that an A100 has in float32 without tensor units
         work = replace(work, kernels=replace(work.kernels, products=""))
-    c = work.run(
-        Configuration(global_batch=micro, micro_batch=micro, tensor=tensor, dtype="float32")
-    )
+    c = Configuration(global_batch=micro, micro_batch=micro, tensor=tensor, dtype="float32")
     one = Prepared(
         label="",
-        shape=work.shaped(_shape(row)),
-        configuration=c,
+        shape=_shape(row).run_by(work),
+        configuration=c.run_by(work),
         cluster=node(word, unfitted="host" in taken_away(row)).sized(tensor),
         measured=None,
     )

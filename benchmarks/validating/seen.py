@@ -50,7 +50,7 @@ READ = (
     ),
     Read(
         what="gather rate",
-        place="costmodel/known/frameworks.py",
+        place="costmodel/frameworks/table.py",
         words="published runs come to",
         groups=("sc21_t2*",),
         runs=True,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autopar.costmodel.known.frameworks import Framework
+from autopar.costmodel.frameworks import Framework
 from autopar.costmodel.known.shape import PATTERN, Latent, Shape, StateSpace
 
 from .missing import Missing
@@ -62,9 +62,8 @@ def shape_of(row: Row, work: Framework) -> Shape:
         shape = replace(known, sequence=number(row, "seq_len"), **given)
     else:
         shape = _own_shape(row, own)
-    return work.shaped(
-        replace(shape, dropout=shape.dropout and row["group"] not in WITHOUT_DROPOUT)
-    )
+    dropout = shape.dropout and row["group"] not in WITHOUT_DROPOUT
+    return replace(shape, dropout=dropout).run_by(work)
 
 
 WITHOUT_DROPOUT = ("mpt", "nemo_2407", "mbridge", "mlm_h100", "torchtitan", "fms", "alpa_ws")

@@ -14,10 +14,8 @@ from typing import Any
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.collectives.dispatch import SMS
+from autopar.costmodel.frameworks import Framework, Habits, Kernels, framework_named
 from autopar.costmodel.known.configuration import RECOMPUTE, Configuration
-from autopar.costmodel.known.frameworks import Framework, framework_named
-from autopar.costmodel.known.graph_builder import Kernels
-from autopar.costmodel.known.habits import Habits
 from autopar.costmodel.known.priced_step import Priced, price
 from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
@@ -271,7 +269,7 @@ def configuration_of(row: Row, work: Framework) -> Configuration:
         sequence_parallel=_sequence_parallel(row),
         dtype=precision_of(row)[0],
     )
-    return work.run(c)
+    return c.run_by(work)
 
 
 def predict(row: Row) -> tuple[Shape, Priced]:

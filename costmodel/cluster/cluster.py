@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from autopar.costmodel.device import Device
 from autopar.costmodel.device.kernel_seconds import large_product_rate
+from autopar.costmodel.frameworks import AUTOPAR, Framework
 from autopar.errors import ClusterError, unknown
 
 from .level import Level
 from .measured_collectives import Measured
-from .runner import Runner
 from .source import Source
 
 BACKENDS = ("nccl", "gloo")
@@ -34,8 +34,8 @@ class Cluster:
     at the present number. `cores`: of the host for each rank; below 1, a waiting rank leaves its
     share to the others (None: each rank has its own). `sources`: the source of each figure, by
     "device.launch", "device.peak.float32", "nic.bandwidth". `measured`: calibrated collectives,
-    which overrule the table of algorithms. `runner`: the framework that runs
-    what is priced on it. `joined`: the pools of a cluster of several kinds of
+    which overrule the table of algorithms. `framework`: that runs what is priced on
+    it. `joined`: the pools of a cluster of several kinds of
     devices (`join`); `device` and `levels` are then those of a mesh over all pools.
     """
 
@@ -48,7 +48,7 @@ class Cluster:
     sources: Mapping[str, Source] = field(default_factory=dict, hash=False)
     measured: tuple[Measured, ...] = field(default=(), hash=False)
     joined: tuple[Cluster, ...] = field(default=(), hash=False)
-    runner: Runner = field(default=Runner(), hash=False)
+    framework: Framework = field(default=AUTOPAR, hash=False)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -72,7 +72,7 @@ class Cluster:
     @property
     def fuses(self) -> bool:
         """Whether a compiler makes a kernel of each tree of pointwise operators."""
-        return self.runner.fuses and self.backend != "gloo"
+        return self.framework.fuses and self.backend != "gloo"
 
     @property
     def devices(self) -> int:
@@ -112,14 +112,14 @@ class Cluster:
         """
         return 1.0 if self.cores is None else min(self.cores, 1.0)
 
-    def run_by(self, runner: Runner) -> Cluster:
+    def run_by(self, framework: Framework) -> Cluster:
         """The cluster where this framework runs what is priced."""
-        pools = tuple(pool.run_by(runner) for pool in self.joined)
-        return replace(self, runner=runner, joined=pools)
+        pools = tuple(pool.run_by(framework) for pool in self.joined)
+        return replace(self, framework=framework, joined=pools)
 
     def host_seconds(self, action: str) -> float:
-        """Seconds of the host for one of `HOST_ACTIONS`; 0 where the runner does not take them."""
-        return self.device.host_seconds(action) if action in self.runner.actions else 0.0
+        """Seconds of the host for one of `HOST_ACTIONS`; 0 where the framework takes none."""
+        return self.device.host_seconds(action) if self.framework.takes(action) else 0.0
 
     def level(self, name: str) -> Level:
         """The level called `name`."""
@@ -277,7 +277,7 @@ def join(
         device=_slowest(name, [pool.device for pool in pools]),
         backend=pools[0].backend,
         sources=sources or {},
-        runner=pools[0].runner,
+        framework=pools[0].framework,
         levels=(replace(inner, size=held), replace(between, size=nodes)),
         joined=tuple(pools),
     )

@@ -64,7 +64,7 @@ class OperatorKernels:
         self.rule = strategies.rule
         self.local = local
         self.device = cluster.device
-        self.kernel = cluster.runner.attention
+        self.kernel = cluster.framework.attention
         self.gradients = gradients
         self.entry = RULES[call.operator.kind]
         self.count = len(local)

@@ -6,12 +6,13 @@ import functools
 from dataclasses import dataclass, replace
 
 from autopar.costmodel.device.fused_chains import inside_chains
+from autopar.costmodel.frameworks.kernels import LIBRARY, Kernels
 from autopar.costmodel.step.pass_player import Seconds
 from autopar.errors import UsageError
 from autopar.sharding.analysis import Analysis, analyse
 
 from .configuration import Configuration
-from .graph_builder import LIBRARY, SCORES, Kernels, Routed
+from .graph_builder import SCORES, Routed
 from .shape import Shape
 from .transformer import Transformer, transformer
 

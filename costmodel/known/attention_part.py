@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.costmodel.device.device import TF32
+from autopar.costmodel.frameworks.kernels import LIBRARY
 from autopar.ir import Value
 from autopar.sharding.layout import R
 
-from .graph_builder import LIBRARY, GraphBuilder
+from .graph_builder import GraphBuilder
 from .placements import GROUPS, HEADS, INNER, ROWS, SUM, Wanted
 from .shape import Latent
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.costmodel.collectives.dispatch import DISPATCHERS, SMS
+from autopar.costmodel.frameworks import Framework, Habits, Kernels
 from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES
 from autopar.order.schedules import SCHEDULES
 
 from .experts.folding import Axis, refined
-from .graph_builder import Kernels
-from .habits import Habits
 from .recompute_modules import MODULES, has_operator
 
 RECOMPUTE = ("none", "selective", "full")
@@ -139,6 +138,10 @@ class Configuration:
                 "tensor-parallel ranks that split the experts have rows of their own: "
                 "sequence_parallel is needed"
             )
+
+    def run_by(self, framework: Framework) -> Configuration:
+        """The configuration in a framework."""
+        return replace(self, habits=framework.habits, kernels=framework.kernels)
 
     def repeats(self, operator: str) -> bool:
         """Whether the backward pass recomputes an operator of a layer."""

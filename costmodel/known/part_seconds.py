@@ -15,6 +15,7 @@ from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.collectives.dispatch import Group
 from autopar.costmodel.device import scan_kernels
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
+from autopar.costmodel.frameworks import LOSSES
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.costmodel.step.pass_player import Seconds
@@ -39,7 +40,6 @@ from .analysed_graphs import analysed, own_kernels, routed
 from .configuration import Configuration
 from .experts.issued_calls import calls_of_experts, in_a_graph
 from .experts.travel import Rows, ways_of_rows
-from .habits import LOSSES
 from .hidden_communication import Covers, exposed, in_pieces
 from .part_figures import PartSeconds, Places, alone, of_kinds, places_of
 from .shape import Shape

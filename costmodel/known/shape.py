@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autopar.costmodel.frameworks import Framework
 from autopar.errors import ModelError, UsageError, unknown
 from autopar.sharding.communication import domains_of_a_token
 
@@ -221,6 +222,16 @@ class Shape:
             )
         except UsageError as error:
             raise ModelError(f"{path}: {error}") from error
+
+    def run_by(self, framework: Framework) -> Shape:
+        """The shape as a framework computes it."""
+        unfused = self.position == "rotary" and not framework.one_rotation
+        return replace(
+            self,
+            position="rotary-unfused" if unfused else self.position,
+            gathered_logits=framework.gathered_logits,
+            shared_input=framework.shared_input,
+        )
 
     @property
     def width(self) -> int:

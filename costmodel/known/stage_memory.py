@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.device.device import ITEMSIZE, TF32
+from autopar.costmodel.frameworks import LOSSES, Habits
 from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute
 from autopar.costmodel.memory.peak import Memory
 from autopar.costmodel.memory.stage_occupancy import Load, loads, stage_memory
@@ -24,7 +25,6 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.experts import EXPERTS
 
 from .configuration import Configuration
-from .habits import LOSSES, Habits
 from .part_figures import PartSeconds, alone, of_kinds, places_of
 from .part_seconds import Parts
 from .recompute_modules import LAYER

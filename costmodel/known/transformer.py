@@ -10,12 +10,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.costmodel.frameworks import Kernels
 from autopar.ir import Graph
 
 from .attention_part import attend
 from .ends_part import embed, head
 from .feed_forward_part import experts, feed_forward
-from .graph_builder import GraphBuilder, Kernels, Routed
+from .graph_builder import GraphBuilder, Routed
 from .placements import INNER, ROWS, SCALAR, SUM, Wanted
 from .shape import PATTERN, Shape
 from .state_part import state_space

@@ -295,7 +295,7 @@ def update_seconds(
     The result is an array [layouts].
     """
     traffic = optimizer_named(optimizer).traffic if tensor.trainable else 0
-    nbytes = types.stored_bytes(tensor) * traffic * cluster.runner.update / shards
+    nbytes = types.stored_bytes(tensor) * traffic * cluster.framework.update / shards
     busy = update_traffic_seconds(nbytes, cluster.device)
     return np.asarray(np.where(busy > 0, busy + cluster.host_seconds("update"), 0.0))
 

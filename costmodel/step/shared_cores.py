@@ -39,7 +39,7 @@ def hidden_messages(cluster: Cluster, *, per_pass: bool) -> tuple[bool, bool]:
     `per_pass`: those of every pass (ZeRO 3), not those of once a step. It is a habit of the
     framework that runs the plan, but nothing hides where a rank has no core of its own.
     """
-    gathers, reductions = cluster.runner.hides(per_pass=per_pass)
+    gathers, reductions = cluster.framework.hides(per_pass=per_pass)
     return hides(cluster) and gathers, hides(cluster) and reductions
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autopar.costmodel.known import framework_named
+from autopar.costmodel.frameworks import framework_named
 from benchmarks.validating import columns as columns_module
 from benchmarks.validating.columns import unnamed
 from benchmarks.validating.facts import (

@@ -11,7 +11,8 @@ import pytest
 from autopar.costmodel import Cluster, load_cluster
 from autopar.costmodel.cluster.cluster import join
 from autopar.costmodel.cluster.level import Level
-from autopar.costmodel.known import Configuration, Habits, Priced, Shape, price
+from autopar.costmodel.frameworks import Habits
+from autopar.costmodel.known import Configuration, Priced, Shape, price
 from autopar.errors import ClusterError, UsageError
 from benchmarks.validating.uneven_pipelines import Stage, price_stages
 

@@ -83,7 +83,7 @@ def test_a_plan_is_as_sure_as_runs_of_its_kind(flops: str, operator: str, kind: 
         model=SimpleNamespace(flops={flops: 1.0}), operators={"one": SimpleNamespace(kind=operator)}
     )
     assert step_around(plan, cluster) == step_interval(cluster, kind)
-    unread = cluster.run_by(replace(cluster.runner, name="neutral"))
+    unread = cluster.run_by(replace(cluster.framework, name="neutral"))
     assert step_around(plan, unread) == step_interval(cluster, kind, profile=False)
 
 

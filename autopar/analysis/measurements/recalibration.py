@@ -28,7 +28,7 @@ import numpy as np
 from autopar.analysis.program.account import has_account
 from autopar.analysis.program.step_parts import ARITHMETIC, STREAMS, Stepping, stepping_of
 from autopar.costmodel import Cluster, dump
-from autopar.costmodel.cluster.runner import OWN
+from autopar.costmodel.frameworks import OWN
 from autopar.errors import UsageError
 from autopar.ir import Graph
 from autopar.outputs import write_whole

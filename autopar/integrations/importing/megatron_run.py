@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.frameworks import Framework, Habits, framework_named
 from autopar.costmodel.known import Configuration as Known
-from autopar.costmodel.known import Framework, Habits, Priced, Shape, framework_named, price
+from autopar.costmodel.known import Priced, Shape, price
 from autopar.costmodel.known.pipeline_layout import chunks_of, ended, even
 from autopar.errors import UsageError, unknown
 from autopar.integrations.convert.precisions import MEGATRON_RECIPES
@@ -79,8 +80,10 @@ def price_run(configuration: Configuration, shape: Shape, cluster: Cluster) -> P
     """Predict a step of the model on the cluster as Megatron-Core runs it."""
     given = configuration.arguments
     work = _framework(configuration)
-    shape = replace(work.shaped(shape), mtp=number("megatron", given, "mtp-num-layers") or 0)
-    return price(shape, work.run(known_run(configuration, shape, cluster.devices)), cluster)
+    modules = number("megatron", given, "mtp-num-layers") or 0
+    shape = replace(shape.run_by(work), mtp=modules)
+    run = known_run(configuration, shape, cluster.devices).run_by(work)
+    return price(shape, run, cluster)
 
 
 def known_run(configuration: Configuration, shape: Shape, devices: int) -> Known:

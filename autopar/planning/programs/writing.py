@@ -72,7 +72,7 @@ def as_plan(
     return Plan(
         model=_model(whole, request),
         cluster=request.cluster.name,
-        framework=request.cluster.runner.name,
+        framework=request.cluster.framework.name,
         mesh=_axes(_first(best).assignment.mesh),
         operators=dict(_operators(whole, operators)),
         parameters=dict(_parameters(graph, assigned)),

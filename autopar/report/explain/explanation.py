@@ -248,7 +248,7 @@ class Explained:
             }
             out |= certainty_json(plan, self.cluster) if self.cluster is not None else {}
             if self.cluster is not None and (step := self._repriced) is not None:
-                out["repriced"] = {"framework": self.cluster.runner.name, "step": step}
+                out["repriced"] = {"framework": self.cluster.framework.name, "step": step}
             out["routing"] = plan.routing and plan.routing.model_dump(mode="json")
             out["groups"] = [group_json(group) for group in groups_of(account)] if account else None
         if self.parameter:

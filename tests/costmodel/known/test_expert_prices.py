@@ -9,7 +9,8 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.device.elementwise import CAST_TRAFFIC, memory_seconds
 from autopar.costmodel.device.expert_layers import BIAS_BACKWARD, BIAS_FORWARD
-from autopar.costmodel.known import Configuration, Shape, framework_named
+from autopar.costmodel.frameworks import framework_named
+from autopar.costmodel.known import Configuration, Shape
 from autopar.costmodel.known.experts.issued_calls import EXPERT_BIAS, calls_of_experts
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.part_seconds import Parts
@@ -28,9 +29,8 @@ INNER = MIXTURE.expert_ffn
 
 def layer(shape: Shape, products: str = "") -> Seconds:
     """The seconds of a layer of experts on one device."""
-    c = replace(CORE, kernels=replace(CORE.kernels, products=products)).run(
-        Configuration(global_batch=1)
-    )
+    work = replace(CORE, kernels=replace(CORE.kernels, products=products))
+    c = Configuration(global_batch=1).run_by(work)
     parts = Parts(shape, c, CLUSTER, places_of(c, CLUSTER), kinds=("experts",))
     steps = (step for step in parts.program().steps if isinstance(step, Compute))
     return parts.operator(next(step for step in steps if step.operator.kind == EXPERTS))
@@ -65,7 +65,7 @@ def test_last_biases_of_experts_are_added_one_by_one() -> None:
     for name, nbytes in (("forward", BIAS_FORWARD), ("backward", BIAS_BACKWARD)):
         more = getattr(biased, name) - getattr(plain, name)
         assert more == pytest.approx(passes(nbytes * ROWS * HIDDEN) + launch, rel=1e-6)
-    c = CORE.run(Configuration(global_batch=8, data=8, expert=8))
+    c = Configuration(global_batch=8, data=8, expert=8).run_by(CORE)
     added = calls_of_experts(replace(MIXTURE, bias=True), c) - calls_of_experts(MIXTURE, c)
     assert added == EXPERT_BIAS * MIXTURE.experts // 8
 

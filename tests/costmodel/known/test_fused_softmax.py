@@ -10,7 +10,8 @@ import pytest
 
 from autopar.costmodel import load_cluster
 from autopar.costmodel.device.kernel_seconds import large_product_rate
-from autopar.costmodel.known import Configuration, Kernels, Shape
+from autopar.costmodel.frameworks import Kernels
+from autopar.costmodel.known import Configuration, Shape
 from autopar.costmodel.known.analysed_graphs import own_kernels
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.part_seconds import Parts

@@ -10,10 +10,8 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import collective_time, load_cluster
+from autopar.costmodel.frameworks import FRAMEWORKS, Habits, Kernels
 from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.frameworks import FRAMEWORKS
-from autopar.costmodel.known.graph_builder import Kernels
-from autopar.costmodel.known.habits import Habits
 from autopar.costmodel.known.hidden_communication import exposed
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.part_seconds import Parts
@@ -313,11 +311,11 @@ def test_every_framework_is_priced_on_devices_that_nobody_measured(preset: str) 
     cluster = load_cluster(preset)
     c = Configuration(global_batch=64, micro_batch=1, data=8)
     steps = {
-        name: price(framework.shaped(LLAMA), framework.run(c), cluster).step
+        name: price(LLAMA.run_by(framework), c.run_by(framework), cluster).step
         for name, framework in FRAMEWORKS.items()
     }
     assert all(0 < step < 60 for step in steps.values())
     bare = replace(cluster.device, kernels=None, matmul_fraction=0.5, half_size=128.0)
     older = replace(bare, attention={"flash2.forward": 0.4, "flash2.backward": 0.3})
     core = FRAMEWORKS["megatron-core"]
-    assert price(core.shaped(LLAMA), core.run(c), replace(cluster, device=older)).step > 0
+    assert price(LLAMA.run_by(core), c.run_by(core), replace(cluster, device=older)).step > 0

@@ -13,17 +13,8 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known import (
-    FRAMEWORKS,
-    Configuration,
-    Habits,
-    Kernels,
-    Latent,
-    Shape,
-    framework_named,
-    price,
-)
-from autopar.costmodel.known.habits import LOSSES
+from autopar.costmodel.frameworks import FRAMEWORKS, LOSSES, Habits, Kernels, framework_named
+from autopar.costmodel.known import Configuration, Latent, Shape, price
 from autopar.costmodel.known.layer_distribution import dealt
 from autopar.costmodel.known.part_figures import alone, of_kinds, places_of
 from autopar.costmodel.known.part_seconds import Parts
@@ -304,8 +295,8 @@ def test_heads_are_shared_out_by_all_to_alls() -> None:
 def test_every_framework_prices_a_model(name: str) -> None:
     work = framework_named(name)
     priced = price(
-        work.shaped(MIXTURE_DENSE),
-        work.run(Configuration(global_batch=16, data=8, zero=1)),
+        MIXTURE_DENSE.run_by(work),
+        Configuration(global_batch=16, data=8, zero=1).run_by(work),
         CLUSTER,
     )
     assert 0 < priced.arithmetic < priced.step and priced.fits

@@ -9,8 +9,8 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.collectives import collective_time
 from autopar.costmodel.device.elementwise import memory_seconds
-from autopar.costmodel.known import Configuration, Framework, Priced, Shape, price
-from autopar.costmodel.known.habits import Habits
+from autopar.costmodel.frameworks import Framework, Habits
+from autopar.costmodel.known import Configuration, Priced, Shape, price
 from autopar.errors import UsageError
 
 SHAPE = Shape(
@@ -33,7 +33,7 @@ def priced(habits: Habits, **given: int) -> Priced:
     """A run of 16 devices."""
     sizes = {"global_batch": 64, "pipeline": 2, "data": 8, "zero": 3}
     c = Configuration(**(sizes | given))  # type: ignore[arg-type]
-    return price(SHAPE, Framework(habits=habits).run(c), CLUSTER)
+    return price(SHAPE, c.run_by(Framework(habits=habits)), CLUSTER)
 
 
 def test_whole_stages_hold_what_they_gather_and_what_they_sum() -> None:
@@ -90,7 +90,7 @@ def test_hybrid_sharding_keeps_gathers_inside_a_node() -> None:
     """Between nodes only shares of gradients travel, so passes are faster on a slow network."""
     port = replace(CLUSTER.levels[-1], bandwidth=1e9)
     slow = replace(CLUSTER, levels=(*CLUSTER.levels[:-1], port))
-    c = Framework(habits=APART).run(Configuration(global_batch=64, data=16, zero=3))
+    c = Configuration(global_batch=64, data=16, zero=3).run_by(Framework(habits=APART))
     hybrid, plain = (price(SHAPE, replace(c, shards=shards), slow) for shards in (8, 0))
     assert hybrid.forward < plain.forward and hybrid.backward < plain.backward
 

@@ -18,7 +18,8 @@ from autopar.costmodel.device import scan_kernels
 from autopar.costmodel.device.kernel_seconds import product_seconds
 from autopar.costmodel.device.products import Product
 from autopar.costmodel.device.scan_kernels import Kernel, ScanKernels
-from autopar.costmodel.known import Configuration, Shape, framework_named, price
+from autopar.costmodel.frameworks import framework_named
+from autopar.costmodel.known import Configuration, Shape, price
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.part_seconds import Parts
 from autopar.costmodel.known.shape import StateSpace
@@ -113,7 +114,7 @@ def test_states_are_written_wide_and_passed_on_narrow() -> None:
 
 def test_kernels_of_a_scan_compute_it_again_backward_and_keep_nothing() -> None:
     shape = replace(SHAPE, layers=1, pattern="M")
-    c = CORE.run(Configuration(global_batch=1))
+    c = Configuration(global_batch=1).run_by(CORE)
     parts = Parts(shape, c, CLUSTER.sized(1), places_of(c, CLUSTER.sized(1)), kinds=("state",))
     steps = [
         s
@@ -142,9 +143,8 @@ def test_kernels_of_a_scan_compute_it_again_backward_and_keep_nothing() -> None:
 
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_groups_are_split_over_tensor_parallel_ranks(tensor: int) -> None:
-    c = CORE.run(
-        Configuration(global_batch=8, micro_batch=8, tensor=tensor, sequence_parallel=True)
-    )
+    c = Configuration(global_batch=8, micro_batch=8, tensor=tensor, sequence_parallel=True)
+    c = c.run_by(CORE)
     one, split = (
         price(SHAPE, x, CLUSTER) for x in (replace(c, tensor=1, sequence_parallel=False), c)
     )
@@ -156,7 +156,7 @@ def test_experts_may_work_in_fewer_dims_than_the_model() -> None:
     narrow = replace(SHAPE, expert_hidden=256)
     less = 16 * 2 * 512 * (1024 - 256) - 2 * 1024 * 256
     assert parameters(SHAPE) - parameters(narrow) == less
-    c = CORE.run(Configuration(global_batch=64, micro_batch=8, data=8, expert=8))
+    c = Configuration(global_batch=64, micro_batch=8, data=8, expert=8).run_by(CORE)
     whole, small = (
         Parts(s, c, CLUSTER, places_of(c, CLUSTER), kinds=("experts alone",))
         .parts()["experts alone"]
@@ -220,7 +220,8 @@ def test_hybrid_configurations_are_read(tmp_path: Path) -> None:
         actual.expert_hidden,
     ) == (16, 6, 512, 1024, 256)
     assert (
-        price(actual, CORE.run(Configuration(global_batch=8, data=8, expert=8)), CLUSTER).step > 0
+        price(actual, Configuration(global_batch=8, data=8, expert=8).run_by(CORE), CLUSTER).step
+        > 0
     )
 
 

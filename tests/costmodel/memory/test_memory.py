@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from autopar.costmodel import load_cluster
+from autopar.costmodel.frameworks import Kernels
 from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.graph_builder import Kernels
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.part_seconds import Parts
 from autopar.costmodel.known.shape import Shape

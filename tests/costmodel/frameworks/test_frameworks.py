@@ -1,4 +1,4 @@
-"""Frameworks as the runners of plans: what of their habits changes a plan's price."""
+"""Frameworks that run plans: what of their habits changes a plan's price."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 
 from autopar.costmodel import load_cluster
 from autopar.costmodel.cluster.cluster import Cluster
-from autopar.costmodel.cluster.runner import Runner
 from autopar.costmodel.device.host_actions import HOST_ACTIONS
-from autopar.costmodel.known.frameworks import FRAMEWORKS, LATEST, runner_named
+from autopar.costmodel.frameworks import AUTOPAR, FRAMEWORKS, LATEST, framework_named
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.estimate import estimate
@@ -31,21 +30,24 @@ CLUSTER = load_cluster("dgx-h100").sized(4)
 WEIGHT = Tensor(name="w", shape=(4096, 4096), dtype="float32", role=Role.PARAMETER, trainable=True)
 
 
-def test_the_own_runtime_is_the_runner_of_every_cluster() -> None:
-    assert runner_named("autopar") == Runner() == CLUSTER.runner
-    assert CLUSTER.run_by(runner_named("torchtitan")).sized(2).runner.name == LATEST["torchtitan"]
-    assert {runner_named(name).name for name in FRAMEWORKS} == set(FRAMEWORKS)
+def test_the_own_runtime_runs_every_cluster() -> None:
+    assert framework_named("autopar") == AUTOPAR == CLUSTER.framework
+    assert (
+        CLUSTER.run_by(framework_named("torchtitan")).sized(2).framework.name
+        == LATEST["torchtitan"]
+    )
+    assert {framework_named(name).name for name in FRAMEWORKS} == set(FRAMEWORKS)
 
 
 def test_an_unknown_framework_lists_the_valid_ones() -> None:
     with pytest.raises(UsageError, match=r"unknown framework 'torchtitam'.*megatron-core.*neutral"):
-        runner_named("torchtitam")
+        framework_named("torchtitam")
 
 
 def test_the_host_of_others_has_the_dispatch_of_operators_alone() -> None:
     timed = replace(CLUSTER, device=replace(CLUSTER.device, host=dict.fromkeys(HOST_ACTIONS, 1.0)))
     seconds = {
-        name: sum(timed.run_by(runner_named(name)).host_seconds(action) for action in HOST_ACTIONS)
+        name: sum(map(timed.run_by(framework_named(name)).host_seconds, HOST_ACTIONS))
         for name in ("autopar", "torchtitan", "torchtitan-2026.03 compiled")
     }
     assert seconds == {
@@ -58,7 +60,7 @@ def test_the_host_of_others_has_the_dispatch_of_operators_alone() -> None:
 def test_an_update_moves_what_the_framework_moves() -> None:
     own, fused = (
         float(update_seconds(WEIGHT, np.array([1]), "adamw", cluster)[0])
-        for cluster in (CLUSTER, CLUSTER.run_by(runner_named("torchtitan")))
+        for cluster in (CLUSTER, CLUSTER.run_by(framework_named("torchtitan")))
     )
     assert fused == pytest.approx((own - CLUSTER.device.launch) * 28 / 84)
 
@@ -76,7 +78,7 @@ def test_an_update_moves_what_the_framework_moves() -> None:
 def test_messages_run_under_computation_as_in_the_framework(
     framework: str, once: tuple[bool, bool], per_pass: tuple[bool, bool]
 ) -> None:
-    run = CLUSTER.run_by(runner_named(framework))
+    run = CLUSTER.run_by(framework_named(framework))
     assert hidden_messages(run, per_pass=False) == once
     assert hidden_messages(run, per_pass=True) == per_pass
     crowded = replace(run, cores=0.5)
@@ -98,7 +100,7 @@ def test_a_step_is_longer_where_reductions_do_not_run_under_it() -> None:
         return step.overlapped, step.step
 
     hidden, own = priced(CLUSTER)
-    seen, other = priced(CLUSTER.run_by(runner_named("megatron-2021")))
+    seen, other = priced(CLUSTER.run_by(framework_named("megatron-2021")))
     assert hidden > 0 and seen == 0
     # What is hidden slows the computation above it, so that less is gained.
     assert own < other <= own + hidden * 1.2

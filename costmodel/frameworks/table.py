@@ -22,71 +22,13 @@ runtime_configs); of Llama 3 what arXiv:2407.21783 says (section 3.3.2).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from autopar.costmodel.cluster.runner import OWN, Runner
-from autopar.costmodel.device.host_actions import HOST_ACTIONS
 from autopar.errors import UsageError, unknown
 
-from .configuration import Configuration
-from .graph_builder import Kernels
+from .framework import AUTOPAR, OWN, Framework
 from .habits import Habits
-from .shape import Shape
-
-TORCH_UPDATE = 84.0
-"""Bytes of a parameter that AdamW of torch moves: 21 tensors of float32 (`mesh_prices.py`)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
-    """A framework: its `habits` and `kernels`.
-
-    `one_rotation`: rotary positions are one kernel. `gathered_logits`, `shared_input`: as in
-    `Shape`.
-    """
-
-    habits: Habits = field(default_factory=Habits)
-    kernels: Kernels = field(default_factory=Kernels)
-    one_rotation: bool = True
-    gathered_logits: bool = False
-    shared_input: bool = True
-
-    def shaped(self, shape: Shape) -> Shape:
-        """The shape as this framework computes it."""
-        position = (
-            "rotary-unfused"
-            if shape.position == "rotary" and not self.one_rotation
-            else shape.position
-        )
-        return replace(
-            shape,
-            position=position,
-            gathered_logits=self.gathered_logits,
-            shared_input=self.shared_input,
-        )
-
-    def run(self, c: Configuration) -> Configuration:
-        """The configuration in this framework."""
-        return replace(c, habits=self.habits, kernels=self.kernels)
-
-    def runner(self, name: str) -> Runner:
-        """The framework, by its name, as it runs plans: operators as the model has them."""
-        habits = self.habits
-        # Torch's dispatcher takes the host of every eager framework its time for an operator; what
-        # else was measured is this project's own runtime.
-        others = frozenset() if habits.compiled else frozenset(("operator",))
-        return Runner(
-            name=name,
-            attention=self.kernels.attention if self.kernels.one_kernel else Kernels().attention,
-            gathers=habits.overlap_gather or habits.whole_stages,
-            gradients=habits.overlap_gradients,
-            passes=habits.prefetch,
-            update=habits.update_traffic / TORCH_UPDATE,
-            actions=frozenset(HOST_ACTIONS) if name == OWN else others,
-            narrow_gradients=max(habits.gradient_bytes, habits.reduced_bytes) == 2,
-            fuses=habits.fused or habits.compiled or name == OWN,
-        )
-
+from .kernels import Kernels
 
 # The fuser of 2021 leaves dropout, and so the chain of bias, dropout and residual, to kernels of
 # their own.
@@ -213,17 +155,6 @@ _LIBAI = Framework(
     ),
     kernels=Kernels(attention="fused"),
 )
-# This project's own runtime: units of parameters gathered ahead and gradients reduced behind, AdamW
-# of torch over float32 masters.
-_AUTOPAR = Framework(
-    habits=Habits(
-        overlap_gradients=True,
-        overlap_gather=True,
-        overlap_context=True,
-        update_traffic=TORCH_UPDATE,
-    )
-)
-
 # From 2026 norms are torch's kernel without a compiler, too, and attention reads keys and values of
 # groups of heads as they are.
 _TITAN_2026 = replace(_TITAN, habits=replace(_TITAN.habits, update_traffic=28.0), kernels=Kernels())
@@ -282,7 +213,7 @@ _NEUTRAL = Framework(
     habits=Habits(overlap_gradients=True, overlap_gather=True), kernels=Kernels(attention="cudnn")
 )
 
-FRAMEWORKS: Mapping[str, Framework] = {
+_BY_NAME: Mapping[str, Framework] = {
     "megatron-2021": _MEGATRON_2021,
     # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six
     # published runs come to, whatever their size.
@@ -339,7 +270,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "deepspeed zero-3": Framework(habits=replace(_ZERO, overlap_gradients=True)),
     "nanotron": _NANOTRON,
     "libai": _LIBAI,
-    OWN: _AUTOPAR,
+    OWN: AUTOPAR,
     # Stages of their own, states sharded and in part in host memory, layers with flash attention or
     # one kernel for the softmax.
     "mist": Framework(
@@ -359,6 +290,9 @@ FRAMEWORKS: Mapping[str, Framework] = {
         kernels=Kernels(attention="fused"),
     ),
 }
+FRAMEWORKS: Mapping[str, Framework] = {
+    name: replace(framework, name=name) for name, framework in _BY_NAME.items()
+}
 """Frameworks by name, with the year of the source read if the framework changed."""
 
 
@@ -377,8 +311,3 @@ def framework_named(name: str) -> Framework:
     if known not in FRAMEWORKS:
         raise UsageError(unknown("framework", name, sorted((*LATEST, *FRAMEWORKS))))
     return FRAMEWORKS[known]
-
-
-def runner_named(name: str) -> Runner:
-    """The framework called `name` as the runner of plans, with its full name."""
-    return framework_named(name).runner(LATEST.get(name, name))

@@ -1,0 +1,18 @@
+"""Frameworks that train: what they do, on which seconds and bytes of a step depend."""
+
+from .framework import AUTOPAR, OWN, Framework
+from .habits import LOSSES, Habits
+from .kernels import Kernels
+from .table import FRAMEWORKS, LATEST, framework_named
+
+__all__ = [
+    "AUTOPAR",
+    "FRAMEWORKS",
+    "LATEST",
+    "LOSSES",
+    "OWN",
+    "Framework",
+    "Habits",
+    "Kernels",
+    "framework_named",
+]
