@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.costmodel.cluster.cluster import Cluster
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.ir.recipes import recipe_of
 from autopar.sharding.communication import places_on_the_way
@@ -31,7 +32,6 @@ from autopar.sharding.rules.experts import (
 )
 from autopar.sharding.strategies import Strategies
 
-from . import Device
 from .device import ITEMSIZE, TF32
 from .elementwise import CAST_TRAFFIC, memory_seconds, with_launch
 from .kernel_seconds import grouped_seconds
@@ -65,15 +65,14 @@ class Layer:
         strategies: Strategies,
         mesh: Sequence[int],
         local: Floats,
-        device: Device,
+        cluster: Cluster,
         gradients: frozenset[str],
     ) -> None:
         self.call = call
-        self.device = device
+        self.device = cluster.device
         cast = call.get("compute")
-        summed = call.get("accumulates", default=0)
         self.cast = cast if isinstance(cast, str) else ""
-        self.summed = float(summed) if isinstance(summed, int) else 0.0
+        self.summed = cluster.framework.summed
         # A plan's program makes gradients of weights in the type of the values (`Recipe`).
         self.recipe = recipe_of(call.operator)
         self.casts = CAST_TRAFFIC if self.cast not in ("", TF32) else 0.0

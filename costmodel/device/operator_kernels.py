@@ -92,8 +92,7 @@ class OperatorKernels:
         if self.recipe is not None:
             self.casts = self.recipe.traffic
         self.keeps_narrow = call.get("keeps_narrow") is True
-        summed = call.get("accumulates", default=0)
-        self.summed = float(summed) if isinstance(summed, int) else 0.0
+        self.summed = cluster.framework.summed
         self.is_attention = "attention" in call.operator.kind and len(self.entry.products) > 1
         # A causal softmax writes all of its result, and reads nothing that the mask hides.
         self.seen = 0.5 if call.operator.kind == SOFTMAX and call.get("is_causal") is True else 1.0

@@ -80,7 +80,7 @@ def _of_kernels(
     """The seconds of the kernels alone."""
     if call.operator.kind == EXPERTS:
         local = local_sizes(strategies, mesh)
-        layer = Layer(call, strategies, mesh, local, cluster.device, gradients)
+        layer = Layer(call, strategies, mesh, local, cluster, gradients)
         return OperatorSeconds(
             forward=layer.forward(), backward=layer.backward(), weight=layer.weight()
         )

@@ -50,6 +50,11 @@ class Framework:
         return max(self.habits.gradient_bytes, self.habits.reduced_bytes) == 2
 
     @property
+    def summed(self) -> float:
+        """Bytes of an element of the sums to which products of gradients add (0: to none)."""
+        return float(self.habits.gradient_bytes) if self.habits.fused_accumulation else 0.0
+
+    @property
     def fuses(self) -> bool:
         """Whether each pointwise body is one kernel."""
         return self.habits.fused or self.habits.compiled or self.name == OWN
@@ -80,6 +85,9 @@ AUTOPAR = Framework(
         overlap_gradients=True,
         overlap_gather=True,
         overlap_context=True,
+        overlap_sends=True,
+        scatter_sends=False,
+        casts_gradients=True,
         update_traffic=TORCH_UPDATE,
     ),
 )

@@ -103,6 +103,8 @@ class Habits:
 
     - `fused_accumulation`: products of weight gradients add to those of earlier micro-batches
       without a pass of their own.
+    - `casts_gradients`: gradients are cast to the type of their sum, and added, by kernels of their
+      own.
     - `fused`: chains of elementwise operators are one kernel.
     - `compiled`: the host runs ahead of the device whatever the kernels; `blocking`: it waits for
       every kernel. `graphed`: attention and routers are recorded graphs, so that of a layer the
@@ -143,6 +145,7 @@ class Habits:
     prefetch: bool = True
     scatter_sends: bool = True
     fused_accumulation: bool = False
+    casts_gradients: bool = False
     compiled: bool = False
     graphed: bool = False
     filled: bool = False

@@ -31,10 +31,9 @@ class Kernels:
     `attention`: of `ATTENTIONS`. `norm`: of `NORMS`, one kernel or the chain of elementwise kernels
     in float32. `products`: of `PRODUCTS`. `joined`: gate and up are one product, as are queries,
     keys and values. `wide_loss`: the loss reads logits that a kernel of its own has cast to
-    float32. `accumulates`: bytes of an element of the sums to which products of weight gradients
-    add their results (0: they write them). `repeats_keys`: keys and values are copied for every
-    head. `skips_masked`: the kernel of scale, mask and softmax skips scores behind a causal mask;
-    it needs a number of score matrices divisible by four (Megatron-LM, fused_softmax.py and
+    float32. `repeats_keys`: keys and values are copied for every head. `skips_masked`: the kernel
+    of scale, mask and softmax skips scores behind a causal mask; it needs a number of score
+    matrices divisible by four (Megatron-LM, fused_softmax.py and
     scaled_upper_triang_masked_softmax.h). `biases_apart`: the last biases of experts are added
     expert by expert in float32.
     """
@@ -44,7 +43,6 @@ class Kernels:
     products: str = ""
     joined: bool = False
     wide_loss: bool = True
-    accumulates: int = 0
     repeats_keys: bool = False
     skips_masked: bool = False
     biases_apart: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from autopar.costmodel.device.fused_chains import inside_chains
 from autopar.costmodel.frameworks.kernels import LIBRARY, Kernels
-from autopar.costmodel.step.pass_player import Seconds
+from autopar.costmodel.step.covered import Seconds
 from autopar.errors import UsageError
 from autopar.sharding.analysis import Analysis, analyse
 

@@ -145,9 +145,7 @@ class GraphBuilder:
 
         The embedding and the head keep the dtype of the model.
         """
-        attributes: dict[str, Value] = (
-            {"accumulates": self.kernels.accumulates} if self.kernels.accumulates else {}
-        )
+        attributes: dict[str, Value] = {}
         # TF32 is a mode of the library that holds for all products; frameworks cast operands to
         # narrower types only in linear operators of the layers, other than routers.
         everywhere = self.kernels.products == TF32

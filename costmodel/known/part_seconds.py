@@ -15,10 +15,10 @@ from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.collectives.dispatch import Group
 from autopar.costmodel.device import scan_kernels
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
-from autopar.costmodel.frameworks import LOSSES
+from autopar.costmodel.frameworks import LOSSES, Framework
+from autopar.costmodel.step.covered import SLOWDOWN, Covers, Seconds, exposed
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
-from autopar.costmodel.step.pass_player import Seconds
 from autopar.ir import DTYPE_BYTES, Role
 from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import Kind, S
@@ -40,7 +40,6 @@ from .analysed_graphs import analysed, own_kernels, routed
 from .configuration import Configuration
 from .experts.issued_calls import calls_of_experts, in_a_graph
 from .experts.travel import Rows, ways_of_rows
-from .hidden_communication import Covers, exposed, in_pieces
 from .part_figures import PartSeconds, Places, alone, of_kinds, places_of
 from .shape import Shape
 from .state_part import SCAN
@@ -86,7 +85,10 @@ class Parts:
     ) -> None:
         self.shape = shape
         self.c = c
-        self.cluster = cluster
+        # What ZeRO-3 shares out is summed apart from products.
+        adds = c.habits.fused_accumulation and c.zero < 3
+        habits = replace(c.habits, fused_accumulation=adds)
+        self.cluster = cluster = cluster.run_by(Framework(habits=habits, kernels=c.kernels))
         self.group = Group(size=c.expert, level=places.experts, cluster=cluster)
         levels = dict(places.axes)
         self.axes = c.axes
@@ -95,8 +97,7 @@ class Parts:
         )
         self.prices = MeshPrices(cluster=cluster, mesh=self.mesh)
         self.loss = LOSSES[c.habits.loss]
-        summed = c.habits.gradient_bytes if c.habits.fused_accumulation and c.zero < 3 else 0
-        kernels = replace(own_kernels(shape, c), wide_loss=self.loss.wide, accumulates=summed)
+        kernels = replace(own_kernels(shape, c), wide_loss=self.loss.wide)
         analysed_model = analysed(
             shape, c.micro_batch * c.data, c.dtype, kernels, tuple(kinds), routed(shape, c)
         )
@@ -139,7 +140,7 @@ class Parts:
         parts: dict[str, PartSeconds] = {
             self.model.part(op.name): PartSeconds() for op in program.graph.operators
         }
-        covers = Covers()
+        covers = Covers(self.c.habits)
         moves: list[Redistribute] = []
         for step in program.steps:
             if isinstance(step, Redistribute):
@@ -255,7 +256,6 @@ class Parts:
         Gathers of parameters are counted in bytes, others in the seconds that nothing hides.
         """
         graph = self.model.graph
-        habits = self.c.habits
         forward, backward = chain_collectives(graph, step, self.mesh.shape)
         if graph.tensors[step.tensor].role is Role.PARAMETER:
             # Experts are shared out among fewer ranks, and counted by themselves.
@@ -264,29 +264,12 @@ class Parts:
             return
         ahead = sum(self.prices.seconds(c.kind, c.axes, c.nbytes) for c in forward)
         back = sum(self.prices.seconds(c.kind, c.axes, c.nbytes) for c in backward)
-        place = (step.tensor, step.chain[-1])
         part.issued_forward += len(forward)
         part.issued_backward += len(backward)
-        pieces = self.c.tensor
-        if habits.pipelined_tensor and pieces > 1:
-            made = covers.made.get(step.tensor, Seconds(0.0, 0.0))
-            reads = covers.ahead.get(place, 0.0)
-            part.moved_forward += in_pieces(ahead, reads or made.forward, pieces)
-            part.moved_backward += in_pieces(
-                back, covers.back.get(place, 0.0) or made.backward - made.weight, pieces
-            )
-        else:
-            cover = covers.weight.get(place, 0.0) if habits.overlap_tensor else 0.0
-            part.moved_forward += ahead
-            part.moved_backward += exposed(back, cover)
-        # Where a gather's result is not kept, the backward pass repeats the gather.
-        if habits.regather and back and ahead:
-            part.moved_backward += exposed(
-                ahead,
-                covers.back.get(place, 0.0)
-                if habits.overlap_tensor or habits.pipelined_tensor
-                else 0.0,
-            )
+        moved = covers.moved(step, ahead, back, self.c.tensor)
+        slowdown = SLOWDOWN["nccl"]
+        part.moved_forward += moved.ahead.seconds(slowdown)
+        part.moved_backward += moved.back.seconds(slowdown) + moved.again.seconds(slowdown)
 
     def operator(self, step: Compute) -> Seconds:
         """Return an operator's seconds forward and backward, and of gradients of parameters."""
@@ -303,6 +286,7 @@ class Parts:
             step.decision.options,
             self.cluster.device,
             self.c.habits.fused,
+            self.cluster.framework.summed,
         )
         if key not in self.seconds:
             self.seconds[key] = step_seconds(step, self.analysis, self.prices, self.inside)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.collectives import collective_time
 from autopar.costmodel.device.elementwise import memory_seconds
-from autopar.costmodel.step.timeline import SLOWDOWN
+from autopar.costmodel.step.covered import SLOWDOWN, exposed
 from autopar.ir import DTYPE_BYTES
 
 from .configuration import Configuration
 from .experts.issued_calls import calls_of_overlap
-from .hidden_communication import exposed
 from .part_figures import PartSeconds, Places, places_of
 from .part_seconds import parts_of
 from .shape import Shape

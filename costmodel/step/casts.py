@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
+from autopar.costmodel.frameworks import Habits
 from autopar.ir import Role, Tensor
 from autopar.order.scheduled import Mode, Scheduled
 from autopar.sharding.layout import Layout
@@ -90,6 +91,8 @@ def cast_of_gradients(
     plan: Scheduled, gradients: frozenset[str], cluster: Cluster
 ) -> dict[str, float]:
     """Seconds of casting the gradient of each parameter in a backward pass."""
+    if not cluster.framework.habits.casts_gradients:
+        return {}
     types = plan.schedule.types
     tensors = plan.program.graph.tensors
     mesh = plan.program.assignment.mesh.shape
@@ -125,12 +128,21 @@ def adding_of_gradients(
         tensor.name: once.get(tensor.name, program.assignment.storage[tensor.name])
         for tensor in trained
     }
-    nbytes = {
-        # Both are read, and the sum is written.
-        tensor.name: 3 * local_bytes(places[tensor.name], types.reduced_bytes(tensor), mesh)
-        for tensor in trained
-    }
+    habits = cluster.framework.habits
+    added = {tensor.name: int(added_bytes(tensor, types, habits)) for tensor in trained}
+    nbytes = {name: local_bytes(places[name], size, mesh) for name, size in added.items() if size}
     return _streamed(nbytes, cluster)
+
+
+def added_bytes(tensor: Tensor, types: Types, habits: Habits) -> float:
+    """Return the bytes that move where a parameter's gradient is added to those before it."""
+    if habits.fused_accumulation:
+        return 0.0
+    if habits.accumulation_bytes is not None:
+        return habits.accumulation_bytes * tensor.size
+    # Both are read, and the sum is written.
+    summed = types.reduced_bytes(tensor)
+    return 2 * summed + (summed if habits.casts_gradients else tensor.own_bytes)
 
 
 def _streamed(nbytes: Mapping[str, float], cluster: Cluster) -> dict[str, float]:

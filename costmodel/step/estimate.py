@@ -21,11 +21,11 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
 from autopar.sharding.strategies import Strategies
 
+from .covered import SLOWDOWN, Seconds
 from .host_offload import state_bytes, stream_seconds
 from .mesh_prices import MeshPrices, optimizer_of, update_seconds
-from .pass_player import Seconds
 from .shared_cores import hidden_messages
-from .timeline import SLOWDOWN, Overlap, Timeline, step_timeline
+from .timeline import Overlap, Timeline, step_timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,12 +46,24 @@ class Issuer:
 
     def issue(self, kind: str, axes: Axes, nbytes: int, name: str) -> Sent:
         """Start a collective behind the computation so far."""
+        # A wait is told by what was waited for, wherever it happens.
+        seconds = self._seconds(kind, axes, nbytes)
+        return self.streams.send(name, kind, self.stream(axes), seconds, self.reason)
+
+    def _seconds(self, kind: str, axes: Axes, nbytes: int) -> float:
         key = (kind, axes, nbytes)
         if key not in self.known:
             self.known[key] = self.prices.seconds(*key)
-        stream = self.stream(axes)
-        # A wait is told by what was waited for, wherever it happens.
-        return self.streams.send(name, kind, stream, self.known[key], self.reason)
+        return self.known[key]
+
+    def seconds(self, collective: Collective) -> float:
+        """Seconds of a program's collective alone."""
+        return self._seconds(collective.kind, collective.axes, collective.nbytes)
+
+    def lasting(self, collective: Collective, seconds: float) -> Sent:
+        """Start a part of a program's collective, of so many seconds."""
+        stream = self.stream(collective.axes)
+        return self.streams.send(collective.tensor, collective.kind, stream, seconds, self.reason)
 
     def stream(self, axes: Axes) -> str:
         """Return the stream of the group over `axes`."""

@@ -19,14 +19,14 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Compute, Program, operator_collectives
 from autopar.sharding.schedule import Schedule
 
+from .covered import SLOWDOWN, Seconds
 from .estimate import collective_seconds, seconds_of_steps
 from .issuer import Issuer
 from .mesh_prices import MeshPrices
-from .pass_player import PassPlayer, Seconds
+from .pass_player import PassPlayer
 from .reasons import Reason
 from .shared_cores import hides
 from .streams import Streams
-from .timeline import SLOWDOWN
 
 AHEAD = Action(word=Word.FORWARD, micro_batch=1)
 BACK = Action(word=Word.BACKWARD, micro_batch=0)

@@ -19,9 +19,10 @@ from autopar.order.scheduled import Scheduled
 from autopar.sharding.program import Compute, Redistribute
 
 from .casts import adding_of_gradients, cast_of_gradients
+from .covered import Seconds
 from .issuer import Issuer
 from .mesh_prices import MeshPrices
-from .pass_player import PassPlayer, Seconds
+from .pass_player import PassPlayer
 from .reasons import Reason
 from .streams import Streams
 from .unit_player import UnitPlayer

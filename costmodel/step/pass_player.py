@@ -19,6 +19,7 @@ from autopar.ir import Graph
 from autopar.order.beside import Works, works_before
 from autopar.order.scheduled import Scheduled, Segment
 from autopar.order.value_flow import makes, reads
+from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import (
     Collective,
     Compute,
@@ -29,20 +30,10 @@ from autopar.sharding.program import (
     speaks,
 )
 
+from .covered import Covers, Moved, Seconds, Seen
 from .issuer import Issuer
 from .streams import NOTHING, Sent, Work
 from .travelling_rows import Exchanges
-
-
-class Seconds(NamedTuple):
-    """Seconds of an operator.
-
-    `weight` is the part of `backward` that makes the gradients of parameters.
-    """
-
-    forward: float
-    backward: float
-    weight: float = 0.0
 
 
 class _Chain(NamedTuple):
@@ -67,6 +58,13 @@ class _Chain(NamedTuple):
             graph, replace(step, chain=step.chain[number + 1 :]), mesh
         )
         return cls(ahead, more_ahead, back, more_back[::-1])
+
+
+class _Covered(NamedTuple):
+    """A redistribution whose messages run under products: what is seen of them, on which axes."""
+
+    moved: Moved
+    first: Collective
 
 
 class _Work(NamedTuple):
@@ -132,6 +130,24 @@ class PassPlayer:
             for index, step in enumerate(plan.program.steps)
             if isinstance(step, Redistribute) and index not in plan.modes
         }
+        habits = issuer.prices.cluster.framework.habits
+        covers = Covers.of(plan.program, habits, seconds)
+        self.covered = {} if covers is None else self._under_products(covers)
+
+    def _under_products(self, covers: Covers) -> dict[int, _Covered]:
+        """The redistributions under products, whose chains send nothing by themselves."""
+        covered = {}
+        for index, chain in self.chains.items():
+            step = self.program.steps[index]
+            assert isinstance(step, Redistribute)
+            ways = (chain.first_ahead + chain.ahead, chain.first_back + chain.back)
+            if any(ways):
+                first = next(collective for way in ways for collective in way)
+                ahead, back = (sum(map(self.issuer.seconds, way)) for way in ways)
+                moved = covers.moved(step, ahead, back, degree_of(first.axes, self.mesh))
+                covered[index] = _Covered(moved, first)
+                self.chains[index] = _Chain([], [], [], [])
+        return covered
 
     def ahead(self, segment: Segment, micro_batch: int = 0) -> None:
         """Play the forward pass of a segment."""
@@ -169,6 +185,8 @@ class PassPlayer:
             elif operator is not None:
                 self._forward(operator)
             else:
+                if index in self.covered:
+                    self._see(index, self.covered[index].moved.ahead)
                 travelling[index] = self._departed(self.chains[index].first_ahead)
         self._work_layers(script, None)
         # Results that no step of this segment reads.
@@ -225,6 +243,9 @@ class PassPlayer:
                 self._backward(operator)
             elif index in travelling:
                 self._wait(travelling.pop(index))
+                if index in self.covered:
+                    self._see(index, self.covered[index].moved.again)
+                    self._see(index, self.covered[index].moved.back)
             self._return(script, index, travelling)
 
     def _return(
@@ -251,6 +272,12 @@ class PassPlayer:
 
     def _departed(self, collectives: Sequence[Collective]) -> list[Sent]:
         return [self.issuer.started(collective) for collective in collectives]
+
+    def _see(self, index: int, seen: Seen) -> None:
+        """Wait for what is seen of a redistribution, and send the rest under what follows."""
+        first = self.covered[index].first
+        self._wait([self.issuer.lasting(first, seen.waits)])
+        self.issuer.lasting(first, seen.under)
 
     def _wait(self, coming: Sequence[Sent]) -> None:
         for sent in coming:

@@ -9,7 +9,7 @@ added up, not played.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from autopar.order.owners import program_owners
@@ -17,23 +17,17 @@ from autopar.order.scheduled import Scheduled
 from autopar.sharding.program import Compute
 
 from .casts import gradient_seconds
+from .covered import Seconds
 from .issuer import PARAMETERS
 from .matrix_updates import play_owners
 from .mesh_prices import MeshPrices
 from .order_player import Player
-from .pass_player import Seconds
 from .streams import Event, Played, Streams, Wait
 
 ROUNDING = 1e-12
 """Hidden seconds below this share of the step are rounding."""
 PLAYED = 4
 """Micro-batches that are played: the first two, one in place of all between, and the last."""
-SLOWDOWN: Mapping[str, float] = {"nccl": 1.1256, "gloo": 1.0}
-"""Slowdown of computation while a collective of the backend runs.
-
-On A100s as Galvatron's profiler measured it (PKU-DAIR/Hetu-Galvatron@cea12ffb,
-galvatron/profile_hardware/hardware_configs/overlap_coefficient.json); for Gloo not measured.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

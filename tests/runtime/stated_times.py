@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.costmodel import load_cluster
+from autopar.costmodel.step.covered import Seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
-from autopar.costmodel.step.pass_player import Seconds
 from autopar.costmodel.step.timeline import Timeline, step_timeline
 from autopar.order.execution import Execution
 from autopar.order.scheduled import Scheduled

@@ -72,7 +72,8 @@ class PlayedStages:
         forward, backward = map(self.passes, (figures.forward, figures.backward))
         weight, hidden = map(self.by_stage, (figures.weight, figures.hidden))
         sends = message_seconds(places, handed)
-        return Times.of(forward, backward, weight, sends, hidden=hidden)
+        overlap = self.cluster.framework.habits.overlap_sends
+        return Times.of(forward, backward, weight, sends, hidden=hidden, overlap=overlap)
 
     @cached_property
     def run(self) -> PipelineRun:

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.step.covered import SLOWDOWN
 from autopar.costmodel.step.issuer import axes_of_stream
 from autopar.costmodel.step.reasons import Reason
-from autopar.costmodel.step.timeline import SLOWDOWN, Timeline
+from autopar.costmodel.step.timeline import Timeline
 from autopar.order.times import Floats
 from autopar.plan import Plan
 from autopar.sharding.analysis import Analysis

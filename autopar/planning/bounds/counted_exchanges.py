@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
+from autopar.costmodel.step.covered import SLOWDOWN
 from autopar.costmodel.step.mesh_prices import communication_seconds
 from autopar.costmodel.step.shared_cores import hides
-from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.ir import Role
 from autopar.planning.space import Multiplicities
 from autopar.planning.tables import Tables

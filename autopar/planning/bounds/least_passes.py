@@ -33,7 +33,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from autopar.costmodel.step.timeline import SLOWDOWN
+from autopar.costmodel.step.covered import SLOWDOWN
 from autopar.order.schedules import schedule_named, step_seconds
 from autopar.order.times import Times
 from autopar.planning.stages.estimate import Pipe

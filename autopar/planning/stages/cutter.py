@@ -236,9 +236,10 @@ class Cutter:
         passes = np.array([chunk.passes for chunk in chunks])
         forward, backward, weight, hidden = passes.reshape(interleave, stages, -1).sum(axis=0).T
         send = message_seconds(self.places, self._handed(chunks))
-        times = Times.of(forward, backward, weight, send, hidden=hidden)
-        seconds = step_seconds(schedule, times, self.count, interleave)
         cluster = self.places[0].cluster
+        overlap = cluster.framework.habits.overlap_sends
+        times = Times.of(forward, backward, weight, send, hidden=hidden, overlap=overlap)
+        seconds = step_seconds(schedule, times, self.count, interleave)
         once = [once_of(own, self.unit_bytes, cluster) for own in held]
         seconds += once_seconds(once, cluster.backend, interleave) + self.figures[0].call
         return Pipeline(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel.step.casts import cast_seconds
+from autopar.costmodel.step.covered import SLOWDOWN, Covers, Seconds
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.host_offload import state_bytes, streamed_update
 from autopar.costmodel.step.matrix_updates import Share, share_of
@@ -28,7 +29,7 @@ from autopar.ir import Role, Tensor
 from autopar.planning.tables.parameters.handling import Handled, handling, home_seconds, way_of
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.layout import Layout
-from autopar.sharding.mesh import Axes
+from autopar.sharding.mesh import Axes, degree_of
 from autopar.sharding.program import (
     Compute,
     Program,
@@ -172,6 +173,9 @@ class _Adder:
         self.mesh = costed.mesh
         self.recomputed = {name for segment in costed.schedule.recompute for name in segment}
         self.handled_parameters: set[str] = set()
+        self.covers = Covers.of(
+            self.program, self.prices.cluster.framework.habits, self._seconds_of
+        )
         # Equal collectives and parameters are priced once.
         self._collectives: dict[tuple[str, Axes, int], float] = {}
         self._handlings: dict[object, Handled] = {}
@@ -197,12 +201,18 @@ class _Adder:
 
     # --- computation ---
 
+    def _seconds_of(self, step: Compute) -> Seconds:
+        """The seconds of an operator; none where it depends on no input."""
+        if step.operator.name in self.analysis.cold:
+            return Seconds(0.0, 0.0)
+        return step_seconds(step, self.analysis, self.prices)
+
     def _compute(self, step: Compute, index: int) -> None:
         """Add the seconds of an operator, with the collectives inside it."""
         name = step.operator.name
         if name in self.analysis.cold:
             return
-        seconds = step_seconds(step, self.analysis, self.prices)
+        seconds = self._seconds_of(step)
         ahead = 0.0
         back = 0.0
         if speaks(step):
@@ -234,6 +244,12 @@ class _Adder:
         ahead = sum(self._collective(c.kind, c.axes, c.nbytes) for c in forward)
         back = sum(self._collective(c.kind, c.axes, c.nbytes) for c in backward)
         repeated = self.graph.operators[index].name in self.recomputed
+        if self.covers is not None and (forward or backward):
+            ranks = degree_of((*forward, *backward)[0].axes, self.mesh)
+            moved = self.covers.moved(step, ahead, back, ranks)
+            slowdown = SLOWDOWN[self.prices.cluster.backend]
+            ahead = moved.ahead.seconds(slowdown)
+            back = moved.back.seconds(slowdown) + moved.again.seconds(slowdown)
         self._add_passes(index, ahead, back, repeated=repeated)
 
     def _bring(self, tensor: Tensor, step: Redistribute, index: int) -> None:

@@ -106,7 +106,10 @@ def handed_bytes(costed: CostedProgram) -> Floats:
     """Return the bytes that a stage receives if it begins at an operator: array [operators + 1].
 
     Values to which no parameter leads are not handed on, because each stage computes them itself.
+    Of a whole value each device sends a share, where the framework scatters messages.
     """
+    scatters = costed.prices.cluster.framework.habits.scatter_sends
+    devices = costed.prices.mesh.devices
     operators = costed.graph.operators
     own = {op.name for op in without_parameters(costed.graph)}
     last: dict[str, int] = {}
@@ -126,7 +129,8 @@ def handed_bytes(costed: CostedProgram) -> Floats:
                     for axis, placement in enumerate(layout)
                     if placement.kind is Kind.SPLIT
                 ]
-                size = costed.graph.tensors[name].bytes / np.prod(splits, initial=1.0)
+                shares = devices if scatters else np.prod(splits, initial=1.0)
+                size = costed.graph.tensors[name].bytes / shares
                 # It is handed on from the operator behind its maker to its last reader.
                 change[index + 1] += size
                 change[last[name] + 1] -= size

@@ -14,7 +14,7 @@ from autopar.costmodel.known import Configuration, Shape
 from autopar.costmodel.known.experts.issued_calls import EXPERT_BIAS, calls_of_experts
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.part_seconds import Parts
-from autopar.costmodel.step.pass_player import Seconds
+from autopar.costmodel.step.covered import Seconds
 from autopar.sharding.program import Compute
 from autopar.sharding.rules.experts import EXPERTS
 

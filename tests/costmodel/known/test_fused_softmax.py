@@ -15,7 +15,7 @@ from autopar.costmodel.known import Configuration, Shape
 from autopar.costmodel.known.analysed_graphs import own_kernels
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.part_seconds import Parts
-from autopar.costmodel.step.pass_player import Seconds
+from autopar.costmodel.step.covered import Seconds
 from autopar.sharding.program import Compute
 
 CLUSTER = load_cluster("l4").sized(1)

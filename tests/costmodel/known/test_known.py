@@ -12,12 +12,12 @@ import pytest
 from autopar.costmodel import collective_time, load_cluster
 from autopar.costmodel.frameworks import FRAMEWORKS, Habits, Kernels
 from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.hidden_communication import exposed
 from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.part_seconds import Parts
 from autopar.costmodel.known.priced_step import price
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.stage_memory import working
+from autopar.costmodel.step.covered import exposed
 from autopar.costmodel.step.estimate import estimate
 from autopar.errors import UsageError
 from autopar.order.scheduled import scheduled

@@ -187,7 +187,7 @@ def test_time_is_the_sum_of_what_runs(
         copies = (
             seen.forward + seen.backward - _computed(seen, "forward") - _computed(seen, "backward")
         )
-        assert copies < 0.5 * (seen.forward + seen.backward) and (
+        assert copies < 0.6 * (seen.forward + seen.backward) and (
             copies > 0.0 or scheme == "megatron"
         )
         figures = estimate(actual.micro, micro, prices, optimizer="adamw")

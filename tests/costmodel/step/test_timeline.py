@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from autopar.costmodel import Cluster, bind_axes, load_cluster
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
+from autopar.costmodel.step.covered import SLOWDOWN
 from autopar.costmodel.step.estimate import estimate, timeline
 from autopar.costmodel.step.issuer import PARAMETERS
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.costmodel.step.pipeline_simulation import simulate
 from autopar.costmodel.step.reasons import Reason
 from autopar.costmodel.step.streams import COMPUTE, Event, Streams
-from autopar.costmodel.step.timeline import SLOWDOWN, Overlap, Timeline
+from autopar.costmodel.step.timeline import Overlap, Timeline
 from autopar.costmodel.step.trace import chrome_trace, pipeline_events
 from autopar.order.pipeline import neighbours, pipeline_order
 from autopar.order.scheduled import Scheduled, scheduled

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.costmodel import load_cluster
+from autopar.costmodel.step.covered import Seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
-from autopar.costmodel.step.pass_player import Seconds
 from autopar.costmodel.step.timeline import step_timeline
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.order.execution import Execution, execution

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from autopar.costmodel.device.device import Device
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
+from autopar.costmodel.step.casts import added_bytes
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import Tensor
 from autopar.planning.space import Multiplicities
@@ -187,16 +188,18 @@ def handling(
         return Handling(
             gather=gather, reduce=none, sum=none, cast=none, add_used=none, add_stored=none
         )
+    habits = prices.cluster.framework.habits
     # A gradient of the type in which it travels needs no copy.
-    casts = types.reduced(tensor) != tensor.dtype
+    casts = habits.casts_gradients and types.reduced(tensor) != tensor.dtype
+    added = np.broadcast_to(added_bytes(tensor, types, habits) / way.shards, grown.shape)
     both = (tensor.own_bytes + types.reduced_bytes(tensor)) / way.shards * grown
     return Handling(
         gather=gather,
         reduce=reduce,
         sum=total,
         cast=_streamed(both, device) if casts else none,
-        add_used=_streamed(3 * gradient * grown, device),
-        add_stored=_streamed(3 * gradient * np.ones(grown.shape), device),
+        add_used=_streamed(added * grown, device) if added.any() else none,
+        add_stored=_streamed(added, device) if added.any() else none,
     )
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.step.covered import SLOWDOWN
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.costmodel.step.shared_cores import hidden_messages, hides
-from autopar.costmodel.step.timeline import SLOWDOWN
 from autopar.ir import Tensor
 from autopar.planning.space import Multiplicities
 from autopar.planning.tables.tables import Tables, Variable
