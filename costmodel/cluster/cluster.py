@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.costmodel.device import Device
 from autopar.costmodel.device.kernel_seconds import large_product_rate
-from autopar.costmodel.frameworks import AUTOPAR, Framework
+from autopar.costmodel.frameworks import AUTOPAR, OWN, Framework
 from autopar.errors import ClusterError, unknown
 
 from .level import Level
@@ -120,6 +120,16 @@ class Cluster:
     def host_seconds(self, action: str) -> float:
         """Seconds of the host for one of `HOST_ACTIONS`; 0 where the framework takes none."""
         return self.device.host_seconds(action) if self.framework.takes(action) else 0.0
+
+    @property
+    def seconds_of_call(self) -> float:
+        """Seconds for which the host of the framework issues a call of an operator.
+
+        What is compiled is issued ahead; the own runtime's host is known by its actions.
+        """
+        framework = self.framework
+        issued = framework.name != OWN and not framework.habits.compiled
+        return self.device.dispatch if issued else 0.0
 
     def level(self, name: str) -> Level:
         """The level called `name`."""

@@ -31,6 +31,7 @@ from autopar.sharding.program import (
 )
 
 from .covered import Covers, Moved, Seconds, Seen
+from .issued_calls import Host
 from .issuer import Issuer
 from .streams import NOTHING, Sent, Work
 from .travelling_rows import Exchanges
@@ -70,10 +71,12 @@ class _Covered(NamedTuple):
 class _Work(NamedTuple):
     """An operator: its seconds, and the collectives inside it forward and backward.
 
-    `rings`: whether either pass computes while it sends.
+    `issued`: seconds for which the host issues either pass. `rings`: whether either computes while
+    it sends.
     """
 
     seconds: Seconds
+    issued: tuple[float, float]
     ahead: list[Collective]
     back: list[Collective]
     rings: tuple[bool, bool]
@@ -121,6 +124,7 @@ class PassPlayer:
         self.graph = plan.program.graph
         self.mesh = issuer.prices.mesh.shape
         self.gradients = plan.program.assignment.gradients
+        self.host = Host(self.graph, self.mesh, issuer.prices.cluster)
         self.works: dict[str, _Work] = {}
         self.scripts: dict[tuple[int, ...], _Script] = {}
         self.exchanges: dict[tuple[int, int], Exchanges] = {}
@@ -320,9 +324,10 @@ class PassPlayer:
         alone = parts[-1]
         assert isinstance(alone, _Alone)
         operator = one.operator.operator
-        alone.ahead.append(Work(operator.name, operator.kind, work.seconds.forward))
+        ahead, back = work.issued
+        alone.ahead.append(Work(operator.name, operator.kind, work.seconds.forward, ahead))
         # A backward pass runs the last operator first.
-        alone.back.insert(0, Work(operator.name, operator.kind, work.seconds.backward))
+        alone.back.insert(0, Work(operator.name, operator.kind, work.seconds.backward, back))
 
     def _work(self, step: Compute) -> _Work:
         name = step.operator.name
@@ -333,8 +338,13 @@ class PassPlayer:
             ahead, back = (
                 [c for c in inside if c.phase == phase] for phase in ("forward", "backward")
             )
+            seconds = self.seconds_of(step)
             self.works[name] = _Work(
-                self.seconds_of(step), ahead, back, (_is_ring(step, ahead), _is_ring(step, back))
+                seconds,
+                self.host.issues(step, seconds),
+                ahead,
+                back,
+                (_is_ring(step, ahead), _is_ring(step, back)),
             )
         return self.works[name]
 
@@ -347,7 +357,7 @@ class PassPlayer:
         ahead = work.ahead
         if not work.rings[0]:
             self.issuer.blocking(ahead)
-            streams.compute(name, kind, seconds)
+            streams.compute(name, kind, seconds, work.issued[0])
             return
         # A ring of n ranks sends n - 1 times, and computes on n blocks.
         share = seconds / (len(ahead) + 1)
@@ -363,7 +373,8 @@ class PassPlayer:
             self._backward_ring(step, work.back, work.seconds.backward)
             return
         self.issuer.blocking(work.back)
-        self.streams.compute(step.operator.name, step.operator.kind, work.seconds.backward)
+        operator = step.operator
+        self.streams.compute(operator.name, operator.kind, work.seconds.backward, work.issued[1])
 
     def _backward_ring(self, step: Compute, back: list[Collective], seconds: float) -> None:
         """Play the rounds of a ring backward.

@@ -53,7 +53,10 @@ class Op(IntEnum):
 
 
 class Entry(NamedTuple):
-    """An operation of the score; `reason`: why computation waits for a transfer, if it does."""
+    """An operation of the score; `reason`: why computation waits for a transfer, if it does.
+
+    `issued`: seconds for which the host issues it.
+    """
 
     op: Op
     number: int = 0
@@ -61,6 +64,7 @@ class Entry(NamedTuple):
     name: str = ""
     kind: str = ""
     reason: Reason = Reason.VALUES
+    issued: float = 0.0
 
 
 class Links(NamedTuple):
@@ -161,14 +165,17 @@ class _SharedLinks:
 class Player:
     """Plays operations one by one; computation takes `slowdown` times as long beside transfers.
 
-    `now`: the end of the computation issued so far, or of its wait. `slowed`: seconds by which
-    transfers slowed it down. `spent`: its seconds by phase. `starts`, `ends`: of each computation
+    `now`: the end of the computation issued so far, or of its wait. `issued`: the host's
+    clock, which computation waits for. `blocking`: the host waits for every computation. `slowed`:
+    seconds by which transfers slowed it down. `spent`: its seconds by phase. `starts`, `ends`: of each computation
     and transfer, by the index of its operation. `waited`: by the index of an operation, the waits
     that it began, if any.
     """
 
-    def __init__(self, links: Links, slowdown: float) -> None:
+    def __init__(self, links: Links, slowdown: float, *, blocking: bool = False) -> None:
         self.slowdown = slowdown
+        self.blocking = blocking
+        self.issued = 0.0
         self.group = links.groups
         self.shared = {group: _SharedLinks(links) for group in links.groups if group != ALONE}
         self.free = [0.0] * len(links.groups)
@@ -178,7 +185,7 @@ class Player:
         self.phase = 0
         self.sent: list[_Sent] = []
         self.under_way: list[_Sent] = []
-        self.mark = (0.0, 0.0, self.spent)
+        self.mark = (0.0, 0.0, 0.0, self.spent)
         self.starts: list[float] = []
         self.ends: list[float] = []
         self.waited: dict[int, list[Waited]] = {}
@@ -204,10 +211,15 @@ class Player:
         self.phase = entry.number
 
     def set_mark(self, _: int, __: Entry) -> None:
-        self.mark = self.now, self.slowed, list(self.spent)
+        self.mark = self.now, self.issued, self.slowed, list(self.spent)
 
     def compute(self, index: int, entry: Entry) -> None:
         seconds = entry.seconds
+        if entry.issued:
+            self.issued = (self.now if self.blocking else self.issued) + entry.issued
+            # Waiting for the host counts as computation.
+            self.spent[self.phase] += max(self.issued - self.now, 0.0)
+            self.now = max(self.issued, self.now)
         start = self.now
         slows = bool(self.under_way) and self.slowdown != 1.0
         if slows:
@@ -274,10 +286,11 @@ class Player:
 
     def repeat(self, _: int, entry: Entry) -> None:
         times = entry.number
-        now, slowed, spent = self.mark
+        now, issued, slowed, spent = self.mark
         # What is under way ends later by as much, and nothing else is issued meanwhile.
         seconds = times * (self.now - now)
         self.now += seconds
+        self.issued += times * (self.issued - issued)
         self.free = [end + seconds for end in self.free]
         for sent in self.under_way:
             # Those of a shared link are shifted by the link itself, once.

@@ -39,11 +39,12 @@ class Event(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A stretch of computation."""
+    """A stretch of computation; `issued`: seconds for which the host issues it."""
 
     name: str
     kind: str
     seconds: float
+    issued: float = 0.0
 
 
 class Wait(NamedTuple):
@@ -148,13 +149,19 @@ class Streams:
     """Records a step; one stream has all computation.
 
     `slowdown`: factor on the seconds of computation while anything is sent. `uses`: the links that
-    a stream sends over, if any, and how busy it keeps each. `ends`: whether all passes are over.
+    a stream sends over, if any, and how busy it keeps each. `blocking`: the host waits for every
+    computation. `ends`: whether all passes are over.
     """
 
     def __init__(
-        self, slowdown: float, uses: Mapping[str, Mapping[str, float]] | None = None
+        self,
+        slowdown: float,
+        uses: Mapping[str, Mapping[str, float]] | None = None,
+        *,
+        blocking: bool = False,
     ) -> None:
         self.slowdown = slowdown
+        self.blocking = blocking
         self.uses = uses or {}
         self.entries: list[Entry] = []
         self.ends = False
@@ -176,15 +183,15 @@ class Streams:
 
     # --- recording ---
 
-    def compute(self, name: str, kind: str, seconds: float) -> None:
-        """Compute for `seconds`, longer while something is sent."""
-        if seconds > 0:
-            self.entries.append(Entry(Op.COMPUTE, 0, seconds, name, kind))
+    def compute(self, name: str, kind: str, seconds: float, issued: float = 0.0) -> None:
+        """Compute for `seconds`, longer while something is sent, issued for as long as it says."""
+        if seconds > 0 or issued > 0:
+            self.entries.append(Entry(Op.COMPUTE, 0, seconds, name, kind, issued=issued))
 
     def compute_all(self, works: Iterable[Work]) -> None:
         """Compute one after the other, each longer while something is sent."""
-        for name, kind, seconds in works:
-            self.compute(name, kind, seconds)
+        for work in works:
+            self.compute(*work)
 
     def send(self, name: str, kind: str, stream: str, seconds: float, reason: Reason) -> Sent:
         """Communicate on `stream`, behind the computation so far."""
@@ -254,7 +261,7 @@ class Streams:
         group_of = _shared(self.uses)
         groups = [group_of.get(stream, ALONE) for stream in self._numbers]
         shares = [self.uses.get(stream, {}) for stream in self._numbers]
-        player = Player(Links(groups, shares), self.slowdown)
+        player = Player(Links(groups, shares), self.slowdown, blocking=self.blocking)
         player.play(self.entries)
         return Played(entries=self.entries, names=list(self._numbers), player=player)
 

@@ -103,7 +103,8 @@ def step_timeline(
     uses |= {
         prices.mesh.name(axes) + PARAMETERS: prices.uses(axes) for axes in sorted(values & units)
     }
-    streams = Streams(habits.slowdown, uses)
+    blocking = prices.cluster.framework.habits.blocking
+    streams = Streams(habits.slowdown, uses, blocking=blocking)
     Player(replace(plan, schedule=played), prices, seconds, streams, hides=habits.gradients).play(
         schedule.micro_batches
     )

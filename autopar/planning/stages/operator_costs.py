@@ -17,6 +17,7 @@ from autopar.costmodel.step.casts import cast_seconds
 from autopar.costmodel.step.covered import SLOWDOWN, Covers, Seconds
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.host_offload import state_bytes, streamed_update
+from autopar.costmodel.step.issued_calls import Host
 from autopar.costmodel.step.matrix_updates import Share, share_of
 from autopar.costmodel.step.merged_pair import hidden_by_layer
 from autopar.costmodel.step.mesh_prices import (
@@ -47,6 +48,8 @@ from .operator_memory import add_copies, handed_bytes, saved_and_excess
 Floats = NDArray[np.float64]
 
 
+AHEAD = 32
+"""Operators by which the host runs ahead, about a layer of a transformer."""
 NUMBERS = ("visit", "call")
 """The figures that are no arrays."""
 
@@ -172,6 +175,8 @@ class _Adder:
         self.graph = costed.graph
         self.mesh = costed.mesh
         self.recomputed = {name for segment in costed.schedule.recompute for name in segment}
+        self.host = Host(self.graph, self.mesh, self.prices.cluster)
+        self.issued = np.zeros((2, len(self.graph.operators)))
         self.handled_parameters: set[str] = set()
         self.covers = Covers.of(
             self.program, self.prices.cluster.framework.habits, self._seconds_of
@@ -198,6 +203,7 @@ class _Adder:
             self._redistribute(redistribution, len(self.graph.operators) - 1)
         for tensor in self.graph.parameters:
             self._store(tensor)
+        self._wait_for_host()
 
     # --- computation ---
 
@@ -224,10 +230,26 @@ class _Adder:
                     ahead += self._collective(c.kind, c.axes, c.nbytes)
         # The backward pass of a recomputed operator runs its forward pass again.
         repeated = name in self.recomputed
+        issued = self.host.issues(step, seconds)
+        self.issued[:, index] = issued[0], issued[1] + (issued[0] if repeated else 0.0)
         self.costs.forward[index] += seconds.forward
         self.costs.backward[index] += seconds.backward + (seconds.forward if repeated else 0.0)
         self.costs.weight[index] += seconds.weight
         self._add_passes(index, ahead, back, repeated=repeated)
+
+    def _wait_for_host(self) -> None:
+        """Lengthen the passes that the host issues for longer than the device computes."""
+        if not self.issued.any():
+            return
+        blocks = np.arange(0, self.issued.shape[1], AHEAD)
+        for seconds, issued in zip(
+            (self.costs.forward, self.costs.backward), self.issued, strict=True
+        ):
+            if self.host.blocking:
+                seconds += issued
+                continue
+            waits = np.add.reduceat(issued, blocks) - np.add.reduceat(seconds, blocks)
+            seconds[blocks] += np.maximum(waits, 0.0)
 
     # --- redistributions ---
 

@@ -80,7 +80,7 @@ def test_every_split_shares_out_the_products(mesh: tuple[int, ...]) -> None:
     call, work, names = _of(case, mesh)
     sizes = np.array([factor.size for factor in work.rule.factors], dtype=np.float64)
     layer = Layer(
-        call, work, mesh, sizes / work.degrees(mesh), load_cluster("dgx-h100").device, frozenset()
+        call, work, mesh, sizes / work.degrees(mesh), load_cluster("dgx-h100"), frozenset()
     )
     products = [layer._product(inner) for inner in layer.network if inner.kind in PRODUCTS]
     done = sum(p.batch * p.m * p.n * p.k for p in products)
