@@ -165,11 +165,11 @@ class _SharedLinks:
 class Player:
     """Plays operations one by one; computation takes `slowdown` times as long beside transfers.
 
-    `now`: the end of the computation issued so far, or of its wait. `issued`: the host's
-    clock, which computation waits for. `blocking`: the host waits for every computation. `slowed`:
-    seconds by which transfers slowed it down. `spent`: its seconds by phase. `starts`, `ends`: of each computation
-    and transfer, by the index of its operation. `waited`: by the index of an operation, the waits
-    that it began, if any.
+    `now`: the end of the computation issued so far, or of its wait. `issued`: the host's clock, for
+    which computation waits. `blocking`: the host waits for every computation. `slowed`: seconds by
+    which transfers slowed computation down. `spent`: its seconds by phase. `starts`, `ends`: of
+    each computation and transfer, by the index of its operation. `waited`: by the index of an
+    operation, the waits that it began, if any.
     """
 
     def __init__(self, links: Links, slowdown: float, *, blocking: bool = False) -> None:
