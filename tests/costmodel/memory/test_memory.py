@@ -92,7 +92,7 @@ def test_one_device_as_tracked(subject: tuple[str, Model, Analysis, Any]) -> Non
         # and so do activations that are spelled out. Programs of plans are tracked below.
         assert 0.8 * tracked.peak < told.total < 1.05 * tracked.peak
         # A small loss keeps more of its gradients than it would of its scores.
-        assert 0.6 * tracked.saved < told.saved < 1.2 * tracked.saved
+        assert 0.6 * tracked.saved < told.saved < 1.3 * tracked.saved
 
 
 def test_one_rank_of_four_as_tracked(subject: tuple[str, Model, Analysis, Any]) -> None:
