@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import Framework, framework_named
-from autopar.costmodel.known.configuration import Configuration
 from autopar.costmodel.known.pipeline_layout import chunks_of
-from autopar.costmodel.known.priced_step import price
 from autopar.costmodel.known.shape import Latent, Shape
+from benchmarks.validating.summed.configuration import Configuration
+from benchmarks.validating.summed.priced_step import price
 
 from .facts import precision_of
 from .machines import cluster_of, without_features

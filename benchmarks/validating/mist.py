@@ -18,7 +18,8 @@ from itertools import chain, repeat
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import framework_named
-from autopar.costmodel.known import Configuration, Priced, Shape
+from autopar.costmodel.known import Shape
+from benchmarks.validating.summed import Configuration, Priced
 
 from .machines import cluster_of, locked, unlocked
 from .missing import Missing

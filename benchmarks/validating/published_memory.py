@@ -17,12 +17,12 @@ from dataclasses import replace
 from functools import partial
 
 from autopar.costmodel.frameworks import Habits
-from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.part_figures import PartSeconds
-from autopar.costmodel.known.part_seconds import parts_of
-from autopar.costmodel.known.stage_memory import stored_bytes, working
 from autopar.errors import UsageError
 from autopar.order.schedules import in_flight
+from benchmarks.validating.summed.configuration import Configuration
+from benchmarks.validating.summed.part_figures import PartSeconds
+from benchmarks.validating.summed.part_seconds import parts_of
+from benchmarks.validating.summed.stage_memory import stored_bytes, working
 
 from .machines import cluster_of
 from .rows import Row, Run, Table

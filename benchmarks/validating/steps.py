@@ -15,10 +15,10 @@ from typing import Any
 from autopar.costmodel import Cluster
 from autopar.costmodel.collectives.dispatch import SMS
 from autopar.costmodel.frameworks import Framework, Habits, Kernels, framework_named
-from autopar.costmodel.known.configuration import RECOMPUTE, Configuration
-from autopar.costmodel.known.priced_step import Priced, price
 from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
+from benchmarks.validating.summed.configuration import RECOMPUTE, Configuration
+from benchmarks.validating.summed.priced_step import Priced, price
 
 from .facts import precision_of
 from .frameworks import NEUTRAL, attention_of, described, framework_of_row, recipe_of

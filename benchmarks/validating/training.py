@@ -23,9 +23,9 @@ from typing import TypeVar
 
 from autopar.costmodel.calibration.run_kinds import run_kind
 from autopar.costmodel.device.device import TF32
-from autopar.costmodel.known.priced_step import Priced
 from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
+from benchmarks.validating.summed.priced_step import Priced
 
 from .facts import open_facts, others, precision_of
 from .missing import Missing

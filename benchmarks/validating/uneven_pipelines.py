@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.cluster.level import ALONE
 from autopar.costmodel.cluster.stage_messages import crossing
-from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.part_figures import places_of
-from autopar.costmodel.known.priced_step import Priced
 from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.stage_memory import Members, loads_of, stage_peak
-from autopar.costmodel.known.stage_passes import Passes, Site
 from autopar.costmodel.memory.stage_occupancy import occupied
 from autopar.errors import UsageError
 from autopar.order.schedules import in_flight, step_seconds
 from autopar.order.times import Times
+from benchmarks.validating.summed.configuration import Configuration
+from benchmarks.validating.summed.part_figures import places_of
+from benchmarks.validating.summed.priced_step import Priced
+from benchmarks.validating.summed.stage_memory import Members, loads_of, stage_peak
+from benchmarks.validating.summed.stage_passes import Passes, Site
 
 CLOSE = 1e-6
 """Tolerance of the number of layers, summed over the stages, against those of the model."""

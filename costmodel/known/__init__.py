@@ -1,7 +1,5 @@
-"""Known configurations: a transformer's price from sizes, parallel degrees and framework alone."""
+"""Known transformers: their sizes, and their graphs in the words of frameworks."""
 
-from .configuration import Configuration
-from .priced_step import Priced, price
 from .shape import Latent, Shape
 
-__all__ = ["Configuration", "Latent", "Priced", "Shape", "price"]
+__all__ = ["Latent", "Shape"]

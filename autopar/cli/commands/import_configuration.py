@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.cli.command import Command
@@ -121,9 +122,10 @@ def _shape(model: str, sequence: int | None) -> Shape | None:
 
     if not model.startswith(PREFIX):
         return None
+    path = Path(model.removeprefix(PREFIX))
     try:
-        return Shape.of(model.removeprefix(PREFIX), sequence=sequence)
-    except ModelError:
+        return Shape.of(path / "config.json" if path.is_dir() else path, sequence=sequence)
+    except (ModelError, UsageError):
         return None
 
 

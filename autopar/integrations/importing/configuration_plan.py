@@ -10,7 +10,8 @@ from typing import Any
 
 from autopar.api import Planned, plan_loaded
 from autopar.costmodel import Cluster
-from autopar.costmodel.known import Priced, Shape
+from autopar.costmodel.frameworks import Framework, framework_named
+from autopar.costmodel.known import Shape
 from autopar.costmodel.known.pipeline_layout import even
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
@@ -27,7 +28,7 @@ from autopar.sharding.rules import is_product
 from .configuration import Configuration
 from .huggingface import Styles
 from .megatron import SIZES
-from .megatron_run import layout_of, price_run
+from .megatron_framework import layout_of, megatron_framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Hardware:
     """The devices to plan for: their number, their cluster, and the bytes of one that are used.
 
     `framework`: whose habits the plans are priced by. None: the configuration's number of devices,
-    this machine or the default cluster, autopar's own runtime, all memory.
+    this machine or the default cluster, the configuration's framework, all memory.
     """
 
     devices: int | None = None
@@ -48,8 +49,7 @@ class Hardware:
 class Imported:
     """A configuration with its plan, and whether that plan `fits` the memory.
 
-    `run`: the price of the run itself; None where the sizes of the model or the kernels of the
-    framework are not known. `free`: the plan of a search without the configuration; None if it was
+    `free`: the plan of a search without the configuration, by the same framework; None if it was
     not searched, or fits no device.
     """
 
@@ -58,10 +58,27 @@ class Imported:
     fits: bool
     scheme: str
     free: Planned | None
-    run: Priced | None = None
 
 
 EVERYTHING = Hardware()
+RUN_BY: Mapping[str, str] = {
+    "torchtitan": "torchtitan",
+    "accelerate": "torchtitan",
+    "deepspeed": "deepspeed zero-1",
+    "megatron": "megatron-core",
+}
+"""Frameworks by the project of a configuration; accelerate shards by FSDP2, as torchtitan does."""
+
+
+def framework_of(configuration: Configuration) -> Framework:
+    """The framework that runs a configuration, as far as it says how."""
+    if configuration.arguments:
+        return megatron_framework(configuration)
+    name = RUN_BY.get(configuration.source, "neutral")
+    # What reductions run under is a default of the stage (runtime/zero/config.py, overlap_comm).
+    if name.startswith("deepspeed") and configuration.zero == 3:
+        name = "deepspeed zero-3"
+    return framework_named(name)
 
 
 def scheme_text(configuration: Configuration, data: int) -> str:
@@ -116,15 +133,18 @@ def import_configuration(
     compare: bool = True,
     progress: Progress | None = None,
 ) -> Imported:
-    """Plan the model as the configuration says, and price the run itself if `shape` is given.
+    """Plan the model as the configuration says, as its framework runs it.
 
-    A plan that exceeds the memory is searched without a limit, to show the excess.
+    `shape`: the model's sizes, where they are known, which must be the configuration's. A plan that
+    exceeds the memory is searched without a limit, to show the excess.
     """
     require_sizes(configuration, model.graph, shape)
     devices = hardware.devices
     if not configuration.styles:
         devices = configuration.devices(devices)
     cluster, _ = choose_cluster(hardware.cluster, devices, hardware.framework)
+    if hardware.framework is None:
+        cluster = cluster.run_by(framework_of(configuration))
     free: dict[str, Any] = {
         "cluster": cluster,
         "optimizer": configuration.optimizer or "adamw",
@@ -144,9 +164,6 @@ def import_configuration(
         fits=fits,
         scheme=scheme,
         free=_planned(model, free) if compare else None,
-        run=price_run(configuration, shape, cluster)
-        if shape is not None and configuration.arguments
-        else None,
     )
 
 

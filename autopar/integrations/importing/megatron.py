@@ -16,8 +16,8 @@ from autopar.planning.model.recompute import MODULES as PLANNED
 
 from .configuration import Configuration, degree, left_out, number, stage
 from .megatron_arguments import run_of
+from .megatron_framework import MERGED, READ, precision_of, priced_otherwise, schedule_of
 from .megatron_older import OLDER, ZERO, modern
-from .megatron_run import MERGED, READ, precision_of, priced_otherwise, schedule_of
 
 SOURCE = "megatron"
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}

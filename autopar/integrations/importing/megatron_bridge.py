@@ -15,7 +15,7 @@ from autopar.integrations.convert.precisions import WORDS
 
 from .configuration import Configuration
 from .megatron import KNOWN, configuration_of
-from .megatron_run import READ
+from .megatron_framework import READ
 from .python import Record, Unread, Value, configured, is_plain, named_unread
 
 SOURCE = "megatron-bridge"

@@ -13,13 +13,12 @@ import pytest
 
 from autopar.cli import run
 from autopar.cli import shared_options as options
-from autopar.costmodel import load_cluster
 from autopar.errors import UsageError
 from autopar.integrations.importing import FORMATS, Configuration, read_configuration
 from autopar.integrations.importing.configuration import left_out
-from autopar.integrations.importing.configuration_plan import scheme_text
+from autopar.integrations.importing.configuration_plan import framework_of, scheme_text
 from autopar.integrations.importing.megatron import read_megatron
-from autopar.integrations.importing.megatron_run import known_run, price_run
+from autopar.integrations.importing.megatron_framework import layout_of
 from autopar.schemes import scheme_named
 from tests.costmodel.known.mixture import MIXTURE
 
@@ -263,27 +262,36 @@ FOLDED = """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True pretrain_gpt.py
 """
 
 
-def test_the_run_of_a_megatron_configuration_has_what_its_arguments_say() -> None:
+def test_the_framework_of_a_megatron_configuration_does_what_its_arguments_say() -> None:
     configuration = read_megatron(FOLDED)
     assert configuration.interleave == 2
-    (said,) = configuration.lost
-    assert "moe_act" in said and "one operator" in said
+    rest, modules = configuration.lost
+    assert "moe_act" in modules and "one operator" in modules
+    assert rest == "not taken over: --fp8-param-gather"
     assert configuration.precision == "fp8-block"
     assert configuration.recompute_modules == ("layernorm",)
-    run = known_run(configuration, MIXTURE, 16)
-    assert (run.data, run.expert, run.inner, run.expert_replicas) == (4, 8, 1, 1)
-    assert (run.dispatcher, run.dispatcher_sms, run.overlap_experts) == ("node", 16, True)
-    assert run.recompute_modules == ("moe_act", "layernorm")
-    assert run.layout == ("Et", "tt", "tt", "tL")
-    cluster = load_cluster("dgx-h100").sized(16)
-    whole = price_run(configuration, MIXTURE, cluster)
-    assert whole.fits
-    # One by one rows are sorted twice, which is kernel time even where the host is behind.
-    apart = read_megatron(FOLDED.replace("flex", "alltoall"))
-    assert whole.arithmetic < price_run(apart, MIXTURE, cluster).arithmetic
-    # Two bytes of each moment less.
-    wide = FOLDED.replace("--use-precision-aware-optimizer", "")
-    assert whole.memory < price_run(read_megatron(wide), MIXTURE, cluster).memory
+    work = framework_of(configuration)
+    habits = work.habits
+    assert (work.name, work.kernels.products) == ("megatron-core", "float8_block")
+    assert (habits.overlap_gradients, habits.overlap_gather) == (True, False)
+    # A master of four bytes, two bytes of each moment.
+    assert (habits.state_bytes, habits.loss, habits.expandable) == (8, "in-place", True)
+    assert not habits.graphed and not habits.pipelined_tensor and habits.overlap_sends
+    assert framework_of(read_megatron(f"{FOLDED} --tp-comm-overlap")).habits.pipelined_tensor
+
+
+@pytest.mark.parametrize(
+    ("project", "zero", "name"),
+    [
+        ("torchtitan", 3, "torchtitan-2026.03"),
+        ("accelerate", 3, "torchtitan-2026.03"),
+        ("deepspeed", 3, "deepspeed zero-3"),
+        ("deepspeed", 2, "deepspeed zero-1"),
+        ("hf-tp-plan", None, "neutral"),
+    ],
+)
+def test_a_configuration_is_run_by_its_project(project: str, zero: int | None, name: str) -> None:
+    assert framework_of(Configuration(source=project, zero=zero)).name == name
 
 
 def test_a_dispatcher_without_a_price_is_told() -> None:
@@ -308,15 +316,17 @@ def test_a_dispatcher_without_a_price_is_told() -> None:
 )
 def test_layouts_of_pipelines_are_read(more: str, layout: tuple[str, ...]) -> None:
     text = f"--pipeline-model-parallel-size 4 --micro-batch-size 1 {more}"
-    assert known_run(read_megatron(text), MIXTURE, 4).layout == layout
+    assert layout_of(read_megatron(text), MIXTURE.layers) == layout
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--moe-token-dispatcher-type mail", "unknown dispatcher 'mail'"),
+        (
+            "--expert-model-parallel-size 2 --moe-token-dispatcher-type mail",
+            "unknown dispatcher 'mail'",
+        ),
         ("--fp8-format e4m3 --fp8-recipe int8", "unknown --fp8-recipe 'int8'"),
-        ("--moe-expert-capacity-factor much", "'much', which is no number"),
         ("--recompute-granularity selective --recompute-modules act", "recompute module 'act'"),
         ("--pipeline-model-parallel-layout Ex|L", "has 'x'; its letters are E, t, m, L"),
         ("--use-precision-aware-optimizer --exp-avg-dtype int4", "unknown --exp-avg-dtype 'int4'"),
@@ -325,7 +335,9 @@ def test_layouts_of_pipelines_are_read(more: str, layout: tuple[str, ...]) -> No
 def test_words_of_a_run_that_are_unknown_list_the_known_ones(more: str, message: str) -> None:
     text = f"--pipeline-model-parallel-size 2 --micro-batch-size 1 {more}"
     with pytest.raises(UsageError, match=message):
-        price_run(read_megatron(text), MIXTURE, load_cluster("dgx-h100").sized(2))
+        configuration = read_megatron(text)
+        framework_of(configuration)
+        layout_of(configuration, MIXTURE.layers)
 
 
 def test_experts_folded_over_tensor_parallel_ranks_are_planned_so() -> None:

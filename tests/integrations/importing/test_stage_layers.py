@@ -73,7 +73,7 @@ def test_other_files_cut_between_layers(tmp_path: Path) -> None:
     """The head counts as layers where the file says no numbers, as in torchtitan."""
     text = "[parallelism]\npipeline_parallel_degree = 2\n[training]\nlocal_batch_size = 8\n"
     first, last = counts(imported(text, "run.toml", tmp_path))
-    assert first + last == LAYERS and first > last
+    assert first + last == LAYERS and first >= last
 
 
 def test_a_chunk_without_a_layer_leaves_the_search_its_layers(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.device.kernel_seconds import large_product_rate
 from autopar.costmodel.frameworks import Kernels
-from autopar.costmodel.known import Configuration, Shape
-from autopar.costmodel.known.analysed_graphs import own_kernels
-from autopar.costmodel.known.part_figures import places_of
-from autopar.costmodel.known.part_seconds import Parts
+from autopar.costmodel.known import Shape
 from autopar.costmodel.step.covered import Seconds
 from autopar.sharding.program import Compute
+from benchmarks.validating.summed import Configuration
+from benchmarks.validating.summed.analysed_graphs import own_kernels
+from benchmarks.validating.summed.part_figures import places_of
+from benchmarks.validating.summed.part_seconds import Parts
 
 CLUSTER = load_cluster("l4").sized(1)
 SHAPE = Shape(

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.memory.stage_occupancy import occupied
 from autopar.order.schedules import in_flight, step_seconds
 from autopar.order.times import Times
 
 from .configuration import Configuration
 from .layer_distribution import staged
-from .shape import Shape
 from .stage_memory import peak_bytes
 from .stage_passes import Passes, Site
 

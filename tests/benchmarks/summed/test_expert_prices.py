@@ -10,15 +10,15 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.device.elementwise import CAST_TRAFFIC, memory_seconds
 from autopar.costmodel.device.expert_layers import BIAS_BACKWARD, BIAS_FORWARD
 from autopar.costmodel.frameworks import framework_named
-from autopar.costmodel.known import Configuration, Shape
-from autopar.costmodel.known.experts.issued_calls import EXPERT_BIAS, calls_of_experts
-from autopar.costmodel.known.part_figures import places_of
-from autopar.costmodel.known.part_seconds import Parts
+from autopar.costmodel.known import Shape
 from autopar.costmodel.step.covered import Seconds
 from autopar.sharding.program import Compute
 from autopar.sharding.rules.experts import EXPERTS
-
-from .mixture import MIXTURE
+from benchmarks.validating.summed import Configuration
+from benchmarks.validating.summed.issued_calls import EXPERT_BIAS, calls_of_experts
+from benchmarks.validating.summed.part_figures import places_of
+from benchmarks.validating.summed.part_seconds import Parts
+from tests.costmodel.known.mixture import MIXTURE
 
 CLUSTER = load_cluster("dgx-b200").sized(1)
 CORE = framework_named("megatron-core")

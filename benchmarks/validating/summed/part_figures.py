@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from autopar.costmodel.cluster.axis_binding import bind_axes
 from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.known.shape import Shape
 
 from .configuration import Configuration
-from .shape import Shape
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,8 +1,6 @@
-"""A run of Megatron-Core, from its arguments: the price of the run itself, not of a plan for it.
+"""Megatron-Core as the arguments of a run have it: its habits, kernels, schedule and layout.
 
-Degrees come from `Configuration`; this reads what arguments say of dispatch, overlap, recompute,
-precision, layouts and kernels. Defaults are those of NVIDIA/Megatron-LM@d98e8a64
-(megatron/training/arguments.py).
+Defaults are those of NVIDIA/Megatron-LM@d98e8a64 (megatron/training/arguments.py).
 """
 
 from __future__ import annotations
@@ -10,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import Framework, Habits, framework_named
-from autopar.costmodel.known import Configuration as Known
-from autopar.costmodel.known import Priced, Shape, price
 from autopar.costmodel.known.pipeline_layout import chunks_of, ended, even
 from autopar.errors import UsageError, unknown
 from autopar.integrations.convert.precisions import MEGATRON_RECIPES
@@ -23,14 +18,9 @@ from autopar.order.schedules import SCHEDULES
 from .configuration import Configuration, number
 
 Arguments = Mapping[str, str]
-DISPATCHERS: Mapping[str, tuple[str, str, int]] = {
-    "alltoall": ("alltoall", "", 1),
-    "deepep": ("node", "moe-deepep-num-sms", 20),
-    "hybridep": ("node", "moe-hybridep-num-sms", 16),
-}
-"""Dispatchers: ours, and the argument of their multiprocessors with its default."""
 GATHERS = "allgather"
 """The dispatcher that gathers the rows of all ranks on each, without a price."""
+DISPATCHERS = ("alltoall", "deepep", "hybridep")
 LOSSES = {"te": "in-place", "native": "megatron-fused"}
 STATES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 MERGED = "overlap-moe-expert-parallel-comm"
@@ -53,18 +43,11 @@ READ = frozenset(
         "fp4-format",
         "fp4-recipe",
         "fp8-format",
-        "fp8-param-gather",
         "fp8-recipe",
         "main-params-dtype",
-        "moe-deepep-num-sms",
         "moe-enable-deepep",
-        "moe-expert-capacity-factor",
         "moe-flex-dispatcher-backend",
-        "moe-hybridep-num-sms",
-        "moe-pad-expert-input-to-capacity",
-        "moe-shared-expert-overlap",
         "moe-token-dispatcher-type",
-        "mtp-num-layers",
         "no-overlap-p2p-communication",
         MERGED,
         "pipeline-model-parallel-layout",
@@ -73,51 +56,7 @@ READ = frozenset(
         "use-precision-aware-optimizer",
     )
 )
-"""Arguments that only the price of the run takes over."""
-
-
-def price_run(configuration: Configuration, shape: Shape, cluster: Cluster) -> Priced:
-    """Predict a step of the model on the cluster as Megatron-Core runs it."""
-    given = configuration.arguments
-    work = _framework(configuration)
-    modules = number("megatron", given, "mtp-num-layers") or 0
-    shape = replace(shape.run_by(work), mtp=modules)
-    run = known_run(configuration, shape, cluster.devices).run_by(work)
-    return price(shape, run, cluster)
-
-
-def known_run(configuration: Configuration, shape: Shape, devices: int) -> Known:
-    """The configuration on so many devices, without its framework."""
-    given = configuration.arguments
-    data = configuration.degree_of_data(devices)
-    dispatcher, sms = _dispatcher(given)
-    micro_batch = configuration.micro_batch or 1
-    return Known(
-        global_batch=configuration.batch or micro_batch * data,
-        micro_batch=micro_batch,
-        tensor=configuration.tensor,
-        pipeline=configuration.stages,
-        data=data,
-        context=configuration.context,
-        context_by="heads" if given.get("cp-comm-type") == "a2a" else "ring",
-        expert=configuration.expert,
-        expert_tensor=configuration.expert_tensor or 0,
-        dispatcher=dispatcher,
-        dispatcher_sms=sms,
-        overlap_experts=MERGED in given,
-        overlap_shared="moe-shared-expert-overlap" in given,
-        capacity=_capacity(given),
-        zero=configuration.zero or 0,
-        sequence_parallel=configuration.sequence_parallel,
-        recompute=configuration.recompute or "none",
-        recompute_modules=tuple(given.get("recompute-modules", "").split()),
-        # A run says by `overlap_experts` that passes are merged.
-        schedule=schedule_of(configuration.stages, configuration.interleave, merged=False)
-        or "1f1b",
-        interleave=configuration.interleave,
-        layout=layout_of(configuration, len(shape.kinds())),
-        dtype=configuration.dtype or "float32",
-    )
+"""Arguments that only the price takes over."""
 
 
 def schedule_of(stages: int, interleave: int, *, merged: bool) -> str | None:
@@ -135,39 +74,18 @@ def schedule_of(stages: int, interleave: int, *, merged: bool) -> str | None:
 
 
 def priced_otherwise(given: Arguments) -> list[str]:
-    """Sentences on arguments in whose place the price of the run takes others."""
-    if _kind(given) != GATHERS:
+    """Sentences on arguments in whose place the price takes others."""
+    kind = given.get("moe-token-dispatcher-type", GATHERS)
+    if kind == "flex":
+        kind = given.get("moe-flex-dispatcher-backend", "deepep")
+    if kind not in (GATHERS, *DISPATCHERS):
+        raise UsageError(unknown("dispatcher", kind, (GATHERS, *DISPATCHERS)))
+    if kind != GATHERS:
         return []
     return [
         f"--moe-token-dispatcher-type {GATHERS} (the default): its gathers of all rows have no "
-        "price, and the run itself is priced with rows that travel one by one (alltoall)"
+        "price, and the run is priced with rows that travel one by one (alltoall)"
     ]
-
-
-def _kind(given: Arguments) -> str:
-    kind = given.get("moe-token-dispatcher-type", GATHERS)
-    return given.get("moe-flex-dispatcher-backend", "deepep") if kind == "flex" else kind
-
-
-def _dispatcher(given: Arguments) -> tuple[str, int]:
-    kind = _kind(given)
-    if kind == GATHERS:
-        # The nearest that has a price (see `priced_otherwise`).
-        kind = "alltoall"
-    if kind not in DISPATCHERS:
-        raise UsageError(unknown("dispatcher", kind, DISPATCHERS))
-    name, argument, default = DISPATCHERS[kind]
-    return name, number("megatron", given, argument, default) or default
-
-
-def _capacity(given: Arguments) -> float:
-    text = given.get("moe-expert-capacity-factor", "0")
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(
-            f"megatron: --moe-expert-capacity-factor is {text!r}, which is no number"
-        ) from None
 
 
 def layout_of(configuration: Configuration, layers: int) -> tuple[str, ...]:
@@ -199,7 +117,7 @@ def precision_of(given: Arguments) -> str | None:
     return MEGATRON_RECIPES[recipe]
 
 
-def _framework(configuration: Configuration) -> Framework:
+def megatron_framework(configuration: Configuration) -> Framework:
     """Megatron-Core with the habits and kernels that the arguments choose."""
     given = configuration.arguments
     work = framework_named("megatron-core")
@@ -228,7 +146,6 @@ def _habits(configuration: Configuration, habits: Habits) -> Habits:
         overlap_sends=configuration.interleave > 1 and "no-overlap-p2p-communication" not in given,
         gradient_bytes=gradients,
         reduced_bytes=gradients,
-        gathered_bytes=1.0 if "fp8-param-gather" in given else None,
         loss=loss,
         state_bytes=_state_bytes(given),
         compiled="full_iteration" in (graphs, *scope),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from autopar.costmodel.known.pipeline_layout import check
+from autopar.costmodel.known.shape import Shape
 from autopar.errors import UsageError
 
 from .configuration import Configuration
-from .pipeline_layout import check
-from .shape import Shape
 
 
 def dealt(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> list[Counter[str]]:

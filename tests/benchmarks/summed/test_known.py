@@ -11,16 +11,16 @@ import pytest
 
 from autopar.costmodel import collective_time, load_cluster
 from autopar.costmodel.frameworks import FRAMEWORKS, Habits, Kernels
-from autopar.costmodel.known.configuration import Configuration
-from autopar.costmodel.known.part_figures import places_of
-from autopar.costmodel.known.part_seconds import Parts
-from autopar.costmodel.known.priced_step import price
 from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.stage_memory import working
 from autopar.costmodel.step.covered import exposed
 from autopar.costmodel.step.estimate import estimate
 from autopar.errors import UsageError
 from autopar.order.scheduled import scheduled
+from benchmarks.validating.summed.configuration import Configuration
+from benchmarks.validating.summed.part_figures import places_of
+from benchmarks.validating.summed.part_seconds import Parts
+from benchmarks.validating.summed.priced_step import price
+from benchmarks.validating.summed.stage_memory import working
 
 CLUSTER = load_cluster("dgx-a100-80g")
 SHAPE = Shape(layers=4, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=51200, sequence=512)
@@ -128,7 +128,9 @@ def test_the_parts_are_those_of_the_ordinary_estimate() -> None:
     """No second model: the same program through `estimate` takes the same seconds but for the loss,
     whose kernels are the framework's.
     """
-    c = Configuration(global_batch=2, micro_batch=2, tensor=4, kernels=Kernels(attention="fused"))
+    kernels = Kernels(attention="fused")
+    habits = Habits(compiled=True)
+    c = Configuration(global_batch=2, micro_batch=2, tensor=4, kernels=kernels, habits=habits)
     parts = parts_of(SHAPE, c, layers=4)
     actual = parts.parts()
     whole = estimate(parts.program(), parts.analysis, parts.prices, optimizer="adamw")

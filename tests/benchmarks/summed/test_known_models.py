@@ -14,14 +14,15 @@ import pytest
 
 from autopar.costmodel import load_cluster
 from autopar.costmodel.frameworks import FRAMEWORKS, LOSSES, Habits, Kernels, framework_named
-from autopar.costmodel.known import Configuration, Latent, Shape, price
-from autopar.costmodel.known.layer_distribution import dealt
-from autopar.costmodel.known.part_figures import alone, of_kinds, places_of
-from autopar.costmodel.known.part_seconds import Parts
-from autopar.costmodel.known.stage_memory import working
+from autopar.costmodel.known import Latent, Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import ModelError, UsageError
 from autopar.order.scheduled import scheduled
+from benchmarks.validating.summed import Configuration, price
+from benchmarks.validating.summed.layer_distribution import dealt
+from benchmarks.validating.summed.part_figures import alone, of_kinds, places_of
+from benchmarks.validating.summed.part_seconds import Parts
+from benchmarks.validating.summed.stage_memory import working
 
 CLUSTER = load_cluster("dgx-h100")
 SMALL = {

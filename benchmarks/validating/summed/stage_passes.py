@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.collectives import collective_time
 from autopar.costmodel.device.elementwise import memory_seconds
+from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.step.covered import SLOWDOWN, exposed
 from autopar.ir import DTYPE_BYTES
 
 from .configuration import Configuration
-from .experts.issued_calls import calls_of_overlap
+from .issued_calls import calls_of_overlap
 from .part_figures import PartSeconds, Places, places_of
 from .part_seconds import parts_of
-from .shape import Shape
 
 ENDS = ("embed", "head")
 """Parts that are no layers."""

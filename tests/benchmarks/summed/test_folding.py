@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known import Configuration, price
-from autopar.costmodel.known.part_figures import places_of
 from autopar.costmodel.known.pipeline_layout import chunks_of
-from autopar.costmodel.known.stage_memory import working
-from autopar.costmodel.known.stage_passes import Passes, Site
 from autopar.errors import UsageError
+from benchmarks.validating.summed import Configuration, price
+from benchmarks.validating.summed.part_figures import places_of
+from benchmarks.validating.summed.stage_memory import working
+from benchmarks.validating.summed.stage_passes import Passes, Site
 from tests.costmodel.known.mixture import MIXTURE
 
 CLUSTER = load_cluster("dgx-h100")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from autopar.costmodel.collectives import collective_time
 from autopar.costmodel.collectives.dispatch import Dispatcher, Group, Travel, travel_seconds
+from autopar.costmodel.known.shape import Shape
 from autopar.ir import DTYPE_BYTES
 
-from ..configuration import Configuration
-from ..shape import Shape
+from .configuration import Configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from autopar.costmodel.collectives.dispatch import DISPATCHERS, SMS
 from autopar.costmodel.frameworks import Framework, Habits, Kernels
+from autopar.costmodel.known.recompute_modules import MODULES, has_operator
 from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES
 from autopar.order.schedules import SCHEDULES
 
-from .experts.folding import Axis, refined
-from .recompute_modules import MODULES, has_operator
+from .folding import Axis, refined
 
 RECOMPUTE = ("none", "selective", "full")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..configuration import Configuration
-from ..shape import Shape
+from autopar.costmodel.known.shape import Shape
+
+from .configuration import Configuration
 
 EXPERT_OPERATORS = 20
 """Operators of a layer of experts besides its products: sorts of rows, exchanges, activation.

@@ -12,8 +12,9 @@ from autopar.costmodel import Cluster, load_cluster
 from autopar.costmodel.cluster.cluster import join
 from autopar.costmodel.cluster.level import Level
 from autopar.costmodel.frameworks import Habits
-from autopar.costmodel.known import Configuration, Priced, Shape, price
+from autopar.costmodel.known import Shape
 from autopar.errors import ClusterError, UsageError
+from benchmarks.validating.summed import Configuration, Priced, price
 from benchmarks.validating.uneven_pipelines import Stage, price_stages
 
 CLUSTER = load_cluster("dgx-a100-80g").sized(8)

@@ -16,6 +16,8 @@ from autopar.costmodel.collectives.dispatch import Group
 from autopar.costmodel.device import scan_kernels
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
 from autopar.costmodel.frameworks import LOSSES, Framework
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.state_part import SCAN
 from autopar.costmodel.step.covered import SLOWDOWN, Covers, Seconds, exposed
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
@@ -38,11 +40,9 @@ from autopar.sharding.rules.recurrent import STATE_SPACE
 
 from .analysed_graphs import analysed, own_kernels, routed
 from .configuration import Configuration
-from .experts.issued_calls import calls_of_experts, in_a_graph
-from .experts.travel import Rows, ways_of_rows
+from .issued_calls import calls_of_experts, in_a_graph
 from .part_figures import PartSeconds, Places, alone, of_kinds, places_of
-from .shape import Shape
-from .state_part import SCAN
+from .travel import Rows, ways_of_rows
 
 EXPERT_WEIGHTS = (".experts.up.weight", ".experts.down.weight")
 """Endings of the names of weights of experts."""

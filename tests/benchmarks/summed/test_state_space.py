@@ -19,17 +19,18 @@ from autopar.costmodel.device.kernel_seconds import product_seconds
 from autopar.costmodel.device.products import Product
 from autopar.costmodel.device.scan_kernels import Kernel, ScanKernels
 from autopar.costmodel.frameworks import framework_named
-from autopar.costmodel.known import Configuration, Shape, price
-from autopar.costmodel.known.part_figures import places_of
-from autopar.costmodel.known.part_seconds import Parts
+from autopar.costmodel.known import Shape
 from autopar.costmodel.known.shape import StateSpace
-from autopar.costmodel.known.stage_memory import working
 from autopar.costmodel.known.state_part import SCAN
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import ModelError, UsageError
 from autopar.sharding.program import Compute
 from autopar.sharding.rules import Call, rule_of
 from autopar.sharding.rules.recurrent import STATE_SPACE
+from benchmarks.validating.summed import Configuration, price
+from benchmarks.validating.summed.part_figures import places_of
+from benchmarks.validating.summed.part_seconds import Parts
+from benchmarks.validating.summed.stage_memory import working
 
 CLUSTER = load_cluster("dgx-h100")
 STATE = StateSpace(heads=32, width=64, size=128, groups=8)

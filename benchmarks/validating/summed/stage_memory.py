@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.device.device import ITEMSIZE, TF32
 from autopar.costmodel.frameworks import LOSSES, Habits
+from autopar.costmodel.known.recompute_modules import LAYER
+from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.known.state_part import SCAN
 from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute
 from autopar.costmodel.memory.peak import Memory
 from autopar.costmodel.memory.stage_occupancy import Load, loads, stage_memory
@@ -27,10 +30,7 @@ from autopar.sharding.rules.experts import EXPERTS
 from .configuration import Configuration
 from .part_figures import PartSeconds, alone, of_kinds, places_of
 from .part_seconds import Parts
-from .recompute_modules import LAYER
-from .shape import Shape
 from .stage_passes import ENDS
-from .state_part import SCAN
 
 
 def working(shape: Shape, c: Configuration, cluster: Cluster) -> Mapping[str, Load]:
