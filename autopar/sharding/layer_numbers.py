@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _LAYER = re.compile(r"(?:^|[./])(\d+)(?=[./])")
 
@@ -43,3 +43,19 @@ def between_layers(operators: Iterable[tuple[str, bool]]) -> tuple[range, ...]:
         layer = number
         last = place
     return tuple(places)
+
+
+def around_layers(operators: Sequence[tuple[str, bool]]) -> tuple[range, range]:
+    """The operators before one of which the first layer may begin, and what is after the last.
+
+    `operators`: as in `between_layers`; some are in layers.
+
+    >>> names = ["embed", "h.0/norm", "h.0/linear", "h.1/linear", "norm", "head/linear"]
+    >>> around_layers([(name, "linear" in name) for name in names])
+    (range(1, 3), range(4, 6))
+    """
+    numbered = [layer_of(name) is not None for name, _ in operators]
+    products = [place for place, (_, is_product) in enumerate(operators) if is_product]
+    inside = [place for place in products if numbered[place]]
+    head = next((place for place in products if place > inside[-1]), len(operators) - 1)
+    return range(numbered.index(True), inside[0] + 1), range(inside[-1] + 1, head + 1)

@@ -22,7 +22,7 @@ from autopar.planning.model.recompute import modules_of
 from autopar.planning.model.request import WITHOUT_LIMIT
 from autopar.schemes import scheme_named
 from autopar.schemes.pinning import stage_mesh
-from autopar.sharding.layer_numbers import between_layers
+from autopar.sharding.layer_numbers import around_layers, between_layers
 from autopar.sharding.rules import is_product
 
 from .configuration import Configuration
@@ -186,7 +186,12 @@ def require_sizes(configuration: Configuration, graph: Graph, shape: Shape | Non
 
 
 def _between_layers(graph: Graph) -> tuple[range, ...]:
-    return between_layers((op.name, is_product(op.kind)) for op in graph.operators)
+    return between_layers(_named(graph))
+
+
+def _named(graph: Graph) -> list[tuple[str, bool]]:
+    """The names of operators, and whether they are products."""
+    return [(op.name, is_product(op.kind)) for op in graph.operators]
 
 
 def _cuts(configuration: Configuration, graph: Graph) -> tuple[range, ...] | None:
@@ -202,11 +207,12 @@ def _cuts(configuration: Configuration, graph: Graph) -> tuple[range, ...] | Non
     chunks = configuration.stages * configuration.interleave
     letters = layout_of(configuration, layers) or even(layers, chunks)
     counts = [chunk.count("t") for chunk in letters]
-    # A chunk of an embedding or a loss alone begins at no layer.
-    if 0 in counts or sum(counts) != layers:
+    if sum(counts) != layers:
         return places
-    ends = itertools.accumulate(counts[:-1])
-    return tuple(places[end - 1] for end in ends)
+    # A chunk may hold the embedding or the loss alone.
+    first, last = around_layers(_named(graph))
+    begins = (first, *places, last)
+    return tuple(begins[end] for end in itertools.accumulate(counts[:-1]))
 
 
 def _planned(model: LoadedModel, arguments: Mapping[str, Any]) -> Planned | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from autopar.errors import NoPlanFits, UsageError
-from autopar.planning.model.request import HEADROOM
+from autopar.planning.model.request import HEADROOM, WITHOUT_LIMIT
 from autopar.search import Infeasible
 
 from .best_first import BestFirst
@@ -39,11 +39,17 @@ def no_candidate(search: BestFirst) -> UsageError:
     return UsageError(f"the plan must have pipeline stages: {reason}")
 
 
-def nothing_fits(search: BestFirst, failures: list[Infeasible]) -> NoPlanFits:
+def nothing_fits(search: BestFirst, failures: list[Infeasible]) -> NoPlanFits | UsageError:
     """The error where no program fits the memory; `failures`: of the programs that were made."""
     request = search.request
     solver = search.solver
     limit = request.memory_limit
+    if limit >= WITHOUT_LIMIT:
+        chunks = f" of {request.interleave} chunks" if request.interleave else ""
+        return UsageError(
+            f"{request.stages} stages{chunks}: the model cannot be cut into so many at the places "
+            "that are asked for"
+        )
     # The needs of pipelines are estimated, not shown by a plan: they are named only where there is
     # nothing else.
     estimated = [misfit.needed + solver.always for misfit in search.misfits]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 
 import pytest
 
 from autopar.costmodel.known import Shape
+from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.integrations.convert.stage_layers import stage_layers
@@ -76,9 +78,16 @@ def test_other_files_cut_between_layers(tmp_path: Path) -> None:
     assert first + last == LAYERS and first >= last
 
 
-def test_a_chunk_without_a_layer_leaves_the_search_its_layers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["E|t*4|t*4|L", "Et|t*4|t*3|L", "E|t*5|t*2|tL"])
+def test_a_chunk_may_hold_the_embedding_or_the_loss_alone(layout: str, tmp_path: Path) -> None:
     text = (
         "--pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 8 "
-        '--pipeline-model-parallel-layout "E|t*4|t*4|L"'
+        f'--pipeline-model-parallel-layout "{layout}"'
     )
-    assert sum(counts(imported(text, "run.sh", tmp_path))) == LAYERS
+    stages = imported(text, "run.sh", tmp_path).stages
+    begins = [stage.first for stage in stages]
+    letters = chunks_of(layout)
+    layers = list(itertools.accumulate((chunk.count("t") for chunk in letters), initial=0))
+    told = [f"layers.{layer}.norm1" if layer < LAYERS else "head" for layer in layers[1:-1]]
+    assert begins[0].startswith("embed")
+    assert all(name.startswith(said) for name, said in zip(begins[1:], told, strict=True))
