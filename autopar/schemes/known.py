@@ -323,6 +323,14 @@ def _axis_scheme(name: str) -> AxisScheme:
     return AXIS_SCHEMES[name]
 
 
+def _stored_scheme(name: str, stored: str | None) -> AxisScheme:
+    """The scheme of a factor, whose parameters are stored split on its axis if it says so."""
+    if name == "data":
+        return AXIS_SCHEMES[stored or name]
+    scheme = _axis_scheme(name)
+    return replace(scheme, storage="split") if stored else scheme
+
+
 def _product(text: str, factors: list[tuple[str, int, str | None]]) -> Scheme:
     """A product of schemes with their degrees, the pipeline first."""
     stages = pipeline = None
@@ -330,9 +338,7 @@ def _product(text: str, factors: list[tuple[str, int, str | None]]) -> Scheme:
         pipeline = factors[0][0].removeprefix("pipeline-")
         stages = factors[0][1]
         factors = factors[1:]
-    axes = tuple(
-        _axis_scheme(stored if name == "data" and stored else name) for name, _, stored in factors
-    )
+    axes = tuple(_stored_scheme(name, stored) for name, _, stored in factors)
     zero = {int(stored[-1]) for _, _, stored in factors if stored} | {
         int(name[-1]) for name, _, _ in factors if name in ("zero1", "zero2", "zero3")
     }

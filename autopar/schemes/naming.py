@@ -215,13 +215,17 @@ class _View:
         """The option that an operator takes on an axis."""
         return self.analysis.offers[name].options[self.options[name][axis]]
 
+    def option_split(self, name: str, axis: int) -> Split:
+        """What an operator splits on an axis."""
+        return self.profiles.by_name[name].splits[self.options[name][axis]]
+
     def shares(self, axis: int, *parts: Part) -> dict[Split, float]:
         """Shares of the work of these parts by split; empty if the model has no such parts."""
         shares = dict.fromkeys(Split, 0.0)
         for name in self.names:
             profile = self.profiles.by_name[name]
             if profile.part in parts:
-                shares[profile.splits[self.options[name][axis]]] += profile.work
+                shares[self.option_split(name, axis)] += profile.work
         total = sum(shares.values())
         return {split: work / total for split, work in shares.items()} if total else {}
 
@@ -309,6 +313,9 @@ class _View:
         used: set[str] = set()
         for op in self.analysis.warm:
             if op.name not in self.options or self.profiles.by_name[op.name].part is Part.WEIGHT:
+                continue
+            # Experts that are split are no parameters that could be gathered.
+            if self.option_split(op.name, axis) is Split.EXPERT:
                 continue
             for name, placement in zip(op.inputs, self.option(op.name, axis).inputs, strict=True):
                 for root in self.profiles.roots.get(name, ()):

@@ -43,7 +43,7 @@ ALONE = {
 OUTERMOST = ("PP", "HSDP", "DP", "FSDP", "CP", "ULYSSES", "EP", "TP", "TP+SP")
 _FACTOR = re.compile(
     r"(?P<word>dp|fsdp|tp|pp|cp|ep|ulysses)\s*(?P<size>\d+)"
-    r"(?:\s*(?:\+(?P<rows>sp)|zero-?(?P<zero>[12])))?"
+    r"(?:\s*(?:\+(?P<rows>sp)|zero-?(?P<zero>[123])))?"
     r"|hsdp\s*(?P<replicas>\d+)\s*x\s*(?P<shards>\d+)(?:\s*zero-?(?P<hybrid>[123]))?",
     re.IGNORECASE,
 )

@@ -112,8 +112,9 @@ def _factors(configuration: Configuration, data: int) -> list[tuple[str, int, st
         factors += [("data", replicas // shards, ""), ("data", shards, stored)]
     elif replicas > 1:
         factors.append(("data", replicas, stored if shards > 1 else ""))
+    # What is no expert is shared out over the ranks of experts, too.
     if expert > 1:
-        factors.append(("expert", expert, ""))
+        factors.append(("expert", expert, stored))
     if configuration.context > 1:
         factors.append((configuration.context_scheme, configuration.context, ""))
     if configuration.tensor > 1 and not configuration.styles:

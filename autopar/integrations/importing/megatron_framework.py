@@ -43,6 +43,7 @@ READ = frozenset(
         "fp4-format",
         "fp4-recipe",
         "fp8-format",
+        "fp8-param-gather",
         "fp8-recipe",
         "main-params-dtype",
         "moe-enable-deepep",

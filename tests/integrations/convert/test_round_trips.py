@@ -51,7 +51,7 @@ def test_plans_come_back(plans: dict[str, Plan], name: str, target: str, tmp_pat
     back = import_configuration(
         configuration,
         model,
-        Hardware(devices=4, cluster="dgx-h100", memory=70 * 2**30),
+        Hardware(devices=4, cluster="dgx-h100", framework="autopar", memory=70 * 2**30),
         compare=False,
     ).planned.plan
     same = (

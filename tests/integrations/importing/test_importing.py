@@ -265,9 +265,8 @@ FOLDED = """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True pretrain_gpt.py
 def test_the_framework_of_a_megatron_configuration_does_what_its_arguments_say() -> None:
     configuration = read_megatron(FOLDED)
     assert configuration.interleave == 2
-    rest, modules = configuration.lost
+    (modules,) = configuration.lost
     assert "moe_act" in modules and "one operator" in modules
-    assert rest == "not taken over: --fp8-param-gather"
     assert configuration.precision == "fp8-block"
     assert configuration.recompute_modules == ("layernorm",)
     work = framework_of(configuration)
@@ -344,7 +343,17 @@ def test_experts_folded_over_tensor_parallel_ranks_are_planned_so() -> None:
     configuration = read_megatron(FOLDED)
     assert configuration.devices(16) == 16
     text = scheme_text(configuration, 4)
-    assert text.endswith(" x expert 4 x expert+megatron-sp 2")
+    assert text.endswith(" x expert 4 (zero1) x expert+megatron-sp 2")
     # Without the argument, ranks that split tensors split each expert.
     whole = read_megatron(FOLDED.replace("--expert-tensor-parallel-size 1", ""))
     assert scheme_text(whole, 8).endswith(" x expert 8 x megatron-sp 2")
+
+
+def test_dense_weights_are_shared_out_over_the_ranks_of_experts() -> None:
+    """FSDP with experts: dense weights over all ranks, experts over the replicas of their own."""
+    configuration = Configuration(source="torchtitan", data=8, shards=8, zero=3, expert=4)
+    text = scheme_text(configuration, 8)
+    assert text == "data 2 (zero3) x expert 4 (zero3)"
+    storage = [axis.storage for axis in scheme_named(text).axes]
+    assert storage == ["split", "split"]
+    assert [axis.storage for axis in scheme_named("data 2 (zero3) x expert 4").axes][1] == "used"
