@@ -283,6 +283,6 @@ def _modules(options: Mapping[str, str], lost: list[str]) -> tuple[str, ...]:
     if inside:
         lost.append(
             f"--recompute-modules {' '.join(inside)}: a plan makes a layer's products of experts "
-            "and the calls between them as one operator; the run itself is priced with it"
+            "and the calls between them as one operator"
         )
     return tuple(name for name in named if name in PLANNED)

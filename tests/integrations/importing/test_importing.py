@@ -346,7 +346,7 @@ def test_experts_folded_over_tensor_parallel_ranks_are_planned_so() -> None:
     assert text.endswith(" x expert 4 (zero1) x expert+megatron-sp 2")
     # Without the argument, ranks that split tensors split each expert.
     whole = read_megatron(FOLDED.replace("--expert-tensor-parallel-size 1", ""))
-    assert scheme_text(whole, 8).endswith(" x expert 8 x megatron-sp 2")
+    assert scheme_text(whole, 8).endswith(" x expert 8 (zero1) x megatron-sp 2")
 
 
 def test_dense_weights_are_shared_out_over_the_ranks_of_experts() -> None:
