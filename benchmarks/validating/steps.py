@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -272,15 +272,18 @@ def configuration_of(row: Row, work: Framework) -> Configuration:
     return c.run_by(work)
 
 
-def predict(row: Row) -> tuple[Shape, Priced]:
-    """The model of a row and its predicted step.
+Prices = Callable[[Shape, Configuration, Cluster], Priced]
+
+
+def predict(row: Row, by: Prices = price) -> tuple[Shape, Priced]:
+    """The model of a row and its predicted step, at the prices that `by` gives.
 
     Raises `Missing` if the row does not define its run.
     """
     work = framework(row)
     row = with_degrees(row)
     shape = shape_of(row, work)
-    attempts = list(_tried(row, work, shape))
+    attempts = list(_tried(row, work, shape, by))
     fitting = [one for one in attempts if one.fits] or attempts
     return shape, min(fitting, key=lambda one: one.step)
 
@@ -296,21 +299,19 @@ def machines_of(row: Row) -> Cluster:
     )
 
 
-def _tried(row: Row, work: Framework, shape: Shape) -> Iterator[Priced]:
+def _tried(row: Row, work: Framework, shape: Shape, by: Prices) -> Iterator[Priced]:
     """The prices of a row, of which one that leaves its layout or micro-batch open has several."""
     cluster = machines_of(row)
     layouts = list(_layouts(row))
     if len(layouts) == 1 and row["micro_batch"]:
-        yield price(shape, configuration_of(row, work), cluster)
+        yield by(shape, configuration_of(row, work), cluster)
         return
     told = Missing("not given: tp, pp, dp, micro_batch")
     priced = False
     for layout in layouts:
         for micro in [row["micro_batch"]] if row["micro_batch"] else map(str, MICRO_BATCHES):
             try:
-                yield price(
-                    shape, configuration_of({**layout, "micro_batch": micro}, work), cluster
-                )
+                yield by(shape, configuration_of({**layout, "micro_batch": micro}, work), cluster)
                 priced = True
             except AutoparError:
                 continue

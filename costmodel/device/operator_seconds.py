@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel.cluster.cluster import Cluster
+from autopar.costmodel.frameworks import OWN
 from autopar.ir.stored_products import LINEAR_LOSS
 from autopar.sharding.communication import visited
+from autopar.sharding.notation import local_elements
 from autopar.sharding.rules import Call
 from autopar.sharding.rules.contraction import INDEX_SCORES
 from autopar.sharding.rules.experts import EXPERTS
@@ -25,12 +27,14 @@ from autopar.sharding.strategies import Strategies
 from . import Device
 from .expert_layers import Layer
 from .index_scores import index_scores_seconds
-from .linear_losses import linear_loss_seconds
+from .losses import linear_loss_seconds, loss_seconds
 from .operator_kernels import OperatorKernels, computed_in, local_sizes
 from .scan_kernels import ScanKernels
 from .scans import SCANS, Scan
 
 Floats = NDArray[np.float64]
+
+CROSS_ENTROPY = "aten.cross_entropy_loss.default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +100,12 @@ def _of_kernels(
         )
     if call.operator.kind == LINEAR_LOSS:
         local = local_sizes(strategies, mesh)
-        forward, backward = linear_loss_seconds(
-            call, strategies.rule, local, cluster.device, gradients
-        )
+        forward, backward = linear_loss_seconds(call, strategies.rule, local, cluster, gradients)
+        return OperatorSeconds(forward=forward, backward=backward, weight=np.zeros(len(local)))
+    if call.operator.kind == CROSS_ENTROPY and cluster.framework.name != OWN:
+        local = local_sizes(strategies, mesh)
+        scores = local_elements(strategies.rule.inputs[0], local)
+        forward, backward = loss_seconds(scores, cluster)
         return OperatorSeconds(forward=forward, backward=backward, weight=np.zeros(len(local)))
     work = OperatorKernels(call, strategies, mesh, cluster, gradients, inside)
     # Ring attention runs its kernel once for each block of keys that passes by.

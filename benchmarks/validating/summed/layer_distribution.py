@@ -20,7 +20,7 @@ def dealt(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> li
     kinds = shape.kinds()
     stages: list[Counter[str]] = [Counter() for _ in range(c.pipeline)]
     start = 0
-    for chunk, count in enumerate(_layers(shape, c, parameters)):
+    for chunk, count in enumerate(layers_of_chunks(shape, c, parameters)):
         # Consecutive chunks are on consecutive stages, as interleaved schedules have them.
         stages[chunk % c.pipeline].update(kinds[start : start + count])
         start += count
@@ -45,7 +45,7 @@ def staged(
     return stages
 
 
-def _layers(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> list[int]:
+def layers_of_chunks(shape: Shape, c: Configuration, parameters: Mapping[str, float]) -> list[int]:
     """The number of layers of each chunk."""
     kinds = shape.kinds()
     chunks = c.pipeline * c.interleave

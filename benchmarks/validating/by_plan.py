@@ -1,0 +1,83 @@
+"""A published run as a plan: the ordinary graph of its shape, pinned as the run was configured."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from autopar.api import plan_loaded
+from autopar.costmodel import Cluster
+from autopar.costmodel.frameworks import LOSSES, Framework
+from autopar.costmodel.known import Shape
+from autopar.costmodel.known.transformer import transformer
+from autopar.integrations.importing.configuration import Configuration as Imported
+from autopar.integrations.importing.configuration_plan import scheme_text
+from autopar.ir import Graph
+from autopar.model import LoadedModel
+from autopar.plan import Plan
+from autopar.planning.model.request import WITHOUT_LIMIT
+from autopar.sharding.layer_numbers import around_layers, between_layers
+from autopar.sharding.rules import is_product
+
+from .summed import Configuration
+from .summed.analysed_graphs import own_kernels
+from .summed.layer_distribution import layers_of_chunks
+from .summed.part_seconds import parts_of
+
+
+def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = "") -> Plan:
+    """Return the plan of a run, priced as its framework runs it, whatever memory it needs.
+
+    `name`: of the framework. Raises as `autopar.plan` does.
+    """
+    here = cluster.sized(c.devices)
+    kernels = replace(own_kernels(shape, c), wide_loss=LOSSES[c.habits.loss].wide)
+    graph = transformer(shape, batch=c.global_batch, dtype=c.dtype, kernels=kernels).graph
+    asked: dict[str, Any] = {
+        "cluster": here.run_by(Framework(name=name, habits=c.habits, kernels=c.kernels)),
+        "memory": WITHOUT_LIMIT,
+        "stages": c.pipeline,
+        "micro_batches": c.micro_batches,
+        "recompute": c.recompute,
+        "offload": "none",
+    }
+    if scheme := _scheme(c):
+        asked["scheme"] = scheme
+        if c.copies == 1:
+            asked["zero"] = c.zero
+    if c.interleave > 1:
+        asked["interleave"] = c.interleave
+    if c.pipeline > 1:
+        parameters = {part: one.parameters for part, one in parts_of(shape, c, here).items()}
+        asked["cuts"] = _cuts(graph, layers_of_chunks(shape, c, parameters))
+    model = LoadedModel(graph=graph, source=graph, dtype=c.dtype)
+    return plan_loaded(model, **asked).plan
+
+
+def _scheme(c: Configuration) -> str:
+    """The degrees of a run, as `autopar import` reads them in a file."""
+    said = Imported(
+        source="run",
+        data=c.data,
+        shards=c.sharing if c.copies > 1 else None,
+        zero=c.zero,
+        tensor=c.tensor,
+        sequence_parallel=c.sequence_parallel,
+        context=c.context,
+        context_scheme="ulysses" if c.context_by == "heads" else "context",
+        expert=c.expert,
+        expert_tensor=c.inner,
+        stages=c.pipeline,
+        schedule=c.pipeline_schedule if c.pipeline > 1 else None,
+        interleave=c.interleave,
+    )
+    return scheme_text(said, c.data)
+
+
+def _cuts(graph: Graph, counts: list[int]) -> tuple[range, ...]:
+    """The operators before which a chunk may begin that has so many layers before it."""
+    named = [(op.name, is_product(op.kind)) for op in graph.operators]
+    first, last = around_layers(named)
+    begins = (first, *between_layers(named), last)
+    return tuple(begins[end] for end in itertools.accumulate(counts[:-1]))
