@@ -17,6 +17,7 @@ from autopar.ir import Graph
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.planning.model.request import WITHOUT_LIMIT
+from autopar.raising import raised
 from autopar.sharding.layer_numbers import around_layers, between_layers
 from autopar.sharding.rules import is_product
 
@@ -33,7 +34,8 @@ def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = ""
     """
     here = cluster.sized(c.devices)
     kernels = replace(own_kernels(shape, c), wide_loss=LOSSES[c.habits.loss].wide)
-    graph = transformer(shape, batch=c.global_batch, dtype=c.dtype, kernels=kernels).graph
+    spelled = transformer(shape, batch=c.global_batch, dtype=c.dtype, kernels=kernels).graph
+    graph = raised(spelled)
     asked: dict[str, Any] = {
         "cluster": here.run_by(Framework(name=name, habits=c.habits, kernels=c.kernels)),
         "memory": WITHOUT_LIMIT,
