@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.device.narrow_kernels import require_recipe
+from autopar.costmodel.frameworks import OWN
 
 from .analysis.import_proofs import proof_of
 from .configured import load_any
@@ -21,7 +22,7 @@ from .model import LoadedModel, checks_by_default
 from .operators import bring_rules, provide_rules
 from .options.checking import completed
 from .options.keywords import PlanKeywords
-from .options.plan_options import PlanOptions, choose_cluster, is_training
+from .options.plan_options import PlanOptions, is_training
 from .options.python_words import python_words
 from .options.signature import with_options
 from .options.table import READING
@@ -122,7 +123,7 @@ def _in_context(
 def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked: Any) -> Planned:
     """`plan` for a model that is loaded already, with notes; `asked`: as of `PlanOptions`."""
     wanted = PlanOptions(**asked)
-    cluster, sentence = choose_cluster(wanted.cluster, wanted.devices, wanted.framework)
+    cluster, sentence = wanted.chosen_cluster()
     for pool in cluster.pools:
         require_recipe(pool.device, model.precision)
     if wanted.load is not None:
@@ -139,7 +140,7 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     request = requests[0]
     searches = Searches(ruled.graph, request)
     best = fastest_plan(requests, partial(searches.plan, progress=progress))
-    if wanted.target is not None:
+    if wanted.target is not None and wanted.target != OWN:
         require_said(best, wanted.target)
     seconds = time.process_time() - before
     folded = searches.folded

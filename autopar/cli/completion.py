@@ -46,7 +46,8 @@ def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:
 
 def commands_of(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[Command]:
     """The commands of a parser and of all parsers below it, in the order of the help."""
-    named = [action for action in parser._actions if action.option_strings]
+    told = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    named = [action for action in told if action.option_strings]
     placed = [action for action in parser._actions if not action.option_strings]
     valued = [
         (spelled, action)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,6 +37,20 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(unknown(named[0], value, action.choices))
 
 
+class _Older(argparse.Action):
+    """An option by its spelling of before, which says the one that it has now."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        print(f"autopar: {option_string} is now {TABLE[self.dest].spelled}", file=sys.stderr)
+        setattr(namespace, self.dest, values)
+
+
 def planning_options(parser: Parser, options: Iterable[Option]) -> None:
     """Add options of planning as their table has them."""
     for option in options:
@@ -56,6 +71,9 @@ def planning_option(parser: Parser, name: str, **changes: Any) -> None:
     if option.metavar:
         arguments["metavar"] = option.metavar
     parser.add_argument(option.spelled, **(arguments | changes))
+    if option.older:
+        hidden = arguments | {"help": argparse.SUPPRESS, "action": _Older}
+        parser.add_argument(option.older, **hidden)
 
 
 def planning_values(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.costmodel import Cluster, default_cluster, load_cluster
-from autopar.costmodel.frameworks import Framework, framework_named
+from autopar.costmodel.frameworks import OWN, Framework, framework_named, framework_of
 from autopar.errors import PlanError, UsageError, unknown
 from autopar.ir.dtype import HALVES
 from autopar.model import LoadedModel
@@ -75,6 +75,13 @@ class PlanOptions:
     fewer: bool = True
     cuts: tuple[range, ...] | None = None
 
+    def chosen_cluster(self) -> tuple[Cluster, str]:
+        """The cluster to plan for, with the framework that runs the plan, and its sentence."""
+        cluster, sentence = choose_cluster(self.cluster, self.devices, self.framework)
+        if self.framework is None and self.target is not None:
+            cluster = cluster.run_by(framework_of(self.target, self.zero))
+        return cluster, sentence
+
     @property
     def train(self) -> bool:
         """Whether the plan is for training."""
@@ -83,7 +90,7 @@ class PlanOptions:
     def requests(self, model: LoadedModel, cluster: Cluster) -> tuple[list[Request], list[str]]:
         """The requests for a model on a cluster, for each part of a target's, and notes."""
         request, notes = self.request(model, cluster)
-        if self.target is None:
+        if self.target is None or self.target == OWN:
             return [request], notes
         return within(request, self.target, analyse(model.graph, train=self.train)), notes
 

@@ -35,6 +35,7 @@ from .values import (
     OFFLOADS,
     OPTIMIZERS,
     PRECISIONS,
+    PROJECTS,
     RECOMPUTED_MODULES,
     RECOMPUTES,
     SCHEMES,
@@ -62,10 +63,10 @@ CLUSTER = (
         name="framework",
         metavar="NAME",
         help="the framework whose habits are priced: megatron, torchtitan, neutral (what most do), "
-        "... ; an unknown name lists all (default: autopar, whose runtime runs the plan)",
-        told="the framework whose habits are priced, a name of `autopar.costmodel.known`: "
-        '"megatron", "torchtitan", "neutral" (what most do), ...; by default "autopar", whose '
-        "runtime runs the plan",
+        "... ; an unknown name lists all (default: that of the target, or else autopar)",
+        told="the framework whose habits are priced, a name of `autopar.costmodel.frameworks`: "
+        '"megatron", "torchtitan", "neutral" (what most do), ...; by default that of the target, '
+        'or else "autopar"',
     ),
 )
 MODEL = (
@@ -284,13 +285,13 @@ PINS = (
     ),
     Option(
         name="target",
-        flag="--for",
-        choices=TARGETS,
+        older="--for",
+        choices=PROJECTS,
         metavar="TARGET",
-        help="search within what `autopar convert --to TARGET` can say, so that the plan converts: "
-        + ", ".join(TARGETS),
-        told="a target of `autopar.convert` within whose reach is searched, so that the plan "
-        "converts: " + ", ".join(TARGETS),
+        help="the project that runs the plan: the search stays within what `autopar convert --to "
+        "TARGET` can say, and prices are of its framework: " + ", ".join(TARGETS),
+        told="the project that runs the plan: the search stays within what `autopar.convert` can "
+        "say for it, and prices are of its framework: " + ", ".join(TARGETS),
     ),
     Option(
         name="stages",

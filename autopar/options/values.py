@@ -51,3 +51,5 @@ TARGETS = (
     "transformers",
     "accelerate",
 )
+PROJECTS = ("autopar", *TARGETS)
+"""Projects that run a plan: this one, and those that a plan is converted to."""

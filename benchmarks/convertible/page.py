@@ -24,7 +24,7 @@ NAMES = {
 HEAD = """# Plans as other projects' configurations
 
 `autopar convert PLAN --to TARGET` writes a plan as the configuration of another project, and
-`autopar plan --for TARGET` searches within what that project can say ([how to](how-to.md)). Models
+`autopar plan --target TARGET` searches within what that project can say ([how to](how-to.md)). Models
 of transformers, with small layers, are planned here for each target on four H100, all of which are
 used, and what becomes of each file is looked at:
 

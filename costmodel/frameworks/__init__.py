@@ -3,7 +3,7 @@
 from .framework import AUTOPAR, OWN, Framework
 from .habits import LOSSES, Habits
 from .kernels import Kernels
-from .table import FRAMEWORKS, LATEST, framework_named
+from .table import FRAMEWORKS, LATEST, framework_named, framework_of
 
 __all__ = [
     "AUTOPAR",
@@ -15,4 +15,5 @@ __all__ = [
     "Habits",
     "Kernels",
     "framework_named",
+    "framework_of",
 ]

@@ -58,7 +58,9 @@ def option_tables() -> str:
             "|---|---|",
         ]
         actions = [
-            action for action in parser._actions if not isinstance(action, argparse._HelpAction)
+            action
+            for action in parser._actions
+            if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS
         ]
         lines += [
             f"| {_option(action)} | {(action.help or '').replace('|', chr(92) + '|')} |"
@@ -113,7 +115,8 @@ def test_every_command_has_help_that_names_its_options(
             run([*words, "--help"])
         assert raised.value.code == 0
         shown = capsys.readouterr().out
-        assert all(name in shown for action in parser._actions for name in action.option_strings)
+        told = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        assert all(name in shown for action in told for name in action.option_strings)
         assert all(action.help for action in parser._actions)
     assert names == set(COMMANDS)
 

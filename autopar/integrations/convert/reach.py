@@ -6,7 +6,7 @@
     sequence             context: ring attention         ulysses: heads inside attention
     weights              tensor: values between whole    tensor-sp: split along the sequence
 
-`autopar plan --for TARGET` searches within the reach of a target, so that its plan is written.
+`autopar plan --target TARGET` searches within the reach of a target, so that its plan is written.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from autopar.api import Planned, plan_loaded
 from autopar.costmodel import Cluster
-from autopar.costmodel.frameworks import Framework, framework_named
+from autopar.costmodel.frameworks import Framework, framework_of
 from autopar.costmodel.known import Shape
 from autopar.costmodel.known.pipeline_layout import even
 from autopar.errors import NoPlanFits, UsageError
@@ -61,24 +61,13 @@ class Imported:
 
 
 EVERYTHING = Hardware()
-RUN_BY: Mapping[str, str] = {
-    "torchtitan": "torchtitan",
-    "accelerate": "torchtitan",
-    "deepspeed": "deepspeed zero-1",
-    "megatron": "megatron-core",
-}
-"""Frameworks by the project of a configuration; accelerate shards by FSDP2, as torchtitan does."""
 
 
-def framework_of(configuration: Configuration) -> Framework:
+def framework_of_run(configuration: Configuration) -> Framework:
     """The framework that runs a configuration, as far as it says how."""
     if configuration.arguments:
         return megatron_framework(configuration)
-    name = RUN_BY.get(configuration.source, "neutral")
-    # What reductions run under is a default of the stage (runtime/zero/config.py, overlap_comm).
-    if name.startswith("deepspeed") and configuration.zero == 3:
-        name = "deepspeed zero-3"
-    return framework_named(name)
+    return framework_of(configuration.source, configuration.zero)
 
 
 def scheme_text(configuration: Configuration, data: int) -> str:
@@ -145,7 +134,7 @@ def import_configuration(
         devices = configuration.devices(devices)
     cluster, _ = choose_cluster(hardware.cluster, devices, hardware.framework)
     if hardware.framework is None:
-        cluster = cluster.run_by(framework_of(configuration))
+        cluster = cluster.run_by(framework_of_run(configuration))
     free: dict[str, Any] = {
         "cluster": cluster,
         "optimizer": configuration.optimizer or "adamw",

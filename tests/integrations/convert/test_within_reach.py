@@ -168,7 +168,7 @@ def test_samples_that_are_compared_have_no_shares() -> None:
 def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "plan.json"
     onnx.save(perceptrons(), tmp_path / "net.onnx")
-    options = ["--for", "megatron", "--devices", "4", "--cluster", "local-cpu", "--quiet"]
+    options = ["--target", "megatron", "--devices", "4", "--cluster", "local-cpu", "--quiet"]
     run(["plan", str(tmp_path / "net.onnx"), *options, "-o", str(saved)])
     run(["convert", str(saved), "--to", "megatron"])
     assert "--tensor-model-parallel-size" in capsys.readouterr().out

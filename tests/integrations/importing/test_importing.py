@@ -16,7 +16,7 @@ from autopar.cli import shared_options as options
 from autopar.errors import UsageError
 from autopar.integrations.importing import FORMATS, Configuration, read_configuration
 from autopar.integrations.importing.configuration import left_out
-from autopar.integrations.importing.configuration_plan import framework_of, scheme_text
+from autopar.integrations.importing.configuration_plan import framework_of_run, scheme_text
 from autopar.integrations.importing.megatron import read_megatron
 from autopar.integrations.importing.megatron_framework import layout_of
 from autopar.schemes import scheme_named
@@ -269,14 +269,14 @@ def test_the_framework_of_a_megatron_configuration_does_what_its_arguments_say()
     assert "moe_act" in modules and "one operator" in modules
     assert configuration.precision == "fp8-block"
     assert configuration.recompute_modules == ("layernorm",)
-    work = framework_of(configuration)
+    work = framework_of_run(configuration)
     habits = work.habits
     assert (work.name, work.kernels.products) == ("megatron-core", "float8_block")
     assert (habits.overlap_gradients, habits.overlap_gather) == (True, False)
     # A master of four bytes, two bytes of each moment.
     assert (habits.state_bytes, habits.loss, habits.expandable) == (8, "in-place", True)
     assert not habits.graphed and not habits.pipelined_tensor and habits.overlap_sends
-    assert framework_of(read_megatron(f"{FOLDED} --tp-comm-overlap")).habits.pipelined_tensor
+    assert framework_of_run(read_megatron(f"{FOLDED} --tp-comm-overlap")).habits.pipelined_tensor
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_the_framework_of_a_megatron_configuration_does_what_its_arguments_say()
     ],
 )
 def test_a_configuration_is_run_by_its_project(project: str, zero: int | None, name: str) -> None:
-    assert framework_of(Configuration(source=project, zero=zero)).name == name
+    assert framework_of_run(Configuration(source=project, zero=zero)).name == name
 
 
 def test_a_dispatcher_without_a_price_is_told() -> None:
@@ -335,7 +335,7 @@ def test_words_of_a_run_that_are_unknown_list_the_known_ones(more: str, message:
     text = f"--pipeline-model-parallel-size 2 --micro-batch-size 1 {more}"
     with pytest.raises(UsageError, match=message):
         configuration = read_megatron(text)
-        framework_of(configuration)
+        framework_of_run(configuration)
         layout_of(configuration, MIXTURE.layers)
 
 
