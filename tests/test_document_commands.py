@@ -375,12 +375,6 @@ def test_a_plan_in_python(place: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert (place / "plan.json").is_file() and float(capsys.readouterr().out.split()[0]) > 0
 
 
-def test_a_known_configuration(place: Path) -> None:
-    scope: dict[str, Any] = {}
-    exec(_indented("docs/cost-model.md", "from autopar.costmodel import load_cluster"), scope)
-    assert scope["priced"].step > 0 and scope["priced"].memory > 0
-
-
 def _run_blocks() -> list[float]:
     """Run each block on this rank, in the code around it; return the losses of their modules."""
     losses = []

@@ -216,7 +216,7 @@ class _View:
         return self.analysis.offers[name].options[self.options[name][axis]]
 
     def option_split(self, name: str, axis: int) -> Split:
-        """What an operator splits on an axis."""
+        """Return the kind of dim that an operator splits on an axis."""
         return self.profiles.by_name[name].splits[self.options[name][axis]]
 
     def shares(self, axis: int, *parts: Part) -> dict[Split, float]:

@@ -71,7 +71,7 @@ class Moved(NamedTuple):
 
     ahead: Seen
     back: Seen
-    again: Seen
+    repeated: Seen
 
 
 @dataclass(slots=True)
@@ -115,24 +115,24 @@ class Covers:
                 totals[place] = totals.get(place, 0.0) + value
 
     def moved(self, step: Redistribute, ahead: float, back: float, ranks: int) -> Moved:
-        """What is seen of a redistribution over so many ranks that takes these seconds."""
+        """Return the seen parts of a redistribution over so many ranks that takes these seconds."""
         habits = self.habits
         place = (step.tensor, step.chain[-1])
         inputs = self.back.get(place, 0.0)
         hides = habits.overlap_tensor or habits.pipelined_tensor
         # Where a gather's result is not kept, the backward pass repeats the gather.
         repeats = habits.regather and back > 0
-        again = Seen.of(ahead if repeats else 0.0, inputs if hides else 0.0)
+        repeated = Seen.of(ahead if repeats else 0.0, inputs if hides else 0.0)
         if habits.pipelined_tensor and ranks > 1:
             made = self.made.get(step.tensor, Seconds(0.0, 0.0))
             forward = self.ahead.get(place, 0.0) or made.forward
             return Moved(
                 Seen.of(ahead, forward, ranks),
                 Seen.of(back, inputs or made.backward - made.weight, ranks),
-                again,
+                repeated,
             )
         weights = self.weight.get(place, 0.0) if habits.overlap_tensor else 0.0
-        return Moved(Seen.of(ahead), Seen.of(back, weights), again)
+        return Moved(Seen.of(ahead), Seen.of(back, weights), repeated)
 
 
 def least_seen(cluster: Cluster) -> tuple[float, float]:

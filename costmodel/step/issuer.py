@@ -60,7 +60,7 @@ class Issuer:
         """Seconds of a program's collective alone."""
         return self._seconds(collective.kind, collective.axes, collective.nbytes)
 
-    def lasting(self, collective: Collective, seconds: float) -> Sent:
+    def for_seconds(self, collective: Collective, seconds: float) -> Sent:
         """Start a part of a program's collective, of so many seconds."""
         stream = self.stream(collective.axes)
         return self.streams.send(collective.tensor, collective.kind, stream, seconds, self.reason)

@@ -248,7 +248,7 @@ class PassPlayer:
             elif index in travelling:
                 self._wait(travelling.pop(index))
                 if index in self.covered:
-                    self._see(index, self.covered[index].moved.again)
+                    self._see(index, self.covered[index].moved.repeated)
                     self._see(index, self.covered[index].moved.back)
             self._return(script, index, travelling)
 
@@ -280,8 +280,8 @@ class PassPlayer:
     def _see(self, index: int, seen: Seen) -> None:
         """Wait for what is seen of a redistribution, and send the rest under what follows."""
         first = self.covered[index].first
-        self._wait([self.issuer.lasting(first, seen.waits)])
-        self.issuer.lasting(first, seen.under)
+        self._wait([self.issuer.for_seconds(first, seen.waits)])
+        self.issuer.for_seconds(first, seen.under)
 
     def _wait(self, coming: Sequence[Sent]) -> None:
         for sent in coming:

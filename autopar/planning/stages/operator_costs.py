@@ -271,7 +271,7 @@ class _Adder:
             moved = self.covers.moved(step, ahead, back, ranks)
             slowdown = SLOWDOWN[self.prices.cluster.backend]
             ahead = moved.ahead.seconds(slowdown)
-            back = moved.back.seconds(slowdown) + moved.again.seconds(slowdown)
+            back = moved.back.seconds(slowdown) + moved.repeated.seconds(slowdown)
         self._add_passes(index, ahead, back, repeated=repeated)
 
     def _bring(self, tensor: Tensor, step: Redistribute, index: int) -> None:

@@ -269,7 +269,7 @@ class Parts:
         moved = covers.moved(step, ahead, back, self.c.tensor)
         slowdown = SLOWDOWN["nccl"]
         part.moved_forward += moved.ahead.seconds(slowdown)
-        part.moved_backward += moved.back.seconds(slowdown) + moved.again.seconds(slowdown)
+        part.moved_backward += moved.back.seconds(slowdown) + moved.repeated.seconds(slowdown)
 
     def operator(self, step: Compute) -> Seconds:
         """Return an operator's seconds forward and backward, and of gradients of parameters."""
