@@ -24,9 +24,9 @@ NAMES = {
 HEAD = """# Plans as other projects' configurations
 
 `autopar convert PLAN --to TARGET` writes a plan as the configuration of another project, and
-`autopar plan --target TARGET` searches within what that project can say ([how to](how-to.md)). Models
-of transformers, with small layers, are planned here for each target on four H100, all of which are
-used, and what becomes of each file is looked at:
+`autopar plan --target TARGET` searches within what that project can say ([how to](how-to.md)).
+Models of transformers, with small layers, are planned here for each target on four H100, all of
+which are used, and what becomes of each file is looked at:
 
 - **runs**: torch, or transformers, runs the file on four local ranks (Gloo), with the outputs and
   gradients of one device to 1e-4 of the largest;
