@@ -12,10 +12,10 @@ the losses named. With `--run`, the Python of dtensor, fsdp2 and pipelining runs
 on one device, in evaluation mode, and differences of outputs and gradients are shown.
 
 With `--within`, twelve models are planned for each target instead (`autopar plan --target
-TARGET`), on all four devices, and a cell says what becomes of the target's file of that plan, or why there is
-none: files for torch and transformers run on four ranks and are compared with one device, others
-are read back and planned again. `--plans` stores the plans, so that another run takes them from
-there.
+TARGET`), on all four devices, and a cell says what becomes of the target's file of that plan, or
+why there is none: files for torch and transformers run on four ranks and are compared with one
+device, others are read back and planned again. `--plans` stores the plans, so that another run
+takes them from there.
 """
 
 from __future__ import annotations
