@@ -51,7 +51,9 @@ class Factor:
         return (
             f"zero{self.zero}"
             if self.zero and self.scheme == "data"
-            else self.scheme + (f" (zero{self.zero})" if self.zero else "")
+            else str(self)
+            if self.zero
+            else self.scheme
         )
 
     def __str__(self) -> str:

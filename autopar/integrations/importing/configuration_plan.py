@@ -28,7 +28,7 @@ from autopar.sharding.rules import is_product
 from .configuration import Configuration
 from .huggingface import Styles
 from .megatron import SIZES
-from .megatron_framework import layout_of, megatron_framework
+from .megatron_framework import MERGED, layout_of, megatron_framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +226,10 @@ def _pins(
     batch = next((shape[0] for shape in shapes if shape), None)
     pins["micro_batches"] = configuration.count(data, batch)
     pins["recompute"] = _recompute(configuration, model.graph)
-    # Nothing is planned into host memory that the configuration does not ask for.
+    # Nothing is planned into host memory, and no passes are merged, without being asked for.
     pins["offload"] = configuration.offload or "none"
+    merges = MERGED in configuration.arguments and pins["micro_batches"] not in (None, 1)
+    pins["overlap_experts"] = "on" if merges else "off"
     if configuration.interleave > 1:
         pins["interleave"] = configuration.interleave
     if configuration.stages > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.device.host_actions import HOST_ACTIONS
-from autopar.costmodel.frameworks import AUTOPAR, FRAMEWORKS, LATEST, framework_named
+from autopar.costmodel.frameworks import AUTOPAR, FRAMEWORKS, LATEST, Framework, framework_named
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
-from autopar.costmodel.step.estimate import estimate
+from autopar.costmodel.step.casts import added_bytes
+from autopar.costmodel.step.estimate import Estimate, estimate
 from autopar.costmodel.step.mesh_prices import MeshPrices, update_seconds
 from autopar.costmodel.step.shared_cores import hidden_messages
 from autopar.errors import UsageError
@@ -24,6 +26,7 @@ from autopar.schemes import scheme_named
 from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import analyse
 from autopar.sharding.mesh import Axis, Mesh
+from autopar.sharding.schedule import PLAIN
 from tests.costmodel.on_mesh import best_on_mesh
 
 CLUSTER = load_cluster("dgx-h100").sized(4)
@@ -100,7 +103,8 @@ def test_a_step_is_longer_where_reductions_do_not_run_under_it() -> None:
         return step.overlapped, step.step
 
     hidden, own = priced(CLUSTER)
-    seen, other = priced(CLUSTER.run_by(framework_named("megatron-2021")))
+    habits = replace(AUTOPAR.habits, overlap_gradients=False)
+    seen, other = priced(CLUSTER.run_by(replace(AUTOPAR, habits=habits)))
     assert hidden > 0 and seen == 0
     # What is hidden slows the computation above it, so that less is gained.
     assert own < other <= own + hidden * 1.2
@@ -132,3 +136,63 @@ def test_the_neutral_habit_is_the_vote_of_the_families() -> None:
             ((most, _),) = votes.most_common(1)
             chosen = getattr(getattr(neutral, part), field.name)
             assert (chosen != most) == (field.name in recent), field.name
+
+
+SMALL = Shape(
+    layers=4, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=512, sequence=512, dropout=False
+)
+
+
+def _step(framework: Framework, scheme: str = "megatron-sp", shape: Shape = SMALL) -> Estimate:
+    """The estimate of a step on four devices of which each is of this scheme."""
+    analysis = analyse(transformer(shape, batch=16).graph, train=True)
+    mesh = Mesh(axes=(Axis(name="a", size=4, level=CLUSTER.levels[0].name),))
+    request = pinned(Request(cluster=CLUSTER, mesh=mesh), scheme_named(scheme), analysis)
+    program = best_on_mesh(analysis, mesh, request).program
+    prices = MeshPrices(cluster=CLUSTER.run_by(framework), mesh=mesh, unit_bytes=2**20)
+    return estimate(program, analysis, prices, optimizer="none")
+
+
+def _with(**habits: Any) -> Framework:
+    """The own runtime with other habits."""
+    return replace(AUTOPAR, habits=replace(AUTOPAR.habits, **habits))
+
+
+def test_messages_run_under_the_products_beside_them() -> None:
+    plain, weights, pieces = (
+        _step(_with(**habits))
+        for habits in ({}, {"overlap_tensor": True}, {"pipelined_tensor": True})
+    )
+    for other in (weights, pieces):
+        assert other.step < plain.step and other.overlapped > plain.overlapped
+        assert other.communication == pytest.approx(plain.communication)
+
+
+def test_gathers_that_are_not_kept_are_repeated() -> None:
+    plain, repeated = _step(_with()), _step(_with(regather=True))
+    assert repeated.communication > plain.communication and repeated.step > plain.step
+
+
+def test_products_that_add_their_gradients_spare_a_pass_over_them() -> None:
+    kernels = added_bytes(WEIGHT, PLAIN.types, _with().habits)
+    assert kernels == 3 * 4 * WEIGHT.size
+    assert added_bytes(WEIGHT, PLAIN.types, _with(fused_accumulation=True).habits) == 0
+    assert (
+        added_bytes(WEIGHT, PLAIN.types, _with(accumulation_bytes=18.0).habits) == 18 * WEIGHT.size
+    )
+
+
+def test_computation_waits_for_the_host_that_issues_it() -> None:
+    eager = Framework(name="eager", habits=AUTOPAR.habits)
+    compiled, issued, blocked = (
+        _step(replace(eager, habits=replace(eager.habits, **habits)))
+        for habits in ({"compiled": True}, {}, {"blocking": True})
+    )
+    # Kernels of this model are shorter than the calls that issue them.
+    assert compiled.step < issued.step < blocked.step
+    large = replace(SMALL, hidden=8192, heads=64, kv_heads=64, ffn=32768, sequence=4096)
+    ahead, behind = (
+        _step(replace(eager, habits=replace(eager.habits, compiled=compiled)), shape=large)
+        for compiled in (True, False)
+    )
+    assert behind.step == pytest.approx(ahead.step, rel=0.02)
