@@ -96,6 +96,10 @@ def _options(setup: Setup) -> Mapping[str, object]:
     }
     if setup.sequence:
         options["--seq-length"] = setup.sequence
+    if setup.has_experts:
+        # Its defaults are gathers of all rows on each rank, and a product for each expert.
+        options["--expert-tensor-parallel-size"] = setup.degree("tensor")
+        options["--moe-token-dispatcher-type"] = "alltoall"
     if setup.degree("ulysses") > 1:
         options["--cp-comm-type"] = "a2a"
     replicas = setup.degree("data") // setup.shards
@@ -135,6 +139,8 @@ def _flags(setup: Setup) -> Iterable[str]:
     words = words_of(setup.plan)
     if setup.zero and words is not None and words.gather:
         yield f"--{words.gather}"
+    if setup.has_experts:
+        yield "--moe-grouped-gemm"
     if setup.plan.schedule.overlap_experts:
         yield "--overlap-moe-expert-parallel-comm"
     if setup.recompute == "selective":

@@ -46,6 +46,10 @@ def _values(setup: Setup) -> Iterable[tuple[str, object]]:
     if setup.degree("ulysses") > 1:
         yield "model.cp_comm_type", "a2a"
     yield "model.expert_model_parallel_size", setup.degree("expert")
+    if setup.has_experts:
+        yield "model.expert_tensor_parallel_size", setup.degree("tensor")
+        yield "model.moe_token_dispatcher_type", "alltoall"
+        yield "model.moe_grouped_gemm", True
     yield "model.pipeline_model_parallel_size", setup.stages
     layout = stage_layers(setup.plan)
     uneven = layout is not None and not layout.even
@@ -85,6 +89,8 @@ def _sharded(setup: Setup) -> Iterable[tuple[str, object]]:
     fully = setup.zero == 3
     yield "ddp.use_distributed_optimizer", bool(setup.zero)
     yield "optimizer.use_distributed_optimizer", bool(setup.zero)
+    # States of other types than float32 are no part of a plan, and need the former.
+    yield "optimizer.use_precision_aware_optimizer", False
     yield "ddp.use_megatron_fsdp", fully
     yield "dist.use_megatron_fsdp", fully
     strategy = "optim_grads_params" if fully else "no_shard"

@@ -16,6 +16,7 @@ from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
 from autopar.plan_parts import OperatorPlan
 from autopar.printable import printable
+from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.schedule import zero_stage
 from autopar.units import bytes_text
 
@@ -84,6 +85,11 @@ class Setup:
         return self.batch // (self.plan.schedule.micro_batches * self.degree("data", "expert"))
 
     @property
+    def has_experts(self) -> bool:
+        """Whether the model has layers of experts."""
+        return any(operator.kind == EXPERTS for operator in self.plan.operators.values())
+
+    @property
     def gradient_type(self) -> str:
         """The type in which gradients travel: the plan's, else that of the computation."""
         return self.plan.schedule.reduce or self.parameter_type(HALVES) or "float32"
@@ -97,7 +103,10 @@ class Setup:
         """Raise a `UsageError` that lists `lacks`, unless all of them are empty."""
         complaints = [lack for lack in lacks if lack]
         if complaints:
-            raise UsageError(f"{target} cannot express this plan: {'; '.join(complaints)}")
+            raise UsageError(
+                f"{target} cannot express this plan: {'; '.join(complaints)}; plan --target "
+                f"{target} stays within what it can"
+            )
 
     def mixed(self, share: float = MOST) -> Iterable[str]:
         """Complaints of a target that allows one kind of work per axis.

@@ -229,12 +229,14 @@ def _function(setup: Setup, lost: Sequence[str], *, in_samples: bool) -> str:
     training = dict(_training(setup)) if in_samples else _in_tokens(setup)
     parallelism = _parallelism(setup, HEAD)
     parallelism["enable_sequence_parallel"] = setup.sequence_parallel
+    # Graphs of neither stages nor rows of experts can be captured.
+    if setup.stages > 1 or setup.has_experts:
+        training["disable_cuda_graphs"] = True
     if setup.stages > 1:
         if in_samples:
             parallelism["pipeline_parallel_microbatch_size"] = setup.local_batch
         else:
             parallelism["num_pp_microbatches"] = setup.plan.schedule.micro_batches
-        training["disable_cuda_graphs"] = True
     set_to = [f"    config.training.{key} = {value!r}" for key, value in training.items()]
     set_to += [f"    config.parallelism.{key} = {value!r}" for key, value in parallelism.items()]
     recompute = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}

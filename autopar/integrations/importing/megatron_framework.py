@@ -48,6 +48,7 @@ READ = frozenset(
         "main-params-dtype",
         "moe-enable-deepep",
         "moe-flex-dispatcher-backend",
+        "moe-grouped-gemm",
         "moe-token-dispatcher-type",
         "no-overlap-p2p-communication",
         MERGED,

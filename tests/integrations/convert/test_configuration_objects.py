@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,10 +16,15 @@ from report_models import planned as perceptrons
 from test_convert import planned
 from test_present_formats import staged
 
+from autopar.api import plan_loaded
+from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.integrations.convert import convert
 from autopar.integrations.importing import read_configuration
+from autopar.integrations.importing.megatron import read_megatron
+from autopar.model import LoadedModel
 from autopar.plan import Plan
+from tests.costmodel.known.mixture import MIXTURE
 
 BRIDGE = "megatron-bridge"
 # The fields that we set, as of NVIDIA-NeMo/Megatron-Bridge@067f987df0.
@@ -29,6 +35,9 @@ FIELDS = {
         "context_parallel_size",
         "cp_comm_type",
         "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "moe_grouped_gemm",
+        "moe_token_dispatcher_type",
         "pipeline_model_parallel_size",
         "pipeline_model_parallel_layout",
         "virtual_pipeline_model_parallel_size",
@@ -46,7 +55,7 @@ FIELDS = {
         "data_parallel_sharding_strategy",
         "num_distributed_optimizer_instances",
     },
-    "optimizer": {"use_distributed_optimizer"},
+    "optimizer": {"use_distributed_optimizer", "use_precision_aware_optimizer"},
     "dist": {"use_megatron_fsdp"},
     "checkpoint": {"ckpt_format"},
 }
@@ -183,3 +192,24 @@ def test_deepspeed_has_no_replicas_of_shards() -> None:
     with pytest.raises(UsageError, match="replicas over gpu0=2"):
         convert(hybrid(1), "deepspeed")
     assert "--num-distributed-optimizer-instances 2" in convert(hybrid(1), "megatron").text
+
+
+def test_experts_are_exchanged_and_multiplied_as_the_plan_has_them() -> None:
+    """By default Megatron gathers all rows on each rank, and has a product for each expert."""
+    graph = transformer(replace(MIXTURE, layers=2), batch=8).graph
+    model = LoadedModel(graph=graph, source=graph, dtype="bfloat16")
+    asked = {"scheme": "data 2 x expert 2 x megatron-sp 2", "stages": 1, "micro_batches": 1}
+    plan = plan_loaded(model, cluster="dgx-h100", devices=8, **asked).plan
+    written = convert(plan, "megatron").text
+    for argument in (
+        "--expert-model-parallel-size 2",
+        "--expert-tensor-parallel-size 2",
+        "--moe-token-dispatcher-type alltoall",
+        "--moe-grouped-gemm",
+    ):
+        assert argument in written
+    assert not any("dispatcher" in told for told in read_megatron(written).lost)
+    bridge = convert(plan, BRIDGE).text
+    assert "config.model.moe_token_dispatcher_type = 'alltoall'" in bridge
+    assert "config.model.expert_tensor_parallel_size = 2" in bridge
+    assert "config.optimizer.use_precision_aware_optimizer = False" in bridge
