@@ -28,7 +28,7 @@ from autopar.sharding.rules import is_product
 from .configuration import Configuration
 from .huggingface import Styles
 from .megatron import SIZES
-from .megatron_framework import MERGED, layout_of, megatron_framework
+from .megatron_framework import BY_NODE, MERGED, dispatcher_of, layout_of, megatron_framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +70,10 @@ def framework_of_run(configuration: Configuration) -> Framework:
     return framework_of(configuration.source, configuration.zero)
 
 
-def scheme_text(configuration: Configuration, data: int) -> str:
+def scheme_text(configuration: Configuration, data: int, node: int = 0) -> str:
     """The configuration as a product of schemes, from the outside in; empty for one device.
+
+    `node`: devices of a node, by which experts are split in two where rows travel by nodes.
 
     >>> tensor = Configuration(source="", zero=3, tensor=2, sequence_parallel=True)
     >>> scheme_text(tensor, 8)
@@ -81,12 +83,12 @@ def scheme_text(configuration: Configuration, data: int) -> str:
     'data 2 x expert 4 x expert+megatron 2'
     """
     words = []
-    for name, size, stored in _factors(configuration, data):
+    for name, size, stored in _factors(configuration, data, node):
         words.append(f"{name} {size} ({stored})" if stored else f"{name} {size}")
     return " x ".join(words)
 
 
-def _factors(configuration: Configuration, data: int) -> list[tuple[str, int, str]]:
+def _factors(configuration: Configuration, data: int, node: int = 0) -> list[tuple[str, int, str]]:
     """The schemes of a configuration with their degrees and how they store parameters."""
     factors = []
     if configuration.stages > 1:
@@ -102,8 +104,10 @@ def _factors(configuration: Configuration, data: int) -> list[tuple[str, int, st
     elif replicas > 1:
         factors.append(("data", replicas, stored if shards > 1 else ""))
     # What is no expert is shared out over the ranks of experts, too.
-    if expert > 1:
-        factors.append(("expert", expert, stored))
+    nodes = expert * configuration.inner // node if node else 1
+    if not _by_node(configuration) or nodes < 2 or expert % nodes:
+        nodes = 1
+    factors += [("expert", size, stored) for size in (nodes, expert // nodes) if size > 1]
     if configuration.context > 1:
         factors.append((configuration.context_scheme, configuration.context, ""))
     if configuration.tensor > 1 and not configuration.styles:
@@ -112,6 +116,11 @@ def _factors(configuration: Configuration, data: int) -> list[tuple[str, int, st
             tensor = f"expert+{tensor}"
         factors.append((tensor, configuration.tensor, ""))
     return factors
+
+
+def _by_node(configuration: Configuration) -> bool:
+    """Whether rows travel to experts once to every node, and on inside it."""
+    return dispatcher_of(configuration.arguments) in BY_NODE
 
 
 def import_configuration(
@@ -221,7 +230,7 @@ def _pins(
     if configuration.styles:
         pins, scheme = _by_styles(configuration, cluster)
     else:
-        pins, scheme = _by_scheme(configuration, data)
+        pins, scheme = _by_scheme(configuration, data, cluster.levels[0].size)
     shapes = (model.graph.tensors[name].shape for name in model.graph.inputs)
     batch = next((shape[0] for shape in shapes if shape), None)
     pins["micro_batches"] = configuration.count(data, batch)
@@ -245,12 +254,12 @@ def _recompute(configuration: Configuration, graph: Graph) -> str | None:
     return ",".join(modules_of(graph, named)) or "none"
 
 
-def _by_scheme(configuration: Configuration, data: int) -> tuple[dict[str, Any], str]:
+def _by_scheme(configuration: Configuration, data: int, node: int) -> tuple[dict[str, Any], str]:
     """The pins of degrees.
 
     The sequence is split around a ring, or in heads where the model lets it.
     """
-    text = scheme_text(configuration, data)
+    text = scheme_text(configuration, data, node)
     if configuration.zero is not None and configuration.zero > 3:
         raise UsageError(f"{configuration.source}: ZeRO {configuration.zero} is none of 0 to 3")
     pins: dict[str, Any] = {"stages": configuration.stages}

@@ -20,7 +20,9 @@ from .configuration import Configuration, number
 Arguments = Mapping[str, str]
 GATHERS = "allgather"
 """The dispatcher that gathers the rows of all ranks on each, without a price."""
-DISPATCHERS = ("alltoall", "deepep", "hybridep")
+BY_NODE = ("deepep", "hybridep")
+"""Dispatchers that bring a row once to every node, and on over its inner link."""
+DISPATCHERS = ("alltoall", *BY_NODE)
 LOSSES = {"te": "in-place", "native": "megatron-fused"}
 STATES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 MERGED = "overlap-moe-expert-parallel-comm"
@@ -75,11 +77,15 @@ def schedule_of(stages: int, interleave: int, *, merged: bool) -> str | None:
     return min(rows, key=lambda row: row.preferred).name
 
 
+def dispatcher_of(given: Arguments) -> str:
+    """The dispatcher of rows to experts that arguments name."""
+    kind = given.get("moe-token-dispatcher-type", GATHERS)
+    return given.get("moe-flex-dispatcher-backend", "deepep") if kind == "flex" else kind
+
+
 def priced_otherwise(given: Arguments) -> list[str]:
     """Sentences on arguments in whose place the price takes others."""
-    kind = given.get("moe-token-dispatcher-type", GATHERS)
-    if kind == "flex":
-        kind = given.get("moe-flex-dispatcher-backend", "deepep")
+    kind = dispatcher_of(given)
     if kind not in (GATHERS, *DISPATCHERS):
         raise UsageError(unknown("dispatcher", kind, (GATHERS, *DISPATCHERS)))
     if kind != GATHERS:

@@ -357,3 +357,11 @@ def test_dense_weights_are_shared_out_over_the_ranks_of_experts() -> None:
     storage = [axis.storage for axis in scheme_named(text).axes]
     assert storage == ["split", "split"]
     assert [axis.storage for axis in scheme_named("data 2 (zero3) x expert 4").axes][1] == "used"
+
+
+def test_rows_that_travel_by_nodes_split_the_experts_in_two() -> None:
+    arguments = "--expert-model-parallel-size 16 --micro-batch-size 1 --moe-token-dispatcher-type "
+    by_node = read_megatron(f"{arguments} flex")
+    assert scheme_text(by_node, 32, 8) == "data 2 x expert 2 x expert 8"
+    assert scheme_text(by_node, 32, 16) == scheme_text(by_node, 32) == "data 2 x expert 16"
+    assert scheme_text(read_megatron(f"{arguments} alltoall"), 32, 8) == "data 2 x expert 16"
