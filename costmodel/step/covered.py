@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.frameworks import Habits
 from autopar.sharding.layout import Layout
 from autopar.sharding.program import Compute, Program, Redistribute
@@ -135,9 +134,14 @@ class Covers:
         return Moved(Seen.of(ahead), Seen.of(back, weights), repeated)
 
 
-def least_seen(cluster: Cluster) -> tuple[float, float]:
-    """The shares of a redistribution's seconds, forward and backward, that are seen at least."""
-    habits = cluster.framework.habits
-    least = SLOWDOWN[cluster.backend] - 1
-    back = habits.pipelined_tensor or habits.overlap_tensor
-    return least if habits.pipelined_tensor else 1.0, least if back else 1.0
+def certain_share(habits: Habits) -> float:
+    """The share of a bound at whole prices of messages that holds where products cover them.
+
+    A step takes no less than its computation X, nor than the bound B without what covers messages,
+    which is a share w of X: weight gradients a third, products of both passes two thirds.
+
+        step >= max(X, B - w X) >= B / (1 + w)
+    """
+    if habits.pipelined_tensor:
+        return 3 / 5
+    return 3 / 4 if habits.overlap_tensor else 1.0

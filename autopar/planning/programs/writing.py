@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from autopar import __version__
+from autopar.costmodel.step.covered import certain_share
 from autopar.costmodel.step.estimate import collective_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import Graph
@@ -298,7 +299,8 @@ def _provenance(
 ) -> Provenance:
     cost = best.cost if isinstance(best, StagedProgram) else best.solution.cost
     step = best.pipeline.step if isinstance(best, StagedProgram) else best.estimate.step
-    bound = min(certificate.lower_bound, step)
+    certain = certain_share(request.cluster.framework.habits)
+    bound = min(certain * certificate.lower_bound, step)
     return Provenance(
         autopar=__version__,
         method=request.search,

@@ -18,7 +18,6 @@ import numpy as np
 from autopar.costmodel.cluster.measured_collectives import Line
 from autopar.costmodel.redistribution.distances import Distances
 from autopar.costmodel.redistribution.step_prices import Charges
-from autopar.costmodel.step.covered import least_seen
 from autopar.ir import Role
 from autopar.planning.space import Multiplicities
 from autopar.sharding.mesh import Axes
@@ -108,8 +107,7 @@ def _distances(basis: Basis, join: Join, repeated: bool) -> Distances:
     wider = basis.types.wider(tensor)
     waits = work.waits
     # A recomputed reader takes its inputs a second time.
-    ahead, back = least_seen(basis.prices.cluster)
-    often = (2.0 * ahead if repeated else ahead, back) if work.counted else (0.0, 0.0)
+    often = (2.0 if repeated else 1.0, 1.0) if work.counted else (0.0, 0.0)
 
     def lines(kind: str, axes: Axes) -> tuple[Line, ...]:
         pairs = basis.prices.lines(kind, axes)
