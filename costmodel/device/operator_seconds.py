@@ -90,23 +90,13 @@ def _of_kernels(
         )
     if call.operator.kind in SCANS:
         return _of_scan(call, strategies, mesh, cluster.device, gradients)
-    if call.operator.kind == INDEX_SCORES:
-        local = local_sizes(strategies, mesh)
-        forward, backward = index_scores_seconds(strategies.rule, local, cluster.device)
-        nothing = np.zeros(len(local))
+    passes = _without_weights(call, strategies, mesh, cluster, gradients)
+    if passes is not None:
+        nothing = np.zeros(len(passes[0]))
         trained = any(t.name in gradients for t in call.outputs)
         return OperatorSeconds(
-            forward=forward, backward=backward if trained else nothing, weight=nothing
+            forward=passes[0], backward=passes[1] if trained else nothing, weight=nothing
         )
-    if call.operator.kind == LINEAR_LOSS:
-        local = local_sizes(strategies, mesh)
-        forward, backward = linear_loss_seconds(call, strategies.rule, local, cluster, gradients)
-        return OperatorSeconds(forward=forward, backward=backward, weight=np.zeros(len(local)))
-    if call.operator.kind == CROSS_ENTROPY and cluster.framework.name != OWN:
-        local = local_sizes(strategies, mesh)
-        scores = local_elements(strategies.rule.inputs[0], local)
-        forward, backward = loss_seconds(scores, cluster)
-        return OperatorSeconds(forward=forward, backward=backward, weight=np.zeros(len(local)))
     work = OperatorKernels(call, strategies, mesh, cluster, gradients, inside)
     # Ring attention runs its kernel once for each block of keys that passes by.
     rounds = visited(strategies, tuple(mesh))
@@ -115,6 +105,28 @@ def _of_kernels(
         backward=rounds * work.backward(),
         weight=rounds * work.weight(),
     )
+
+
+def _without_weights(
+    call: Call,
+    strategies: Strategies,
+    mesh: Sequence[int],
+    cluster: Cluster,
+    gradients: frozenset[str],
+) -> tuple[Floats, Floats] | None:
+    """The seconds of both passes of what is told apart, but for gradients of parameters."""
+    rule = strategies.rule
+    kind = call.operator.kind
+    if kind not in (INDEX_SCORES, LINEAR_LOSS, CROSS_ENTROPY):
+        return None
+    local = local_sizes(strategies, mesh)
+    if kind == INDEX_SCORES:
+        return index_scores_seconds(rule, local, cluster.device)
+    if kind == LINEAR_LOSS:
+        return linear_loss_seconds(call, rule, local, cluster, gradients)
+    if cluster.framework.name == OWN:
+        return None
+    return loss_seconds(local_elements(rule.inputs[0], local), cluster)
 
 
 def _of_scan(

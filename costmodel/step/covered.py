@@ -2,8 +2,9 @@
 
 A message of m seconds under a product of c seconds shows
 
-    exposed = max(0, m - c)                      all of it but the first of p pieces at once:
-    exposed = m / p + max(0, m (1 - 1 / p) - c)  piece by piece, each under the product of another
+    max(0, m - c)                      where it is sent at once, beside the product
+    m / p + max(0, m (1 - 1 / p) - c)  where it is sent in p pieces, each beside the product of
+                                       another, but for the first
 
 and slows the product down for the rest of it.
 """
@@ -55,7 +56,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, seconds: float, cover: float = 0.0, pieces: int = 1) -> Seen:
-        """Messages of so many seconds under a product, in so many pieces (1: beside all of it)."""
+        """Messages of so many seconds, in so many pieces, beside a product."""
         first = seconds / pieces if pieces > 1 else 0.0
         waits = first + max(0.0, seconds - first - cover)
         return cls(waits, seconds - waits)

@@ -209,11 +209,12 @@ class PassPlayer:
     def _work_layers(self, script: _Script, index: int | None) -> None:
         for layer in script.works.get(index, ()):
             step = self._layer(layer)
-            seconds = self._work(step).seconds.forward
-            self._exchanges(layer).work(partial(self._computed, step, seconds))
+            work = self._work(step)
+            play = partial(self._computed, step, work.seconds.forward, work.issued[0])
+            self._exchanges(layer).work(play)
 
-    def _computed(self, step: Compute, seconds: float) -> None:
-        self.streams.compute(step.operator.name, step.operator.kind, seconds)
+    def _computed(self, step: Compute, seconds: float, issued: float) -> None:
+        self.streams.compute(step.operator.name, step.operator.kind, seconds, issued)
 
     def _exchanges(self, index: int) -> Exchanges:
         """The exchanges of a layer in this micro-batch; those of others may be under way."""
@@ -263,8 +264,9 @@ class PassPlayer:
                 self._exchanges(other).leave_back()
         for layer in reversed(script.works.get(index, [])):
             step = self._layer(layer)
-            seconds = self._work(step).seconds.backward
-            self._exchanges(layer).work_back(partial(self._computed, step, seconds))
+            work = self._work(step)
+            play = partial(self._computed, step, work.seconds.backward, work.issued[1])
+            self._exchanges(layer).work_back(play)
 
     def _returned(self, index: int) -> list[Sent]:
         """Issue the collectives back to where a redistribution had begun.

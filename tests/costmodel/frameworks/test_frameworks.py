@@ -12,7 +12,15 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.device.host_actions import HOST_ACTIONS
-from autopar.costmodel.frameworks import AUTOPAR, FRAMEWORKS, LATEST, Framework, framework_named
+from autopar.costmodel.device.operator_seconds import CROSS_ENTROPY, operator_parts
+from autopar.costmodel.frameworks import (
+    AUTOPAR,
+    FRAMEWORKS,
+    LATEST,
+    Framework,
+    Habits,
+    framework_named,
+)
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.casts import added_bytes
@@ -21,13 +29,17 @@ from autopar.costmodel.step.mesh_prices import MeshPrices, update_seconds
 from autopar.costmodel.step.shared_cores import hidden_messages
 from autopar.errors import UsageError
 from autopar.ir import Role, Tensor
+from autopar.ir.stored_products import LINEAR_LOSS
 from autopar.planning.model.request import Request
+from autopar.runtime.proof import strategies
 from autopar.schemes import scheme_named
 from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import analyse
 from autopar.sharding.mesh import Axis, Mesh
+from autopar.sharding.rules import Call
 from autopar.sharding.schedule import PLAIN
 from tests.costmodel.on_mesh import best_on_mesh
+from tests.sharding.proof import by_hand
 
 CLUSTER = load_cluster("dgx-h100").sized(4)
 WEIGHT = Tensor(name="w", shape=(4096, 4096), dtype="float32", role=Role.PARAMETER, trainable=True)
@@ -196,3 +208,23 @@ def test_computation_waits_for_the_host_that_issues_it() -> None:
         for compiled in (True, False)
     )
     assert behind.step == pytest.approx(ahead.step, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", [LINEAR_LOSS, CROSS_ENTROPY])
+def test_a_loss_moves_the_bytes_of_the_frameworks_kernels(kind: str) -> None:
+    case = next(case for case in by_hand()[kind])
+    call = Call.of(case.graph, case.operator)
+    gradients = frozenset(tensor.name for tensor in (*call.inputs, *call.outputs))
+    cases = strategies(case, (2,))
+    own, slow, fast = (
+        operator_parts(call, cases, (2,), CLUSTER.run_by(framework), gradients)
+        for framework in (AUTOPAR, *map(_of_loss, ("megatron", "in-place")))
+    )
+    assert np.all(slow.forward >= fast.forward) and np.all(slow.backward >= fast.backward)
+    if kind == LINEAR_LOSS:
+        # The own runtime makes the gradients along with the loss.
+        assert np.all(own.backward < fast.backward) and np.all(own.forward > fast.forward)
+
+
+def _of_loss(name: str) -> Framework:
+    return Framework(name=name, habits=Habits(loss=name, compiled=True))

@@ -103,7 +103,8 @@ def test_the_search_lands_on_the_scheme(name: str) -> None:
     # With one micro-batch no gradients are added up, so ZeRO 1 and 2 store the same.
     if scheme == "zero2" and actual.schedule.micro_batches == 1:
         scheme = "zero1"
-    assert scheme == name
+    # What is no expert may be stored split over the ranks of experts.
+    assert scheme.partition(" ")[0] == name
 
 
 CHECKED = [

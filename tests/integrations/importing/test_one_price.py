@@ -1,0 +1,104 @@
+"""The price of an imported run is that of its plan, and there is no other one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from autopar.api import plan_loaded
+from autopar.costmodel import load_cluster
+from autopar.costmodel.known.transformer import transformer
+from autopar.costmodel.step.mesh_prices import MeshPrices
+from autopar.integrations.importing import Hardware, import_configuration, read_configuration
+from autopar.integrations.importing.configuration_plan import framework_of_run
+from autopar.model import LoadedModel
+from tests.costmodel.known.mixture import MIXTURE
+
+CLUSTER = load_cluster("dgx-h100").sized(8)
+TITAN = """[training]
+local_batch_size = 2
+[parallelism]
+{degrees}
+"""
+MEGATRON = "--bf16 --micro-batch-size 1 --global-batch-size 16 --overlap-grad-reduce {degrees}"
+
+
+def model() -> LoadedModel:
+    graph = transformer(replace(MIXTURE, layers=4), batch=16).graph
+    return LoadedModel(graph=graph, source=graph, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "pins"),
+    [
+        (
+            "run.toml",
+            TITAN.format(degrees="data_parallel_shard_degree = 8"),
+            {"scheme": "data 8 (zero3)", "zero": 3, "stages": 1},
+        ),
+        (
+            "experts.toml",
+            TITAN.format(degrees="data_parallel_shard_degree = 8\nexpert_parallel_degree = 4"),
+            {"scheme": "data 2 (zero3) x expert 4 (zero3)", "zero": 3, "stages": 1},
+        ),
+        (
+            "tensor.sh",
+            MEGATRON.format(degrees="--tensor-model-parallel-size 2 --sequence-parallel"),
+            {"scheme": "data 4 x megatron-sp 2", "zero": 0, "stages": 1, "micro_batches": 4},
+        ),
+        (
+            "stages.sh",
+            MEGATRON.format(
+                degrees="--pipeline-model-parallel-size 2 --use-distributed-optimizer "
+                "--tp-comm-overlap --tensor-model-parallel-size 2 --sequence-parallel"
+            ),
+            {
+                "scheme": "pipeline-1f1b 2 x data 2 (zero1) x megatron-sp 2",
+                "zero": 1,
+                "stages": 2,
+                "micro_batches": 8,
+            },
+        ),
+    ],
+)
+def test_an_imported_run_has_the_price_of_its_pins(
+    name: str, text: str, pins: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    configuration = read_configuration(tmp_path / name)
+    here = Hardware(cluster=CLUSTER, devices=8)
+    run = import_configuration(configuration, model(), here, compare=False).planned.plan
+    asked = {"offload": "none", "overlap_experts": "off", "recompute": "none"} | pins
+    planned = plan_loaded(
+        model(), cluster=CLUSTER.run_by(framework_of_run(configuration)), **asked
+    ).plan
+    assert run.framework == framework_of_run(configuration).name != "autopar"
+    assert run.predicted.step == pytest.approx(planned.predicted.step, rel=1e-3)
+    assert run.predicted.memory == pytest.approx(planned.predicted.memory, rel=1e-3)
+
+
+def _plan(path: Path) -> object:
+    return plan_loaded(model(), cluster=CLUSTER, stages=1)
+
+
+def _import(path: Path) -> object:
+    path.write_text(TITAN.format(degrees="data_parallel_shard_degree = 8"))
+    here = Hardware(cluster=CLUSTER, devices=8)
+    return import_configuration(read_configuration(path), model(), here)
+
+
+@pytest.mark.parametrize("command", [_plan, _import])
+def test_nothing_is_priced_beside_the_prices_of_meshes(
+    command: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> NoReturn:
+        raise ArithmeticError("no price")
+
+    for name in ("lines", "seconds"):
+        monkeypatch.setattr(MeshPrices, name, broken)
+    with pytest.raises(ArithmeticError, match="no price"):
+        command(tmp_path / "run.toml")
