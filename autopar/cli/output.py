@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,9 +29,17 @@ _PRINTED = _Printed()
 
 
 def print_json(answer: dict[str, Any]) -> None:
-    """Print one object on stdout."""
-    print(json.dumps(answer, indent=1))
+    """Print one object on stdout; JSON has no infinite numbers, which are null."""
+    print(json.dumps(_finite(answer), indent=1, allow_nan=False))
     _PRINTED.done = True
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def print_json_error(error: AutoparError) -> None:

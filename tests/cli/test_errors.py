@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from report_models import perceptrons
 
 from autopar.cli import main, output
+from autopar.errors import NoPlanFits
 
 
 def _status(words: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
@@ -68,3 +70,14 @@ def test_a_configuration_without_its_prefix_is_hinted_at(
     for named in (path, tmp_path):
         assert _status(["plan", str(named), "--devices", "2"], monkeypatch) == 2
         assert f"or hf:{path} for a configuration's model" in capsys.readouterr().err
+
+
+def test_the_object_of_an_error_has_no_infinite_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_PRINTED", output._Printed())
+    output.print_json_error(NoPlanFits("nothing", minimum=math.inf, memory_limit=8.0))
+    printed = capsys.readouterr().out
+    assert "Infinity" not in printed
+    error = json.loads(printed)["error"]
+    assert (error["minimum_memory"], error["memory_limit"]) == (None, 8.0)
