@@ -13,6 +13,9 @@ from .stage_layers import StageLayers, stage_layers
 
 TARGET = "megatron"
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
+MUON = "muon"
+LAYER_WISE = "dist_muon"
+"""Its Muon, and the form that shares states out by parameter, without its distributed optimizer."""
 SCHEDULES = tuple(row.name for row in schedules.SCHEDULES.values() if row.other_names.megatron)
 WITH_FSDP2 = ("--no-gradient-accumulation-fusion", "--ckpt-format torch_dist")
 """Further arguments that its parser demands with FSDP2, as of Megatron-LM d98e8a64dd."""
@@ -32,7 +35,7 @@ REACH = (
         schedules=SCHEDULES,
         # It merges passes of several chunks a stage alone, which no search is told.
         searched=tuple(name for name in SCHEDULES if not schedules.SCHEDULES[name].merges),
-        optimizers=tuple(OPTIMIZERS),
+        optimizers=(*OPTIMIZERS, MUON),
         merges=True,
     ),
     # Its FSDP2 knows data parallelism alone, without replicas of the shards.
@@ -92,7 +95,7 @@ def _options(setup: Setup) -> Mapping[str, object]:
         "--expert-model-parallel-size": setup.degree("expert"),
         "--micro-batch-size": setup.local_batch,
         "--global-batch-size": setup.batch,
-        "--optimizer": OPTIMIZERS[setup.plan.model.optimizer],
+        "--optimizer": _optimizer(setup),
     }
     if setup.sequence:
         options["--seq-length"] = setup.sequence
@@ -120,22 +123,35 @@ def _options(setup: Setup) -> Mapping[str, object]:
     return options
 
 
+def _optimizer(setup: Setup) -> str:
+    name = setup.plan.model.optimizer
+    if name == MUON:
+        return LAYER_WISE if setup.zero else MUON
+    return OPTIMIZERS[name]
+
+
 def letters(layout: StageLayers) -> str:
     """The layout of stages in its letters: embedding, transformer layers, loss."""
     parts = [f"t*{len(layers)}" for layers in layout.chunks]
     return "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + "L"])
 
 
-def _flags(setup: Setup) -> Iterable[str]:
-    if setup.sequence_parallel:
-        yield "--sequence-parallel"
+def _sharding(setup: Setup) -> Iterable[str]:
+    """What shares out states, or parameters."""
     if setup.zero == 3:
         yield "--use-torch-fsdp2"
         yield from WITH_FSDP2
     elif setup.zero:
-        yield "--use-distributed-optimizer"
+        if setup.plan.model.optimizer != MUON:
+            yield "--use-distributed-optimizer"
+            yield "--overlap-param-gather"
         yield "--overlap-grad-reduce"
-        yield "--overlap-param-gather"
+
+
+def _flags(setup: Setup) -> Iterable[str]:
+    if setup.sequence_parallel:
+        yield "--sequence-parallel"
+    yield from _sharding(setup)
     words = words_of(setup.plan)
     if setup.zero and words is not None and words.gather:
         yield f"--{words.gather}"

@@ -11,6 +11,7 @@ from typing import Any
 from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.costmodel.known.recompute_modules import MODULES
 from autopar.errors import UsageError, unknown
+from autopar.integrations.convert.megatron import LAYER_WISE
 from autopar.integrations.convert.precisions import WORDS
 from autopar.planning.model.recompute import MODULES as PLANNED
 
@@ -228,7 +229,8 @@ def _zero(options: Mapping[str, str]) -> int:
                 f"{', '.join(_SHARDING)}"
             )
         return _SHARDING[named]
-    return 1 if "use-distributed-optimizer" in options else 0
+    layer_wise = options.get("optimizer") == LAYER_WISE
+    return 1 if layer_wise or "use-distributed-optimizer" in options else 0
 
 
 def _chunks(options: Mapping[str, str], stages: int, lost: list[str]) -> int:

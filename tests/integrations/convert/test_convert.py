@@ -24,6 +24,7 @@ import autopar
 from autopar.cli import run
 from autopar.errors import UsageError
 from autopar.integrations.convert import REACHES, TARGETS, convert
+from autopar.integrations.importing.megatron import read_megatron
 from autopar.options import values as options
 from autopar.plan import Plan
 from autopar.runtime.launch import run_ranks
@@ -434,3 +435,15 @@ def test_a_tied_head_stays_tied() -> None:
     assert (
         max(run_ranks(_trained, 2, text, "parallelize", 1, True)) < 1e-4
     )  # the outputs are in the hundreds
+
+
+@pytest.mark.parametrize(("zero", "name"), [(0, "muon"), (1, "dist_muon")])
+def test_muon_is_megatrons_in_the_form_that_shares_states_or_not(zero: int, name: str) -> None:
+    given = {"mesh": (4,), "scheme": "zero1" if zero else "data", "optimizer": "muon"}
+    plan = autopar.plan(
+        *build(), devices=4, cluster="dgx-h100", stages=1, recompute="none", **given
+    )
+    written = convert(plan, "megatron").text
+    assert f"--optimizer {name}\n" in written and "--use-distributed-optimizer" not in written
+    read = read_megatron(written)
+    assert (read.optimizer, read.zero) == ("muon", zero)
