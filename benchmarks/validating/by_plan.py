@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,11 @@ from autopar.costmodel.frameworks import LOSSES, Framework
 from autopar.costmodel.known import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.integrations.importing.configuration import Configuration as Imported
-from autopar.integrations.importing.configuration_plan import scheme_text
-from autopar.ir import Graph
+from autopar.integrations.importing.configuration_plan import cuts_between, scheme_text
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.planning.model.request import WITHOUT_LIMIT
 from autopar.raising import raised
-from autopar.sharding.layer_numbers import around_layers, between_layers
-from autopar.sharding.rules import is_product
 
 from .summed import Configuration
 from .summed.analysed_graphs import own_kernels
@@ -52,7 +48,7 @@ def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = ""
         asked["interleave"] = c.interleave
     if c.pipeline > 1:
         parameters = {part: one.parameters for part, one in parts_of(shape, c, here).items()}
-        asked["cuts"] = _cuts(graph, layers_of_chunks(shape, c, parameters))
+        asked["cuts"] = cuts_between(graph, layers_of_chunks(shape, c, parameters))
     model = LoadedModel(graph=graph, source=graph, dtype=c.dtype)
     return plan_loaded(model, **asked).plan
 
@@ -75,11 +71,3 @@ def _scheme(c: Configuration) -> str:
         interleave=c.interleave,
     )
     return scheme_text(said, c.data)
-
-
-def _cuts(graph: Graph, counts: list[int]) -> tuple[range, ...]:
-    """The operators before which a chunk may begin that has so many layers before it."""
-    named = [(op.name, is_product(op.kind)) for op in graph.operators]
-    first, last = around_layers(named)
-    begins = (first, *between_layers(named), last)
-    return tuple(begins[end] for end in itertools.accumulate(counts[:-1]))

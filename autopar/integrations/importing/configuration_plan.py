@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,9 +208,16 @@ def _cuts(configuration: Configuration, graph: Graph) -> tuple[range, ...] | Non
     counts = [chunk.count("t") for chunk in letters]
     if sum(counts) != layers:
         return places
-    # A chunk may hold the embedding or the loss alone.
+    return cuts_between(graph, counts)
+
+
+def cuts_between(graph: Graph, counts: Sequence[int]) -> tuple[range, ...]:
+    """The operators before one of which each chunk but the first begins, of so many layers each.
+
+    A chunk may hold the embedding or the loss alone.
+    """
     first, last = around_layers(_named(graph))
-    begins = (first, *places, last)
+    begins = (first, *_between_layers(graph), last)
     return tuple(begins[end] for end in itertools.accumulate(counts[:-1]))
 
 
