@@ -17,6 +17,7 @@ from autopar.integrations.importing.configuration import Configuration, number
 from autopar.integrations.importing.megatron import read_megatron
 from autopar.integrations.importing.megatron_framework import (
     MERGED,
+    dispatcher_of,
     layout_of,
     megatron_framework,
     schedule_of,
@@ -119,11 +120,8 @@ def known_run(configuration: Configuration, shape: Shape, devices: int) -> Known
 
 
 def _dispatcher(given: Mapping[str, str]) -> tuple[str, int]:
-    kind = given.get("moe-token-dispatcher-type", "alltoall")
-    if kind == "flex":
-        kind = given.get("moe-flex-dispatcher-backend", "deepep")
     # Of one without a price the nearest stands for it.
-    name, argument, default = DISPATCHERS.get(kind, DISPATCHERS["alltoall"])
+    name, argument, default = DISPATCHERS.get(dispatcher_of(given), DISPATCHERS["alltoall"])
     return name, number("megatron", given, argument, default) or default
 
 

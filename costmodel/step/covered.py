@@ -40,14 +40,6 @@ class Seconds(NamedTuple):
     weight: float = 0.0
 
 
-def exposed(communication: float, cover: float, slowdown: float = SLOWDOWN["nccl"]) -> float:
-    """Return the seconds that a collective adds to the compute that covers it.
-
-    They are its excess over the compute, and the compute's slowdown.
-    """
-    return max(0.0, communication - cover) + (slowdown - 1) * min(communication, cover)
-
-
 class Seen(NamedTuple):
     """The seconds of messages that computation waits for, and those that run under it."""
 

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from autopar.costmodel.known.shape import Shape
+from autopar.costmodel.step.issued_calls import EXPERT_OPERATORS, EXPERT_PRODUCTS
 
 from .configuration import Configuration
 
-EXPERT_OPERATORS = 20
-"""Operators of a layer of experts besides its products: sorts of rows, exchanges, activation.
-
-Counted in megatron/core/transformer/moe: token_dispatcher.py and moe_utils.py (fused permutation).
-"""
-EXPERT_PRODUCTS = 2
-"""Products of an expert: each a call of its own, as is the cast of its rows (TransformerEngine,
-GroupedLinear).
-"""
 EXPERT_BIAS = 2
 """Calls for the last bias of an expert: it is weighed and added (experts.py, _apply_bias)."""
 OVERLAP_NODES = 5

@@ -18,7 +18,7 @@ from autopar.costmodel.device.elementwise import memory_seconds, with_launch
 from autopar.costmodel.frameworks import LOSSES, Framework
 from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.known.state_part import SCAN
-from autopar.costmodel.step.covered import SLOWDOWN, Covers, Seconds, exposed
+from autopar.costmodel.step.covered import SLOWDOWN, Covers, Seconds
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import DTYPE_BYTES, Role
@@ -40,6 +40,7 @@ from autopar.sharding.rules.recurrent import STATE_SPACE
 
 from .analysed_graphs import analysed, own_kernels, routed
 from .configuration import Configuration
+from .exposed_messages import exposed
 from .issued_calls import calls_of_experts, in_a_graph
 from .part_figures import PartSeconds, Places, alone, of_kinds, places_of
 from .travel import Rows, ways_of_rows

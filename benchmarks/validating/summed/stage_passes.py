@@ -12,10 +12,11 @@ from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.collectives import collective_time
 from autopar.costmodel.device.elementwise import memory_seconds
 from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.step.covered import SLOWDOWN, exposed
+from autopar.costmodel.step.covered import SLOWDOWN
 from autopar.ir import DTYPE_BYTES
 
 from .configuration import Configuration
+from .exposed_messages import exposed
 from .issued_calls import calls_of_overlap
 from .part_figures import PartSeconds, Places, places_of
 from .part_seconds import parts_of
