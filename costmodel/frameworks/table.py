@@ -222,6 +222,11 @@ _BY_NAME: Mapping[str, Framework] = {
     ),
     "megatron-2022": _MEGATRON_2022,
     "megatron-core": _MEGATRON_CORE,
+    # With --overlap-grad-reduce and --overlap-param-gather, as files of plans have it.
+    "megatron-core overlapped": replace(
+        _MEGATRON_CORE,
+        habits=replace(_MEGATRON_CORE.habits, overlap_gradients=True, overlap_gather=True),
+    ),
     "nemo-2024.03": replace(_NEMO, habits=replace(_NEMO.habits, fused=False)),
     "nemo-2024.07": _NEMO,
     "megatron-bridge": _BRIDGE,
@@ -315,7 +320,7 @@ def framework_named(name: str) -> Framework:
 
 RUN_BY: Mapping[str, str] = {
     OWN: OWN,
-    "megatron": "megatron-core",
+    "megatron": "megatron-core overlapped",
     "megatron-bridge": "megatron-bridge",
     "torchtitan": "torchtitan",
     # Both shard by FSDP2, as torchtitan does.

@@ -137,14 +137,15 @@ def letters(layout: StageLayers) -> str:
 
 
 def _sharding(setup: Setup) -> Iterable[str]:
-    """What shares out states, or parameters."""
+    """How states, or parameters, are shared out, and what runs under the passes."""
     if setup.zero == 3:
         yield "--use-torch-fsdp2"
         yield from WITH_FSDP2
-    elif setup.zero:
-        if setup.plan.model.optimizer != MUON:
-            yield "--use-distributed-optimizer"
-            yield "--overlap-param-gather"
+        return
+    if setup.zero and setup.plan.model.optimizer != MUON:
+        yield "--use-distributed-optimizer"
+        yield "--overlap-param-gather"
+    if setup.zero or setup.degree("data", "expert", "sequence", "ulysses") > 1:
         yield "--overlap-grad-reduce"
 
 

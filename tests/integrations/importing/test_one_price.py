@@ -13,6 +13,7 @@ from autopar.api import plan_loaded
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.mesh_prices import MeshPrices
+from autopar.integrations.convert import convert
 from autopar.integrations.importing import Hardware, import_configuration, read_configuration
 from autopar.integrations.importing.configuration_plan import framework_of_run
 from autopar.model import LoadedModel
@@ -25,6 +26,9 @@ local_batch_size = 2
 {degrees}
 """
 MEGATRON = "--bf16 --micro-batch-size 1 --global-batch-size 16 --overlap-grad-reduce {degrees}"
+
+
+GRAPH = transformer(replace(MIXTURE, layers=4, experts=0), batch=16).graph
 
 
 def model() -> LoadedModel:
@@ -79,6 +83,20 @@ def test_an_imported_run_has_the_price_of_its_pins(
     assert run.framework == framework_of_run(configuration).name != "autopar"
     assert run.predicted.step == pytest.approx(planned.predicted.step, rel=1e-3)
     assert run.predicted.memory == pytest.approx(planned.predicted.memory, rel=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["data 8", "data 8 (zero1)", "data 4 (zero1) x megatron-sp 2"])
+def test_a_plan_for_megatron_comes_back_at_its_price(scheme: str, tmp_path: Path) -> None:
+    dense = LoadedModel(graph=GRAPH, source=GRAPH, dtype="bfloat16")
+    asked = {"scheme": scheme, "stages": 1, "recompute": "none", "offload": "none"}
+    plan = plan_loaded(dense, cluster=CLUSTER, target="megatron", **asked).plan
+    (tmp_path / "run.sh").write_text(convert(plan, "megatron").text)
+    here = Hardware(cluster=CLUSTER, devices=8)
+    read = read_configuration(tmp_path / "run.sh")
+    back = import_configuration(read, dense, here, compare=False).planned.plan
+    # A launch more or less is 0.2 % of this small step.
+    assert back.predicted.step == pytest.approx(plan.predicted.step, rel=3e-3)
+    assert back.predicted.memory == pytest.approx(plan.predicted.memory, rel=1e-3)
 
 
 def _plan(path: Path) -> object:
