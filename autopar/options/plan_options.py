@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.costmodel import Cluster, default_cluster, load_cluster
@@ -14,6 +14,7 @@ from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
 from autopar.planning.model.pins import (
+    Dispatched,
     Pins,
     Restriction,
     hosted_by,
@@ -29,7 +30,9 @@ from autopar.schemes import scheme_named
 from autopar.schemes.pinning import pinned, stage_mesh
 from autopar.search import NoAssignment
 from autopar.sharding.analysis import Analysis, analyse
+from autopar.sharding.layer_numbers import by_layer
 from autopar.sharding.mesh import Mesh
+from autopar.sharding.rules.experts import has_experts
 from autopar.sharding.schedule import PLAINLY, Reductions, Types
 
 from .targets import within
@@ -128,11 +131,18 @@ class PlanOptions:
             cuts=self.cuts,
             uniform=not self.pins and self.reuse_from is None,
             types=types_of(model, self.master, self.reduce, cluster.framework, train=train),
-            reductions=self.reductions if train else PLAINLY,
+            reductions=self._reductions(model, cluster) if train else PLAINLY,
         )
         if self.scheme is not None:
             request = pinned(request, scheme_named(self.scheme), analyse(model.graph, train=train))
         return request, notes
+
+    def _reductions(self, model: LoadedModel, cluster: Cluster) -> Reductions:
+        """The reductions that were asked for, else those of layers where the framework has them."""
+        if self.reductions != PLAINLY or not cluster.framework.habits.by_layer:
+            return self.reductions
+        layers = by_layer(tensor.name for tensor in model.graph.parameters)
+        return replace(self.reductions, fused=layers)
 
     def _mesh(self, cluster: Cluster) -> Mesh | None:
         """The requested mesh of a stage."""
@@ -143,6 +153,9 @@ class PlanOptions:
     def _restrictions(self, model: LoadedModel, cluster: Cluster) -> list[Restriction]:
         """The restrictions of the pins, and of operators without a rule."""
         restrictions: list[Restriction] = [replicated] if model.graph.replicated else []
+        dispatcher = cluster.framework.kernels.dispatcher
+        if dispatcher and any(has_experts(op.kind) for op in model.graph.operators):
+            restrictions.append(Dispatched(dispatcher=dispatcher))
         if callable(self.pins) and not isinstance(self.pins, Pins):
             restrictions.append(self.pins)
         elif self.pins:

@@ -4,7 +4,8 @@ Passes become visits of segments, with the rounds of units between them:
 
     a pair       of passes of two micro-batches takes turns, wherever exchanges of experts set off
     a gather     begins so many visits before the one that needs it as it has rounds, and issues one
-                 in front of each; a unit that others start from is as much earlier
+                 in front of each; a unit that others start from is as much earlier; visits that
+                 need no unit do not count
     a release    stands behind a visit that needs the unit, unless the unit would be gathered anew
                  before another visit is over; units that stay are released at the end
     a reduction  begins behind the visit that completes its gradients, and issues a round every
@@ -190,6 +191,9 @@ def _gathers(
     }
     ahead = _ahead(chunks, rounds)
     needed = _places(visits)
+    # A visit that needs no unit, as of what lies between two recomputed layers, may be short.
+    stops = sorted({place for places in needed.values() for place in places})
+    number_of = {place: number for number, place in enumerate(stops)}
     # The rounds by place, in the order of the places where they were due, then of their readers.
     issued: dict[int, list[tuple[int, int, int, tuple[int, int], int]]] = {}
     behind: dict[int, list[Action]] = {}
@@ -202,10 +206,13 @@ def _gathers(
         for place, after in zip(places, [*places[1:], None], strict=True):
             for number in range(rounds[unit]) if not held else ():
                 early = ahead[unit] - number
-                due = place - prefetch * early
-                issued.setdefault(max(due, 0), []).append((due, place, -early, unit, number))
+                due = number_of[place] - prefetch * early
+                slot = stops[due] if due >= 0 else 0
+                issued.setdefault(slot, []).append((due, place, -early, unit, number))
             # A unit that is needed so soon would be gathered again before it is released.
-            held = after is not None and (not per_pass or after - place <= window)
+            held = after is not None and (
+                not per_pass or number_of[after] - number_of[place] <= window
+            )
             if not held:
                 behind.setdefault(place, []).append(_of(Word.RELEASE, unit))
     gathers = {

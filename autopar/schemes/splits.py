@@ -13,7 +13,6 @@ from autopar.sharding.analysis import Analysis, Offer
 from autopar.sharding.classes import FactorClass
 from autopar.sharding.layout import Kind
 from autopar.sharding.model_flops import multiply_adds
-from autopar.sharding.notation import TRAVELS
 from autopar.sharding.rules import RULES
 from autopar.sharding.strategies import Option
 
@@ -53,7 +52,6 @@ class Part(StrEnum):
     OTHER = "other"
 
 
-EXPERT_WORDS = TRAVELS | {"masked"}
 ROW_WORDS = frozenset({"batch", "sequence", "height", "width"})
 """Meanings of factors over rows.
 
@@ -193,8 +191,7 @@ def _split(
         return Split.SHARE if option.name == "B" else Split.WHOLE
     if option.communication in ("ring", "halo"):
         return Split.RING if option.communication == "ring" else Split.SPACE
-    special = {option.communication, offer.rule.factors[option.factor].special}
-    if RULES[offer.call.operator.kind].products and EXPERT_WORDS & special:
+    if offer.way_of_rows(option):
         return Split.EXPERT
     split = classes[option.factor]
     if split is FactorClass.EXPERT and option.parts == 1:

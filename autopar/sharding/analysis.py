@@ -12,9 +12,9 @@ from .classes import FactorClass, factor_classes
 from .equal_parts import keep_useful_factors, split_variants
 from .layout import B, Placement, R, S
 from .matrices import MUON, hidden_matrices
-from .notation import Rule
+from .notation import TRAVELS, Rule
 from .regions import Region, regions_of
-from .rules import Call, check_supported, preamble, rule_of, tensors_with_gradient
+from .rules import RULES, Call, check_supported, preamble, rule_of, tensors_with_gradient
 from .strategies import Option
 
 
@@ -28,6 +28,13 @@ class Offer:
     call: Call
     rule: Rule
     options: tuple[Option, ...]
+
+    def way_of_rows(self, option: Option) -> str:
+        """The word for how rows come to the ranks of experts; "" where no experts are split."""
+        if option.factor < 0 or not RULES[self.call.operator.kind].products:
+            return ""
+        words = {option.communication, self.rule.factors[option.factor].special}
+        return next((word for word in (*sorted(TRAVELS), "masked") if word in words), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

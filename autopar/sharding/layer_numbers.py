@@ -18,6 +18,19 @@ def layer_of(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+def by_layer(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """The names of each layer that has some.
+
+    >>> by_layer(["embed", "h.0.q", "h.0.k", "h.1.q", "norm"])
+    (('h.0.q', 'h.0.k'), ('h.1.q',))
+    """
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        if match := _LAYER.search(name):
+            layers.setdefault(name[: match.end()], []).append(name)
+    return tuple(map(tuple, layers.values()))
+
+
 def between_layers(operators: Iterable[tuple[str, bool]]) -> tuple[range, ...]:
     """For each place between two layers, the operators before one of which the second may begin.
 

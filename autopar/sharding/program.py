@@ -31,7 +31,8 @@ class Collective:
     """One collective of a step over a group of mesh axes.
 
     `phase` is forward, backward or update; `nbytes` by the collective's convention. `most`: more
-    bytes than data can ask for, where `nbytes` are the mean over data, else 0.
+    bytes than data can ask for, where `nbytes` are the mean over data, else 0. `inside`: rows that
+    came along an outer axis are fanned out.
     """
 
     phase: str
@@ -40,6 +41,7 @@ class Collective:
     nbytes: int
     tensor: str
     most: int = 0
+    inside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,7 @@ def operator_collectives(
             nbytes=round(float(move.nbytes[0])),
             tensor=operator.outputs[0],
             most=0 if move.most is None else round(float(move.most[0])),
+            inside=move.inside is not None and bool(move.inside[0]),
         )
         for axes, move in ordered
     ]

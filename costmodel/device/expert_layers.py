@@ -25,6 +25,7 @@ from autopar.sharding.rules.experts import (
     PRODUCTS,
     Inner,
     Result,
+    is_biased,
     is_weighed,
     network_of,
     per_token,
@@ -79,6 +80,8 @@ class Layer:
         if self.recipe is not None:
             self.casts = self.recipe.traffic
         self.network = network_of(call)
+        apart = cluster.framework.kernels.biases_apart
+        self.biases_apart = call.get("biases_apart") is True or (apart and is_biased(call))
         names = [factor.name for factor in strategies.rule.factors]
         sizes = {factor.name: factor.size for factor in strategies.rule.factors}
         own = {name: local[:, i] for i, name in enumerate(names)}
@@ -94,6 +97,9 @@ class Layer:
         # Others are sorted before they leave and again where they arrive.
         sorts = _number(call, "sorts", 1.0)
         self.passes = np.where((come > 1) & (self.copies == 0), 2.0, sorts)
+        # A dispatcher's own kernels copy while they send.
+        if cluster.framework.kernels.dispatcher == "node":
+            self.copies = np.zeros(len(local))
         self.trained = any(t.name in gradients for t in call.outputs)
         self.wanted = [t.name in gradients for t in call.inputs]
         self.stored = [t.role is Role.PARAMETER for t in call.inputs]
@@ -196,7 +202,7 @@ class Layer:
 
     def _biases(self, nbytes: float) -> Floats:
         """Seconds of adding last biases in pieces, which moves `nbytes` of each element."""
-        if self.call.get("biases_apart") is not True:
+        if not self.biases_apart:
             return np.zeros(len(self.rows))
         return self._time(0.0, nbytes * self.rows * result_of(self.call).width)
 

@@ -2,11 +2,12 @@
 
 from .framework import AUTOPAR, OWN, Framework
 from .habits import LOSSES, Habits
-from .kernels import Kernels
+from .kernels import DISPATCHERS, Kernels
 from .table import FRAMEWORKS, LATEST, framework_named, framework_of
 
 __all__ = [
     "AUTOPAR",
+    "DISPATCHERS",
     "FRAMEWORKS",
     "LATEST",
     "LOSSES",

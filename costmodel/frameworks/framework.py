@@ -87,9 +87,11 @@ AUTOPAR = Framework(
         overlap_context=True,
         overlap_sends=True,
         scatter_sends=False,
+        by_layer=False,
         casts_gradients=True,
         update_traffic=TORCH_UPDATE,
     ),
+    kernels=Kernels(dispatcher=""),
 )
 """This project's own runtime.
 

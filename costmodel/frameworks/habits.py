@@ -82,6 +82,7 @@ class Habits:
       forward pass.
     - `overlap_sends`: pipeline messages run under computation.
     - `prefetch`: the next layer's parameters are gathered under the present layer.
+    - `by_layer`: parameters of a layer travel together.
 
     Messages:
 
@@ -143,6 +144,7 @@ class Habits:
     overlap_gather: bool = False
     overlap_sends: bool = False
     prefetch: bool = True
+    by_layer: bool = True
     scatter_sends: bool = True
     fused_accumulation: bool = False
     casts_gradients: bool = False

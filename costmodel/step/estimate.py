@@ -16,7 +16,7 @@ from autopar.costmodel.device.operator_seconds import operator_parts
 from autopar.costmodel.memory.peak import Memory, predicted_memory
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.program import Collective, Compute, Program
+from autopar.sharding.program import Compute, Program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import PLAIN, Schedule
 from autopar.sharding.strategies import Strategies
@@ -48,11 +48,6 @@ class Estimate:
     def step(self) -> float:
         """Seconds of the whole step."""
         return self.forward + self.backward + self.update + self.communication - self.overlapped
-
-
-def collective_seconds(collective: Collective, prices: MeshPrices) -> float:
-    """Seconds of one collective of a program."""
-    return prices.seconds(collective.kind, collective.axes, collective.nbytes)
 
 
 def estimate(

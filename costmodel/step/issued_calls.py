@@ -14,7 +14,8 @@ from autopar.costmodel.device import scan_kernels
 from autopar.ir import Graph
 from autopar.sharding.layout import Kind
 from autopar.sharding.program import Compute
-from autopar.sharding.rules.experts import EXPERTS
+from autopar.sharding.rules import Call
+from autopar.sharding.rules.experts import EXPERTS, is_biased
 from autopar.sharding.rules.recurrent import STATE_SPACE
 
 from .covered import Seconds
@@ -30,6 +31,10 @@ GroupedLinear).
 """
 
 
+EXPERT_BIAS = 2
+"""Calls for the last bias of an expert: it is weighed and added (experts.py, _apply_bias)."""
+
+
 class Host:
     """The host of one rank: the seconds that it issues calls of a program's operators for."""
 
@@ -37,7 +42,9 @@ class Host:
         self.tensors = graph.tensors
         self.mesh = mesh
         habits = cluster.framework.habits
+        self.graph = graph
         self.graphed = habits.graphed
+        self.biases_apart = cluster.framework.kernels.biases_apart
         self.narrow = bool(cluster.framework.kernels.products)
         self.blocking = habits.blocking
         self.seconds_of_call = cluster.seconds_of_call
@@ -58,6 +65,8 @@ class Host:
         calls = 1
         if kind == EXPERTS:
             each = EXPERT_PRODUCTS * (2 if self.narrow else 1)
+            if self.biases_apart and is_biased(Call.of(self.graph, step.operator)):
+                each += EXPERT_BIAS
             calls = EXPERT_OPERATORS + each * self._experts(step)
         return calls, calls * ((seconds.backward > 0) + (seconds.weight > 0))
 

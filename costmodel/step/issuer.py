@@ -43,6 +43,7 @@ class Issuer:
         self.reason = reason
         self.apart = apart
         self.known: dict[tuple[str, Axes, int], float] = {}
+        self.programs: dict[tuple[str, Axes, int, bool], float] = {}
 
     def issue(self, kind: str, axes: Axes, nbytes: int, name: str) -> Sent:
         """Start a collective behind the computation so far."""
@@ -58,7 +59,10 @@ class Issuer:
 
     def seconds(self, collective: Collective) -> float:
         """Seconds of a program's collective alone."""
-        return self._seconds(collective.kind, collective.axes, collective.nbytes)
+        key = (collective.kind, collective.axes, collective.nbytes, collective.inside)
+        if key not in self.programs:
+            self.programs[key] = self.prices.collective(collective)
+        return self.programs[key]
 
     def for_seconds(self, collective: Collective, seconds: float) -> Sent:
         """Start a part of a program's collective, of so many seconds."""
@@ -71,7 +75,7 @@ class Issuer:
 
     def started(self, collective: Collective) -> Sent:
         """Start a program's collective behind the computation so far."""
-        return self.issue(collective.kind, collective.axes, collective.nbytes, collective.tensor)
+        return self.for_seconds(collective, self.seconds(collective))
 
     def blocking(self, collectives: Sequence[Collective]) -> None:
         """Start collectives one after the other; computation waits for each."""

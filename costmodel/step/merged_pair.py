@@ -20,7 +20,7 @@ from autopar.sharding.program import Compute, Program, operator_collectives
 from autopar.sharding.schedule import Schedule
 
 from .covered import SLOWDOWN, Seconds
-from .estimate import collective_seconds, seconds_of_steps
+from .estimate import seconds_of_steps
 from .issuer import Issuer
 from .mesh_prices import MeshPrices
 from .pass_player import PassPlayer
@@ -48,7 +48,7 @@ def hidden_by_layer(
     )
     exchanged = {
         step.operator.name: math.fsum(
-            collective_seconds(c, prices)
+            prices.collective(c)
             for c in operator_collectives(program.graph, step, mesh, program.assignment.gradients)
         )
         for segment in merged.segments

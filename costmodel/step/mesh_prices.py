@@ -23,6 +23,7 @@ from autopar.ir import Tensor
 from autopar.sharding.communication import Move, has_largest, operator_traffic
 from autopar.sharding.matrices import MUON
 from autopar.sharding.mesh import Axes, Mesh, degree_of
+from autopar.sharding.program import Collective
 from autopar.sharding.rules import Call
 from autopar.sharding.schedule import PLAIN, UNIT_BYTES, Types
 from autopar.sharding.strategies import Strategies
@@ -193,6 +194,29 @@ class MeshPrices:
         sent = float(collective_time(kind, nbytes, size, level=level, cluster=self.cluster))
         return self.issued(size) + sent
 
+    def collective(self, collective: Collective) -> float:
+        """Seconds of a collective of a program."""
+        if collective.inside and self.fans_out:
+            return 0.0
+        return self.seconds(collective.kind, collective.axes, collective.nbytes)
+
+    def move(self, axes: Axes, move: Move) -> Floats:
+        """Seconds of a collective inside an operator: array [strategies]."""
+        size, level = self.place(axes)
+        sent = collective_time(move.kind, move.nbytes, size, level=level, cluster=self.cluster)
+        seconds = np.asarray(self.issued(size) + sent)
+        if move.inside is None or not self.fans_out:
+            return seconds
+        return np.where(move.inside, 0.0, seconds)
+
+    @property
+    def fans_out(self) -> bool:
+        """Whether kernels fan rows out inside a node while others come from outside.
+
+        These are hidden: the network is the slower of both.
+        """
+        return self.cluster.framework.kernels.dispatcher == "node"
+
     def issued(self, size: int) -> float:
         """Seconds of the host for a collective of so many ranks; one rank alone issues none."""
         return self.cluster.host_seconds("collective") if size > 1 else 0.0
@@ -259,27 +283,25 @@ def communication_seconds(
     talks = any(option.communication is not None for option in strategies.options)
     if talks or has_largest(call.operator):
         for rows, axes, traffic in operator_traffic(call, strategies, mesh, gradients):
-            size, level = prices.place(axes)
-            for kind, nbytes, count in _repeated(traffic):
-                sent = collective_time(kind, nbytes, size, level=level, cluster=prices.cluster)
-                seconds[rows] += count * (prices.issued(size) + sent)
+            for move, count in _repeated(traffic):
+                seconds[rows] += count * prices.move(axes, move)
     return seconds
 
 
-def _repeated(traffic: Sequence[Move]) -> list[tuple[str, Floats, int]]:
+def _repeated(traffic: Sequence[Move]) -> list[tuple[Move, int]]:
     """Collectives with the number of times that they are issued.
 
     A ring sends the same bytes as often as its group has further ranks.
     """
-    counted: list[tuple[str, Floats, int]] = []
+    counted: list[tuple[Move, int]] = []
     for move in traffic:
-        for place, (kind, nbytes, count) in enumerate(counted):
+        for place, (known, count) in enumerate(counted):
             # The rounds of a ring hold the same array, so no values are compared.
-            if kind == move.kind and nbytes is move.nbytes:
-                counted[place] = (kind, nbytes, count + 1)
+            if known.kind == move.kind and known.nbytes is move.nbytes:
+                counted[place] = (known, count + 1)
                 break
         else:
-            counted.append((move.kind, move.nbytes, 1))
+            counted.append((move, 1))
     return counted
 
 

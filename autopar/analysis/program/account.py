@@ -138,7 +138,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
 
     def seconds(collective: Collective) -> float:
         if collective not in known:
-            known[collective] = prices.seconds(collective.kind, collective.axes, collective.nbytes)
+            known[collective] = prices.collective(collective)
         return known[collective]
 
     accounts: dict[str, OperatorAccount] = {}

@@ -114,9 +114,7 @@ class Stepping:
         prices = self.prices(cluster)
         sums = Counter[tuple[str, str]]()
         for one in self.micro.collectives():
-            sums[one.kind, prices.place(one.axes)[1]] += prices.seconds(
-                one.kind, one.axes, one.nbytes
-            )  # type: ignore[assignment]
+            sums[one.kind, prices.place(one.axes)[1]] += prices.collective(one)  # type: ignore[assignment]
         return sums
 
 

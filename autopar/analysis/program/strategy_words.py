@@ -9,7 +9,7 @@ from autopar.schemes.meanings import Meanings
 from autopar.schemes.naming import zero_of
 from autopar.sharding.analysis import Offer
 from autopar.sharding.layout import Kind, parse_layout
-from autopar.sharding.notation import ONCE, TRAVELS
+from autopar.sharding.notation import ONCE
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.strategies import Option
@@ -23,7 +23,6 @@ EXPERT = "expert-parallel"
 EXPERT_ONCE = "expert-parallel (a row once to each place)"
 WHOLE = "replicated"
 PARTIAL = "partial sum passed on"
-EXPERT_WORDS = TRAVELS | {"masked"}
 SPATIAL = "spatial-parallel (halo exchange)"
 COLLECTIVES = {
     "all_reduce": "all-reduce",
@@ -47,11 +46,8 @@ def option_words(
     entry = RULES[offer.call.operator.kind]
     held = [tensor in meanings.weights for tensor in inputs]
     split = [placement.kind is Kind.SPLIT for placement in option.inputs]
-    if (
-        EXPERT_WORDS & {option.communication, offer.rule.factors[option.factor].special}
-        and entry.products
-    ):
-        return EXPERT_ONCE if option.communication == ONCE else EXPERT
+    if way := offer.way_of_rows(option):
+        return EXPERT_ONCE if way == ONCE else EXPERT
     if entry.products and any(held) and not all(held):
         by_weight = any(s for s, h in zip(split, held, strict=True) if h)
         by_value = any(s for s, h in zip(split, held, strict=True) if not h)

@@ -28,7 +28,7 @@ from autopar.sharding.rules import is_product
 from .configuration import Configuration
 from .huggingface import Styles
 from .megatron import SIZES
-from .megatron_framework import BY_NODE, MERGED, dispatcher_of, layout_of, megatron_framework
+from .megatron_framework import MERGED, dispatcher_of, layout_of, megatron_framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def _factors(configuration: Configuration, data: int, node: int = 0) -> list[tup
 
 def _by_node(configuration: Configuration) -> bool:
     """Whether rows travel to experts once to every node, and on inside it."""
-    return dispatcher_of(configuration.arguments) in BY_NODE
+    return dispatcher_of(configuration.arguments) == "node"
 
 
 def import_configuration(

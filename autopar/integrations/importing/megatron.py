@@ -17,7 +17,7 @@ from autopar.planning.model.recompute import MODULES as PLANNED
 
 from .configuration import Configuration, degree, left_out, number, stage
 from .megatron_arguments import run_of
-from .megatron_framework import MERGED, READ, precision_of, priced_otherwise, schedule_of
+from .megatron_framework import MERGED, READ, dispatcher_of, precision_of, schedule_of
 from .megatron_older import OLDER, ZERO, modern
 
 SOURCE = "megatron"
@@ -136,8 +136,7 @@ def configuration_of(options: Mapping[str, str]) -> Configuration:
         degree(SOURCE, options, f"{name}-parallel-size")
         for name in ("tensor-model", "pipeline-model", "context", "expert-model")
     )
-    if expert > 1:
-        lost += priced_otherwise(options)
+    dispatcher_of(options)
     lost += _of_recipes(options)
     optimizer = str(options.get("optimizer", "adam"))
     if optimizer not in OPTIMIZERS:

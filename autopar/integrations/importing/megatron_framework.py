@@ -18,11 +18,13 @@ from autopar.order.schedules import SCHEDULES
 from .configuration import Configuration, number
 
 Arguments = Mapping[str, str]
-GATHERS = "allgather"
-"""The dispatcher that gathers the rows of all ranks on each, without a price."""
-BY_NODE = ("deepep", "hybridep")
-"""Dispatchers that bring a row once to every node, and on over its inner link."""
-DISPATCHERS = ("alltoall", *BY_NODE)
+DISPATCHERS = {
+    "allgather": "allgather",
+    "alltoall": "alltoall",
+    "deepep": "node",
+    "hybridep": "node",
+}
+"""Dispatchers of rows to experts by the names of arguments. The first is the default."""
 LOSSES = {"te": "in-place", "native": "megatron-fused"}
 STATES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 MERGED = "overlap-moe-expert-parallel-comm"
@@ -78,22 +80,13 @@ def schedule_of(stages: int, interleave: int, *, merged: bool) -> str | None:
 
 
 def dispatcher_of(given: Arguments) -> str:
-    """The dispatcher of rows to experts that arguments name."""
-    kind = given.get("moe-token-dispatcher-type", GATHERS)
-    return given.get("moe-flex-dispatcher-backend", "deepep") if kind == "flex" else kind
-
-
-def priced_otherwise(given: Arguments) -> list[str]:
-    """Sentences on arguments in whose place the price takes others."""
-    kind = dispatcher_of(given)
-    if kind not in (GATHERS, *DISPATCHERS):
-        raise UsageError(unknown("dispatcher", kind, (GATHERS, *DISPATCHERS)))
-    if kind != GATHERS:
-        return []
-    return [
-        f"--moe-token-dispatcher-type {GATHERS} (the default): its gathers of all rows have no "
-        "price, and the run is priced with rows that travel one by one (alltoall)"
-    ]
+    """The dispatcher of rows to experts that arguments name, of those of `Kernels`."""
+    kind = given.get("moe-token-dispatcher-type", next(iter(DISPATCHERS)))
+    if kind == "flex":
+        kind = given.get("moe-flex-dispatcher-backend", "deepep")
+    if kind not in DISPATCHERS:
+        raise UsageError(unknown("dispatcher", kind, DISPATCHERS))
+    return DISPATCHERS[kind]
 
 
 def layout_of(configuration: Configuration, layers: int) -> tuple[str, ...]:
@@ -131,7 +124,7 @@ def megatron_framework(configuration: Configuration) -> Framework:
     work = framework_named("megatron-core")
     precision = precision_of(given)
     products = RECIPES[precision].kernel if precision else ""
-    kernels = replace(work.kernels, products=products)
+    kernels = replace(work.kernels, products=products, dispatcher=dispatcher_of(given))
     return replace(work, habits=_habits(configuration, work.habits), kernels=kernels)
 
 

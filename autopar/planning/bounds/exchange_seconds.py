@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.costmodel.collectives import collective_time
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.planning.tables.tables import Floats, Ints
 from autopar.sharding.communication import Move, operator_traffic
@@ -49,7 +48,7 @@ def under_way(
         missing = wanted.copy()
         for rows, axes, move in some:
             link = seconds.setdefault(prices.link(axes), np.zeros(len(missing)))
-            link[rows] += np.where(missing[rows], _sent(prices, axes, move), 0.0)
+            link[rows] += np.where(missing[rows], prices.move(axes, move), 0.0)
             missing[rows] = False
     return seconds
 
@@ -81,9 +80,3 @@ def _in_order(
                 for move in moves:
                     if (move.phase, move.inside_first) == (phase, home):
                         yield _Issued(rows, axes, move)
-
-
-def _sent(prices: MeshPrices, axes: Axes, move: Move) -> Floats:
-    size, level = prices.place(axes)
-    sent = collective_time(move.kind, move.nbytes, size, level=level, cluster=prices.cluster)
-    return np.asarray(prices.issued(size) + sent)

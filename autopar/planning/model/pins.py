@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.costmodel.frameworks import DISPATCHERS
 from autopar.errors import UsageError, unknown
 from autopar.ir import Tensor
 from autopar.plan import Plan
@@ -21,6 +22,7 @@ from autopar.search import NoAssignment
 from autopar.sharding.analysis import Analysis, Offer
 from autopar.sharding.layout import Layout, parse_layout
 from autopar.sharding.mesh import Mesh
+from autopar.sharding.notation import ONCE
 from autopar.sharding.strategies import Option, Strategies
 
 from .restrictions import Limits
@@ -132,6 +134,26 @@ def replicated(analysis: Analysis, mesh: Mesh) -> Limits:
         return np.asarray((offered.choices == _option_index(name, "R", offer.options)).all(axis=1))
 
     return Limits(strategies=strategies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatched:
+    """Limits that let rows come to experts in one way alone, of `DISPATCHERS`."""
+
+    dispatcher: str
+
+    def __call__(self, analysis: Analysis, mesh: Mesh) -> Limits:
+        """Return the limits on any mesh."""
+        return Limits(strategies=self._allowed)
+
+    def _allowed(self, name: str, offer: Offer, offered: Strategies) -> Bools:
+        ways = [offer.way_of_rows(option) for option in offer.options]
+        wanted = DISPATCHERS[self.dispatcher]
+        # A token with one expert goes there once, whatever is sent.
+        if wanted == ONCE and ONCE not in ways:
+            wanted = DISPATCHERS["alltoall"]
+        allowed = np.array([way in ("", wanted) for way in ways])
+        return np.asarray(allowed[offered.choices].all(axis=1))
 
 
 def parse_pin(text: str) -> tuple[str, dict[str, str]]:

@@ -216,9 +216,8 @@ def _seconds(
     ):
         # Rows travel in all-to-alls; partial sums are of all tokens, wherever rows go.
         travels = multiple if collective.kind == "all_to_all" else 1.0
-        seconds = prices.seconds(
-            collective.kind, collective.axes, round(travels * collective.nbytes)
-        )
+        carried = replace(collective, nbytes=round(travels * collective.nbytes))
+        seconds = prices.collective(carried)
         if collective.phase == "backward":
             back += seconds
         else:

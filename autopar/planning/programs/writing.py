@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 
 from autopar import __version__
 from autopar.costmodel.step.covered import certain_share
-from autopar.costmodel.step.estimate import collective_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import Graph
 from autopar.order.scheduled import scheduled
@@ -219,12 +218,12 @@ def _holders(best: StagedProgram) -> Iterator[tuple[str, Part]]:
 
 
 def _priced(program: Program, schedule: Schedule, prices: MeshPrices) -> Iterator[CollectivePlan]:
-    known: dict[tuple[str, Axes, int], float] = {}
+    known: dict[tuple[str, Axes, int, bool], float] = {}
     for c in scheduled(program, schedule).collectives():
         axis = prices.mesh.name(c.axes)
-        key = (c.kind, c.axes, c.nbytes)
+        key = (c.kind, c.axes, c.nbytes, c.inside)
         if key not in known:
-            known[key] = collective_seconds(c, prices)
+            known[key] = prices.collective(c)
         yield CollectivePlan(
             phase=c.phase,
             kind=c.kind,

@@ -21,7 +21,8 @@ class Move:
 
     `phase`: forward or backward. `nbytes` [strategies]: by the collective's convention. `most`:
     of an exchange whose `nbytes` are the mean over what data may ask for, the largest number.
-    `home`: whether the innermost axis comes first, as in an ordinary backward pass.
+    `home`: whether the innermost axis comes first, as in an ordinary backward pass. `inside`
+    [strategies]: whether rows that came along an outer axis are fanned out.
     """
 
     phase: str
@@ -29,6 +30,7 @@ class Move:
     nbytes: Floats
     most: Floats | None = None
     home: bool | None = None
+    inside: NDArray[np.bool_] | None = None
 
     @property
     def inside_first(self) -> bool:

@@ -139,7 +139,12 @@ def rows_travel_once(split: Split) -> list[Move]:
 
     def exchange(phase: str, nbytes: int, *, home: bool) -> Move:
         return Move(
-            phase=phase, kind="all_to_all", nbytes=rows * nbytes, most=most * nbytes, home=home
+            phase=phase,
+            kind="all_to_all",
+            nbytes=rows * nbytes,
+            most=most * nbytes,
+            home=home,
+            inside=split.outside > 1,
         )
 
     # Eight bytes for each rank's number of rows for each place.

@@ -21,6 +21,12 @@ rows of its experts and gives zeros for the others; with the rows split too, row
 experts and back.
 """
 
+
+def has_experts(kind: str) -> bool:
+    """Whether an operator of this kind has a matrix for each expert."""
+    return kind == EXPERTS or "grouped_mm" in kind
+
+
 PRODUCTS: Mapping[str, tuple[str, str]] = {
     "transformers.grouped_mm_fallback.default": ("input", "weight"),
     "aten._grouped_mm.default": ("self", "mat2"),
@@ -93,6 +99,11 @@ def per_token(call: Call) -> int:
 def is_weighed(call: Call) -> bool:
     """Whether a layer weighs the results of a token by scores and adds them up."""
     return call.position("scores") is not None
+
+
+def is_biased(call: Call) -> bool:
+    """Whether the results of a layer have biases of their own."""
+    return any(one.kind == BIAS and one.results[0].dims == "!o" for one in network_of(call))
 
 
 def is_turned(call: Call, operand: int) -> bool:

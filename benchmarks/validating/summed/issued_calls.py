@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.step.issued_calls import EXPERT_OPERATORS, EXPERT_PRODUCTS
+from autopar.costmodel.step.issued_calls import EXPERT_BIAS, EXPERT_OPERATORS, EXPERT_PRODUCTS
 
 from .configuration import Configuration
 
-EXPERT_BIAS = 2
-"""Calls for the last bias of an expert: it is weighed and added (experts.py, _apply_bias)."""
 OVERLAP_NODES = 5
 """Pieces of a layer that the merged passes of two micro-batches schedule by themselves: attention,
 router, dispatch, experts, combine.

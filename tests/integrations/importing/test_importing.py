@@ -18,7 +18,7 @@ from autopar.integrations.importing import FORMATS, Configuration, read_configur
 from autopar.integrations.importing.configuration import left_out
 from autopar.integrations.importing.configuration_plan import framework_of_run, scheme_text
 from autopar.integrations.importing.megatron import read_megatron
-from autopar.integrations.importing.megatron_framework import layout_of
+from autopar.integrations.importing.megatron_framework import layout_of, megatron_framework
 from autopar.schemes import scheme_named
 from tests.costmodel.known.mixture import MIXTURE
 
@@ -293,12 +293,19 @@ def test_a_configuration_is_run_by_its_project(project: str, zero: int | None, n
     assert framework_of_run(Configuration(source=project, zero=zero)).name == name
 
 
-def test_a_dispatcher_without_a_price_is_told() -> None:
-    text = "--expert-model-parallel-size 8 --micro-batch-size 1"
-    (said,) = read_megatron(text).lost
-    assert "allgather (the default)" in said and "alltoall" in said
-    assert not read_megatron(f"{text} --moe-token-dispatcher-type alltoall").lost
-    assert not read_megatron("--micro-batch-size 1").lost
+@pytest.mark.parametrize(
+    ("more", "dispatcher"),
+    [
+        ("", "allgather"),
+        ("--moe-token-dispatcher-type alltoall", "alltoall"),
+        ("--moe-token-dispatcher-type flex", "node"),
+        ("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep", "node"),
+    ],
+)
+def test_rows_come_to_experts_as_the_file_says(more: str, dispatcher: str) -> None:
+    configuration = read_megatron(f"--expert-model-parallel-size 8 --micro-batch-size 1 {more}")
+    assert megatron_framework(configuration).kernels.dispatcher == dispatcher
+    assert not configuration.lost
 
 
 @pytest.mark.parametrize(
