@@ -140,8 +140,8 @@ def plan_loaded(model: LoadedModel, *, progress: Progress | None = None, **asked
     request = requests[0]
     searches = Searches(ruled.graph, request)
     best = fastest_plan(requests, partial(searches.plan, progress=progress))
-    if wanted.target is not None and wanted.target != OWN:
-        require_said(best, wanted.target)
+    if request.target != OWN:
+        require_said(best, request.target)
     seconds = time.process_time() - before
     folded = searches.folded
     limit = request.memory_limit
@@ -185,7 +185,7 @@ def _loaded(model: LoadedModel, wanted: PlanOptions, cluster: Cluster) -> Planne
         raise PlanError(f"the plan is for {old.devices} devices, not {cluster.devices}")
     old.require_match(ruled.graph)
     old.program(analyse(ruled.graph, train=old.model.mode == "train"))
-    used = cluster_of_plan(old, wanted.cluster, wanted.framework)
+    used = cluster_of_plan(old, wanted.cluster, wanted.target)
     return Planned(
         plan=old,
         model=ruled,

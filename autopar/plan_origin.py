@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.costmodel import Cluster, load_cluster, parse_span, presets
-from autopar.costmodel.frameworks import framework_named
+from autopar.costmodel.frameworks import framework_named, framework_of
 
 from .analysis.import_proofs import LEFT_OUT
 from .configured import empty_inputs, is_configuration, load_any
@@ -22,19 +22,19 @@ from .plan import Plan
 
 
 def cluster_of_plan(
-    plan: Plan, cluster: str | Path | Cluster | None = None, framework: str | None = None
+    plan: Plan, cluster: str | Path | Cluster | None = None, target: str | None = None
 ) -> Cluster:
     """The cluster of a plan, or `cluster` instead, sized to the plan's devices, idle ones too.
 
     It must have the levels of the mesh. What is priced there is run by the plan's framework, or by
-    `framework` instead.
+    that of `target` instead.
     """
     if cluster is None and plan.cluster not in presets():
         raise UsageError(
             f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster"
         )
     chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
-    run = chosen.run_by(framework_named(framework or plan.framework))
+    run = chosen.run_by(framework_of(target) if target else framework_named(plan.framework))
     sized = run.sized(plan.devices + plan.unused)
     for axis in plan.mesh:
         if axis.level != "device":
@@ -42,7 +42,7 @@ def cluster_of_plan(
     return sized
 
 
-def known_cluster(plan: Plan, cluster: str | None, framework: str | None = None) -> Cluster | None:
+def known_cluster(plan: Plan, cluster: str | None, target: str | None = None) -> Cluster | None:
     """The cluster of a plan (`cluster_of_plan`).
 
     It is None if none is given and the plan's is no preset.
@@ -50,7 +50,7 @@ def known_cluster(plan: Plan, cluster: str | None, framework: str | None = None)
     return (
         None
         if cluster is None and plan.cluster not in presets()
-        else cluster_of_plan(plan, cluster, framework)
+        else cluster_of_plan(plan, cluster, target)
     )
 
 

@@ -26,6 +26,7 @@ SIZING = (
 
 def check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
     """Check memory, schemes, pins and cluster before the model is read, which may take long."""
+    from autopar.costmodel.frameworks import target_named
     from autopar.options.plan_options import choose_cluster
     from autopar.planning.model.pins import parse_pin
     from autopar.schemes import scheme_named
@@ -35,8 +36,10 @@ def check_words(args: argparse.Namespace, schemes: Sequence[str]) -> None:
         scheme_named(name)
     for text in getattr(args, "pins", ()):
         parse_pin(text)
-    if args.cluster or args.devices is not None or args.framework is not None:
-        choose_cluster(args.cluster, args.devices, args.framework)
+    if args.cluster or args.devices is not None:
+        choose_cluster(args.cluster, args.devices)
+    if args.target is not None:
+        target_named(args.target)
 
 
 def load_asked(args: argparse.Namespace) -> LoadedModel:

@@ -16,7 +16,7 @@ from autopar.units import parse_count
 if TYPE_CHECKING:
     from autopar.analysis.program.throughput import Budget
 
-FORMATS = ("torchtitan", "megatron", "megatron-bridge", "deepspeed", "accelerate", "hf-tp-plan")
+FORMATS = ("torchtitan", "megatron", "megatron-bridge", "deepspeed", "accelerate", "transformers")
 BACKENDS = ("gloo", "nccl")
 MODELS = (
     "file.onnx, file.pt2, package.module:function returning (module, example_inputs), "
@@ -73,7 +73,7 @@ def planning_option(parser: Parser, name: str, **changes: Any) -> None:
     parser.add_argument(option.spelled, **(arguments | changes))
     if option.older:
         hidden = arguments | {"help": argparse.SUPPRESS, "action": _Older}
-        parser.add_argument(option.older, **hidden)
+        parser.add_argument(*option.older, **hidden)
 
 
 def planning_values(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

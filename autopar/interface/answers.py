@@ -80,7 +80,7 @@ def explain(
     model: Any = None,
     example_inputs: Any = None,
     cluster: str | Path | Cluster | None = None,
-    framework: str | None = None,
+    target: str | None = None,
     collectives: bool = False,
     stalls: bool = False,
     beside: Plan | str | Path | None = None,
@@ -89,7 +89,7 @@ def explain(
 
     `operator`: a name or a pattern; by default all, equal layers folded. `collectives`: those of a
     step, by axis. `stalls`: what makes a step longer than its computation. `beside`: another plan
-    to compare with. `cluster`: to price on, `framework`: to price as it would run the plan; by
+    to compare with. `cluster`: to price on, `target`: to price as it would run the plan; by
     default the plan's.
     """
     from autopar.report.explain.explanation import Explained
@@ -99,11 +99,11 @@ def explain(
         if stalls:
             raise UsageError("stalls= needs model=")
         explained = replace(
-            Explained.of_file(of, operator), cluster=known_cluster(of, _named(cluster), framework)
+            Explained.of_file(of, operator), cluster=known_cluster(of, _named(cluster), target)
         )
     else:
         loaded = model_of_plan(model, of, example_inputs)
-        chosen = cluster_of_plan(of, cluster, framework)
+        chosen = cluster_of_plan(of, cluster, target)
         explained = Explained.of_model(of, loaded.graph, chosen, operator)
     explained = explained.with_stalls() if stalls else explained
     explained = explained.with_collectives() if collectives else explained
@@ -120,7 +120,7 @@ def report(
     model: Any = None,
     example_inputs: Any = None,
     cluster: str | Path | Cluster | None = None,
-    framework: str | None = None,
+    target: str | None = None,
     beside: Plan | str | Path | None = None,
     schemes: Sequence[str] = (),
     tokens: float | None = None,
@@ -129,7 +129,7 @@ def report(
     """Write a plan as a page for the browser to `path`, which is returned.
 
     `model`: adds what every operator communicates; with it, `schemes` to price beside the plan.
-    `cluster`, `framework`: as of `explain`. `beside`: another plan to compare with. `tokens`,
+    `cluster`, `target`: as of `explain`. `beside`: another plan to compare with. `tokens`,
     `price`: as of `compare`.
     """
     from autopar.analysis.searches.rivals import rivals
@@ -144,11 +144,11 @@ def report(
         if schemes:
             raise UsageError("schemes= needs model=")
         contents = Contents.of(
-            of, cluster=known_cluster(of, _named(cluster), framework), compared=compared
+            of, cluster=known_cluster(of, _named(cluster), target), compared=compared
         )
     else:
         loaded = model_of_plan(model, of, example_inputs)
-        chosen = cluster_of_plan(of, cluster, framework)
+        chosen = cluster_of_plan(of, cluster, target)
         planned = Planned(plan=of, model=loaded, cluster=chosen, notes=())
         compared = replace(compared, rivals=rivals(planned, list(schemes), memory=None))
         contents = Contents.of(of, graph=loaded.graph, cluster=chosen, compared=compared)

@@ -19,17 +19,21 @@ if TYPE_CHECKING:
 
 
 @python_words
-def convert(plan: Plan | str | Path, to: str, version: str | None = None) -> Converted:
+def convert(
+    plan: Plan | str | Path, to: str | None = None, version: str | None = None
+) -> Converted:
     """The plan as `text` in the format of the target `to`, and what the target cannot say.
 
-    `to`: "dtensor", "fsdp2", "pipelining", "hf-tp-plan", "transformers", "accelerate",
-    "torchtitan", "megatron", "megatron-bridge" or "deepspeed".
+    `to`: "dtensor", "fsdp2", "pipelining", "transformers", "accelerate", "torchtitan", "megatron",
+    "megatron-bridge" or "deepspeed", with a version (`torchtitan@0.2`) or without; by default the
+    target that the plan was made for.
     `lost`: a sentence for each thing that the target cannot say. What would be another computation
     is a `UsageError`. `version`: of torchtitan, which reads TOML up to 0.2.
     """
     from autopar.integrations.convert import convert as write
 
-    return write(Plan.of(plan), to, version)
+    loaded = Plan.of(plan)
+    return write(loaded, to or loaded.target, version)
 
 
 @python_words
@@ -49,8 +53,9 @@ def import_plan(
     """The plan that a configuration of another project stands for, priced as all plans are.
 
     `config`: torchtitan's `.toml`, Megatron's arguments, DeepSpeed's `.json`, accelerate's `.yaml`,
-    or a `tp_plan` as `.json`; `form` names the project where the file does not show it. `values`:
-    of names that it leaves to its caller, such as a script's variables, and its arguments by their
+    transformers' `DistributedConfig` in Python or its `tp_plan` as `.json`; `form` names the
+    project where the file does not show it. `values`: of names that it leaves to its caller, such
+    as a script's variables, and its arguments by their
     numbers. What the plan leaves out of it is a warning.
     """
     from autopar.configured import is_configuration, load_any

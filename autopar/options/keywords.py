@@ -21,7 +21,7 @@ class PlanKeywords(TypedDict, total=False):
 
     devices: int | None
     cluster: str | Path | Cluster | None
-    framework: str | None
+    target: str | None
     mode: str
     batch: int | None
     dims: Mapping[str, int] | None
@@ -45,7 +45,6 @@ class PlanKeywords(TypedDict, total=False):
     routing: str | Path
     mesh: Mesh | Sequence[int] | None
     scheme: str | None
-    target: str | None
     stages: int | None
     micro_batches: int | None
     recompute: str | None

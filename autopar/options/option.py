@@ -13,13 +13,13 @@ class Option:
     """An option of planning.
 
     `name`: in Python and in the request. `flag`: on the command line, if it is not the name with
-    dashes; "" for an option of Python alone. `older`: what it was spelled before. `help`: its text
+    dashes; "" for an option of Python alone. `older`: its spellings of before. `help`: its text
     on the command line. `told`: its text in Python, "" for an option of the command line alone.
     """
 
     name: str
     flag: str | None = None
-    older: str = ""
+    older: tuple[str, ...] = ()
     kind: Kind = TEXT
     default: Any = None
     choices: tuple[Any, ...] | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.costmodel import Cluster, default_cluster, load_cluster
-from autopar.costmodel.frameworks import OWN, Framework, framework_named, framework_of
+from autopar.costmodel.frameworks import OWN, Framework, framework_of, target_named
 from autopar.errors import PlanError, UsageError, unknown
 from autopar.ir.dtype import HALVES
 from autopar.model import LoadedModel
@@ -48,7 +48,7 @@ class PlanOptions:
 
     devices: int | None = None
     cluster: str | Path | Cluster | None = None
-    framework: str | None = None
+    target: str | None = None
     mode: str = "train"
     master: str | None = None
     reduce: str | None = None
@@ -60,7 +60,6 @@ class PlanOptions:
     memory: float | None = None
     pins: Sequence[str] | Pins | Restriction = ()
     scheme: str | None = None
-    target: str | None = None
     mesh: Mesh | Sequence[int] | None = None
     stages: int | None = None
     micro_batches: int | None = None
@@ -79,9 +78,12 @@ class PlanOptions:
     cuts: tuple[range, ...] | None = None
 
     def chosen_cluster(self) -> tuple[Cluster, str]:
-        """The cluster to plan for, with the framework that runs the plan, and its sentence."""
-        cluster, sentence = choose_cluster(self.cluster, self.devices, self.framework)
-        if self.framework is None and self.target is not None:
+        """The cluster to plan for, with the framework that runs the plan, and its sentence.
+
+        A `Cluster` that has a framework of others keeps it.
+        """
+        cluster, sentence = choose_cluster(self.cluster, self.devices)
+        if self.target is not None and cluster.framework.name == OWN:
             cluster = cluster.run_by(framework_of(self.target, self.zero))
         return cluster, sentence
 
@@ -93,9 +95,12 @@ class PlanOptions:
     def requests(self, model: LoadedModel, cluster: Cluster) -> tuple[list[Request], list[str]]:
         """The requests for a model on a cluster, for each part of a target's, and notes."""
         request, notes = self.request(model, cluster)
-        if self.target is None or self.target == OWN:
+        if self.target is None:
             return [request], notes
-        return within(request, self.target, analyse(model.graph, train=self.train)), notes
+        name, _ = target_named(self.target)
+        if name == OWN:
+            return [request], notes
+        return within(request, name, analyse(model.graph, train=self.train)), notes
 
     def request(self, model: LoadedModel, cluster: Cluster) -> tuple[Request, list[str]]:
         """The request for a model on a cluster, and notes for the user."""
@@ -110,6 +115,7 @@ class PlanOptions:
             notes.append(said)
         request = Request(
             cluster=cluster,
+            target=self.target or OWN,
             train=train,
             optimizer=self.optimizer if train else "none",
             search=self.search,
@@ -200,12 +206,9 @@ def is_training(mode: str) -> bool:
 
 
 def choose_cluster(
-    cluster: str | Path | Cluster | None, devices: int | None, framework: str | None = None
+    cluster: str | Path | Cluster | None, devices: int | None
 ) -> tuple[Cluster, str]:
-    """The cluster to plan for, sized to `devices`, and a sentence that names it.
-
-    `framework`: that which runs what is priced there; by default that of a `Cluster`.
-    """
+    """The cluster to plan for, sized to `devices`, and a sentence that names it."""
     if devices is not None and devices < 1:
         raise UsageError(f"--devices is {devices}; it must be at least 1")
     if cluster is None:
@@ -213,8 +216,6 @@ def choose_cluster(
     else:
         chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
         sentence = f"cluster {chosen.name}"
-    if framework is not None:
-        chosen = chosen.run_by(framework_named(framework))
     return (chosen.sized(devices) if devices is not None else chosen), sentence
 
 

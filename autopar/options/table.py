@@ -35,7 +35,6 @@ from .values import (
     OFFLOADS,
     OPTIMIZERS,
     PRECISIONS,
-    PROJECTS,
     RECOMPUTED_MODULES,
     RECOMPUTES,
     SCHEMES,
@@ -60,13 +59,16 @@ CLUSTER = (
         told="a preset, a file or a `Cluster`; by default this machine's GPUs, else dgx-h100",
     ),
     Option(
-        name="framework",
-        metavar="NAME",
-        help="the framework whose habits are priced: megatron, torchtitan, neutral (what most do), "
-        "... ; an unknown name lists all (default: that of the target, or else autopar)",
-        told="the framework whose habits are priced, a name of `autopar.costmodel.frameworks`: "
-        '"megatron", "torchtitan", "neutral" (what most do), ...; by default that of the target, '
-        'or else "autopar"',
+        name="target",
+        older=("--for", "--framework"),
+        metavar="TARGET[@VERSION]",
+        help="the project that runs the plan: the search stays within what `autopar convert --to "
+        "TARGET` can say, and prices are of its kernels and habits: "
+        + ", ".join(TARGETS)
+        + " (default: autopar, its own runtime)",
+        told="the project that runs the plan, with its version (`torchtitan@0.2`) or without: the "
+        "search stays within what `autopar.convert` can say for it, and prices are of its kernels "
+        "and habits: " + ", ".join(TARGETS) + "; by default this project's own runtime",
     ),
 )
 MODEL = (
@@ -282,16 +284,6 @@ PINS = (
         "also PxDxT: pipeline, data, tensor; or a recipe: FSDP, TP8 x DP8), or each axis of --mesh "
         "to one",
         told="a known scheme (`autopar.schemes`) to which the plan is restricted",
-    ),
-    Option(
-        name="target",
-        older="--for",
-        choices=PROJECTS,
-        metavar="TARGET",
-        help="the project that runs the plan: the search stays within what `autopar convert --to "
-        "TARGET` can say, and prices are of its framework: " + ", ".join(TARGETS),
-        told="the project that runs the plan: the search stays within what `autopar.convert` can "
-        "say for it, and prices are of its framework: " + ", ".join(TARGETS),
     ),
     Option(
         name="stages",

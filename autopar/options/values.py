@@ -41,7 +41,6 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 PRECISIONS = ("bf16", "fp8", "fp8-block", "mxfp8", "nvfp4")
 TARGETS = (
     "dtensor",
-    "hf-tp-plan",
     "torchtitan",
     "megatron",
     "megatron-bridge",
@@ -51,5 +50,3 @@ TARGETS = (
     "transformers",
     "accelerate",
 )
-PROJECTS = ("autopar", *TARGETS)
-"""Projects that run a plan: this one, and those that a plan is converted to."""

@@ -12,12 +12,12 @@ from autopar.units import seconds_text
 
 
 def framework_line(plan: Plan) -> str:
-    """A line with the framework whose habits the plan's prices are of."""
+    """A line with the project that runs the plan, and the framework whose habits are priced."""
     if plan.framework == OWN:
-        return f"framework {OWN}: priced by the habits of its own runtime, which runs the plan"
+        return f"target {plan.target}: priced by the habits of {OWN}'s own runtime"
     return (
-        f"framework {plan.framework}: priced by its habits; {OWN}'s runtime, which runs the plan, "
-        "takes other times (--framework autopar)"
+        f"target {plan.target}: priced by the habits of {plan.framework}; {OWN}'s own runtime "
+        "takes other times (--target autopar)"
     )
 
 

@@ -83,7 +83,7 @@ def what_if(
     links: Mapping[str, float | str] | None = None,
     devices: int | None = None,
     cluster: str | Path | Cluster | None = None,
-    framework: str | None = None,
+    target: str | None = None,
     batch: int | None = None,
     keep: bool = False,
     loss: str | Callable[..., Any] | None = None,
@@ -94,7 +94,7 @@ def what_if(
     """Plan the model of `plan` again under changed conditions, and compare the two plans.
 
     `memory`: bytes per device, or a text such as "40GiB". `links`: by level of the cluster a factor
-    (0.5, "2x") or a bandwidth ("100GB/s"). `devices`, `cluster`, `framework`, `batch`: replace
+    (0.5, "2x") or a bandwidth ("100GB/s"). `devices`, `cluster`, `target`, `batch`: replace
     those of the plan. `pinned`: choices to fix, as for `autopar.plan`: `pins`, `scheme`, `mesh`,
     `stages`, `micro_batches`, `recompute`, `zero`, `offload`, `schedule`, `interleave`. `keep`:
     whether the plan's own choices of these stay where `pinned` has none; otherwise all is searched
@@ -107,7 +107,7 @@ def what_if(
         links=links or {},
         devices=devices,
         cluster=cluster,
-        framework=framework,
+        target=target,
         batch=batch,
         fixed=pinned,
         keep=keep,
@@ -126,8 +126,8 @@ def _in_words(changes: Changes) -> Iterator[str]:
         yield f"{changes.devices} devices"
     if changes.cluster is not None:
         yield f"cluster {_cluster_text(changes.cluster)}"
-    if changes.framework is not None:
-        yield f"framework {changes.framework}"
+    if changes.target is not None:
+        yield f"target {changes.target}"
     if changes.batch is not None:
         yield f"a batch of {changes.batch}"
     for name, value in changes.fixed.items():

@@ -6,13 +6,11 @@ The largest difference of outputs, or of the loss, and of gradients.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from autopar.runtime.launch import run_ranks
 
 from .models import build
 
-TARGETS = ("dtensor", "fsdp2", "pipelining", "transformers", "hf-tp-plan")
+TARGETS = ("dtensor", "fsdp2", "pipelining", "transformers")
 """The targets whose files torch and transformers run."""
 FUNCTIONS = {"dtensor": "parallelize", "fsdp2": "shard", "pipelining": "pipelined"}
 
@@ -50,8 +48,6 @@ class Executed:
 def executed(model: str, target: str, text: str, plan: Plan) -> Executed:
     """The file of a plan, on the plan's own ranks; styles alone on those that split weights."""
     setup = setup_of(plan)
-    if target == "hf-tp-plan":
-        return Executed(model=model, target=target, text=text, ranks=setup.degree("tensor"))
     shared = any(axis.mixed for axis in setup.axes)
     return Executed(
         model=model,
@@ -96,11 +92,7 @@ def _made(given: Executed, whole: nn.Module) -> tuple[nn.Module, Callable[[nn.Mo
     """The module as the file makes it, and what is called before each micro-batch."""
     scope = dict[str, Any]()
     module = copy.deepcopy(whole)
-    if given.target == "hf-tp-plan":
-        styles = json.loads(_own_names(given.text))
-        made = import_module("transformers.distributed").DistributedConfig
-        scope["CONFIG"] = made(tp_plan=styles, tp_size=given.ranks)
-    elif given.target == "transformers":
+    if given.target == "transformers":
         exec(_own_names(given.text), scope)
     else:
         exec(given.text, scope)

@@ -18,7 +18,7 @@ SUFFIXES: Mapping[str, str] = {
     "megatron": ".sh",
     "megatron-bridge": ".py",
     "deepspeed": ".json",
-    "hf-tp-plan": ".json",
+    "transformers": ".py",
     "accelerate": ".yaml",
 }
 """The names of the files of formats that are read."""

@@ -3,7 +3,8 @@
 from .framework import AUTOPAR, OWN, Framework
 from .habits import LOSSES, Habits
 from .kernels import DISPATCHERS, Kernels
-from .table import FRAMEWORKS, LATEST, framework_named, framework_of
+from .table import FRAMEWORKS, LATEST, framework_named
+from .targets import VERSIONS, framework_of, target_named
 
 __all__ = [
     "AUTOPAR",
@@ -12,9 +13,11 @@ __all__ = [
     "LATEST",
     "LOSSES",
     "OWN",
+    "VERSIONS",
     "Framework",
     "Habits",
     "Kernels",
     "framework_named",
     "framework_of",
+    "target_named",
 ]

@@ -316,28 +316,3 @@ def framework_named(name: str) -> Framework:
     if known not in FRAMEWORKS:
         raise UsageError(unknown("framework", name, sorted((*LATEST, *FRAMEWORKS))))
     return FRAMEWORKS[known]
-
-
-RUN_BY: Mapping[str, str] = {
-    OWN: OWN,
-    "megatron": "megatron-core overlapped",
-    "megatron-bridge": "megatron-bridge",
-    "torchtitan": "torchtitan",
-    # Both shard by FSDP2, as torchtitan does.
-    "fsdp2": "torchtitan",
-    "accelerate": "torchtitan",
-    "deepspeed": "deepspeed zero-1",
-}
-"""Frameworks by the project that a plan is written for, or that a configuration is of."""
-
-
-def framework_of(project: str, zero: int | None = None) -> Framework:
-    """The framework of a project: of one that is not in `RUN_BY`, the habits of most.
-
-    `zero`: the stage of ZeRO, if it is known.
-    """
-    name = RUN_BY.get(project, "neutral")
-    # What reductions run under is a default of the stage (runtime/zero/config.py, overlap_comm).
-    if project == "deepspeed" and zero == 3:
-        name = "deepspeed zero-3"
-    return framework_named(name)

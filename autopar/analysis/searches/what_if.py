@@ -33,7 +33,7 @@ OUTER_CHOICES = (
     "schedule",
     "interleave",
 )
-FIXABLE = (*OUTER_CHOICES, "pins", "scheme", "target")
+FIXABLE = (*OUTER_CHOICES, "pins", "scheme")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Changes:
     links: Mapping[str, float | str] = field(default_factory=dict)
     devices: int | None = None
     cluster: str | Path | Cluster | None = None
-    framework: str | None = None
+    target: str | None = None
     batch: int | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     keep: bool = False
@@ -57,7 +57,7 @@ class Changes:
     def __post_init__(self) -> None:
         wrong = [name for name in self.fixed if name not in FIXABLE]
         if wrong:
-            conditions = ("memory", "links", "devices", "cluster", "framework", "batch", "keep")
+            conditions = ("memory", "links", "devices", "cluster", "target", "batch", "keep")
             raise UsageError(unknown("argument", wrong[0], (*FIXABLE, *conditions)))
 
 
@@ -96,7 +96,7 @@ def replan(
             **changes.fixed,
         }
     )
-    cluster = scaled(cluster_of_plan(plan, changes.cluster, changes.framework), changes.links)
+    cluster = scaled(cluster_of_plan(plan, changes.cluster, changes.target), changes.links)
     devices = values.pop("devices")
     if devices is not None:
         cluster = cluster.sized(devices)
@@ -107,6 +107,7 @@ def replan(
     return plan_loaded(
         loaded,
         cluster=cluster,
+        target=changes.target or plan.target,
         mode=plan.model.mode,
         optimizer=plan.model.optimizer,
         master=plan.schedule.master,

@@ -22,7 +22,7 @@ from autopar.cli.shared_options import (
 )
 from autopar.options.table import MODEL, TABLE
 
-ASKED = ("framework", "mode", "master", "reduce", "optimizer", "memory")
+ASKED = ("target", "mode", "master", "reduce", "optimizer", "memory")
 """The options of planning that hold for every plan of a comparison."""
 
 
@@ -42,7 +42,7 @@ def add_options(parser: Parser) -> None:
         default=[],
         help=f"{TABLE['cluster'].help}; several are set beside one another",
     )
-    planning_option(parser, "framework")
+    planning_option(parser, "target")
     planning_options(parser, MODEL)
     add(
         "--price",

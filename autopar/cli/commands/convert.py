@@ -9,7 +9,6 @@ from autopar.cli.command import Command
 from autopar.cli.files import check_outputs
 from autopar.cli.output import print_notes
 from autopar.cli.shared_options import Parser, plan_argument
-from autopar.options.values import TARGETS
 from autopar.printable import printable
 
 
@@ -18,11 +17,10 @@ def add_options(parser: Parser) -> None:
     plan_argument(parser)
     parser.add_argument(
         "--to",
-        required=True,
-        choices=TARGETS,
+        metavar="TARGET[@VERSION]",
         help="dtensor, fsdp2 and pipelining: Python for PyTorch; transformers, torchtitan and "
-        "megatron-bridge: Python of their configurations (torchtitan also TOML); hf-tp-plan and "
-        "deepspeed: JSON; accelerate: YAML; megatron: arguments",
+        "megatron-bridge: Python of their configurations (torchtitan up to 0.2: TOML); deepspeed: "
+        "JSON; accelerate: YAML; megatron: arguments (default: the target that the plan is for)",
     )
     parser.add_argument(
         "--version",
@@ -45,8 +43,10 @@ def run(args: argparse.Namespace) -> None:
     from autopar.plan import Plan
 
     check_outputs(args, args.output)
-    converted = convert(Plan.load(args.plan), args.to, args.version)
-    print_notes(args.to, converted.lost)
+    plan = Plan.load(args.plan)
+    to = args.to or plan.target
+    converted = convert(plan, to, args.version)
+    print_notes(to, converted.lost)
     if args.output:
         write_whole(Path(args.output), converted.text)
     else:

@@ -46,7 +46,7 @@ def add_options(parser: Parser) -> None:
     planning_option(parser, "trust")
     planning_option(parser, "cluster", help="price on this cluster (default: the plan's)")
     planning_option(
-        parser, "framework", help="price as this framework would run it (default: the plan's)"
+        parser, "target", help="price as this project would run it (default: the plan's)"
     )
     add(
         "--alternatives",
@@ -118,9 +118,9 @@ def _explained(plan: Plan, args: argparse.Namespace, bar: ProgressBar) -> Explai
 
     if args.model is None:
         explained = Explained.of_file(plan, args.operator)
-        return replace(explained, cluster=known_cluster(plan, args.cluster, args.framework))
+        return replace(explained, cluster=known_cluster(plan, args.cluster, args.target))
     model = model_of_plan(args.model, plan, trust=args.trust)
-    cluster = cluster_of_plan(plan, args.cluster, args.framework)
+    cluster = cluster_of_plan(plan, args.cluster, args.target)
     if args.trace:
         from autopar.report.traces import write_trace
 

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
         imported = import_configuration(
             configuration,
             _sized_model(args, configuration),
-            Hardware(**planning_values(args, ("devices", "cluster", "framework", "memory"))),
+            Hardware(**planning_values(args, ("devices", "cluster", "target", "memory"))),
             shape=_shape(args.model, args.seq),
             compare=args.compare,
             progress=bar,

@@ -79,7 +79,7 @@ def add_options(parser: Parser) -> None:
     )
     planning_option(parser, "cluster", help="price on this cluster (default: the plan's)")
     planning_option(
-        parser, "framework", help="price as this framework would run it (default: the plan's)"
+        parser, "target", help="price as this project would run it (default: the plan's)"
     )
     budget_options(parser)
     planning_option(parser, "trust")
@@ -115,7 +115,7 @@ def _contents(args: argparse.Namespace) -> Contents:
     measured = read_measured(args.measured) if args.measured else None
     beside = Compared(other=other, measured=measured, budget=budget_of(args))
     if args.model is None:
-        cluster = known_cluster(plan, args.cluster, args.framework)
+        cluster = known_cluster(plan, args.cluster, args.target)
         return Contents.of(plan, cluster=cluster, compared=beside)
 
     from autopar.analysis.searches.rivals import rivals
@@ -125,7 +125,7 @@ def _contents(args: argparse.Namespace) -> Contents:
     from autopar.schemes import SCHEMES
 
     (memory,) = planning_values(args, ["memory"]).values()
-    cluster = cluster_of_plan(plan, args.cluster, args.framework)
+    cluster = cluster_of_plan(plan, args.cluster, args.target)
     with stdout_to_stderr(), ProgressBar(word="report:") as bar:
         bar(0, PARTS, "the model is read")
         model = model_of_plan(args.model, plan, trust=args.trust)

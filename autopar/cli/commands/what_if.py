@@ -42,7 +42,7 @@ def add_options(parser: Parser) -> None:
     )
     planning_option(parser, "devices", help="on so many devices")
     planning_option(parser, "cluster", help="on another cluster")
-    planning_option(parser, "framework", help="as another framework would run it")
+    planning_option(parser, "target", help="as another project runs it")
     planning_option(parser, "batch", help="with another global batch")
     add(
         "--keep",
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
             links=links,
             devices=args.devices,
             cluster=args.cluster,
-            framework=args.framework,
+            target=args.target,
             batch=args.batch,
             keep=args.keep,
             trust=args.trust,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.costmodel.frameworks import VERSIONS, target_named
 from autopar.errors import UsageError, unknown
 from autopar.plan import Plan
 
@@ -18,8 +19,6 @@ from .dtensor import REACH as DTENSOR
 from .dtensor import dtensor
 from .fsdp2 import REACH as FSDP2
 from .fsdp2 import fsdp2
-from .huggingface import REACH as TENSOR_PLAN
-from .huggingface import tensor_plan
 from .megatron import REACH as MEGATRON
 from .megatron import megatron
 from .megatron_bridge import REACH as MEGATRON_BRIDGE
@@ -48,7 +47,6 @@ __all__ = [
 
 TARGETS = {
     "dtensor": dtensor,
-    "hf-tp-plan": tensor_plan,
     "torchtitan": torchtitan,
     "megatron": megatron,
     "megatron-bridge": config_container,
@@ -65,7 +63,6 @@ Each raises a `UsageError` that names what the target lacks.
 
 REACHES = {
     "dtensor": DTENSOR,
-    "hf-tp-plan": TENSOR_PLAN,
     "torchtitan": TORCHTITAN,
     "megatron": MEGATRON,
     "megatron-bridge": MEGATRON_BRIDGE,
@@ -81,14 +78,22 @@ REACHES = {
 def convert(plan: Plan, to: str, version: str | None = None) -> Converted:
     """The plan in the format of the target `to`, with sentences on the parts left out.
 
-    `version`: of torchtitan, whose formats differ; by default the present one.
+    `to`: with the target's version (`torchtitan@0.2`) or without. `version`: the same, apart.
     """
-    if to not in TARGETS:
-        raise UsageError(unknown("target", to, TARGETS))
+    name, _, said = to.partition("@")
+    if name not in TARGETS:
+        raise UsageError(unknown("target", name, TARGETS))
+    if said:
+        target_named(to)
+    present = next(iter(VERSIONS[name]))
+    version = version if version is not None or said == present else said or None
     setup = setup_of(plan)
-    setup = replace(setup, lost=(*setup.lost, *unsaid(plan, to)))
+    setup = replace(setup, lost=(*setup.lost, *unsaid(plan, name)))
     if version is None:
-        return TARGETS[to](setup)
-    if to != "torchtitan":
-        raise UsageError(f"{to} has one format: --version is for torchtitan")
-    return torchtitan(setup, version)
+        return TARGETS[name](setup)
+    if name == "torchtitan":
+        return torchtitan(setup, version)
+    if version not in VERSIONS[name]:
+        raise UsageError(f"{name} has one format: --version is for torchtitan")
+    later = f"the file is as {name} {present} reads it, not {version}"
+    return TARGETS[name](replace(setup, lost=(*setup.lost, later)))

@@ -73,8 +73,8 @@ def _losses(setup: Setup) -> Iterable[str]:
     )
     if setup.degree("tensor") > 1:
         yield (
-            "a model is split as it was loaded: from_pretrained(tp_plan=...) of convert --to "
-            "hf-tp-plan, on as many ranks as tp_size"
+            "a model is split as it was loaded: from_pretrained(distributed_config=...) of convert "
+            "--to transformers, on as many ranks as tp_size"
         )
     if setup.zero == 2:
         yield "gradients are added up whole and reduced once a step (ZeRO 1)"

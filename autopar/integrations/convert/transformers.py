@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .fsdp2 import precision_of, units_of
-from .huggingface import splits_lack, style_of
 from .linears import splits_of
 from .reach import REPLICAS, Reach, lacks
 from .setup import Converted, Setup
 from .splittable import BY_STYLE
+from .styles import splits_lack, style_of
 
 TARGET = "transformers"
 VERSION = "5.23.0"
 """The release whose names and values are written."""
 REACH = (
-    Reach(axes=("tensor",), zeros=(0,), infers=True, weights=BY_STYLE),
-    # Replicas are those of shards alone.
+    # Replicas are those of the training's own data parallelism.
+    Reach(axes=("data", "tensor"), zeros=(0,), needed=("tensor",), infers=True, weights=BY_STYLE),
     Reach(
         axes=(*REPLICAS, "tensor"),
         needed=("shard",),
@@ -74,6 +74,8 @@ def _losses(setup: Setup, fields: Mapping[str, object]) -> Iterable[str]:
             f"computing in {types[0]} and summing gradients in {types[1]} (None: as parameters) is "
             "not said: FSDP2 computes in the type of the parameters"
         )
+    if setup.shards == 1 and (copies := setup.degree("data")) > 1:
+        yield f"data parallelism over {copies} devices is set beside it"
     if setup.zero == 1:
         yield "gradients are reduced at every micro-batch (ZeRO 2)"
     micro_batches = setup.plan.schedule.micro_batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,13 @@ from .megatron_framework import MERGED, dispatcher_of, layout_of, megatron_frame
 class Hardware:
     """The devices to plan for: their number, their cluster, and the bytes of one that are used.
 
-    `framework`: whose habits the plans are priced by. None: the configuration's number of devices,
-    this machine or the default cluster, the configuration's framework, all memory.
+    `target`: who runs the plans. None: the configuration's number of devices, this machine or the
+    default cluster, the configuration's project, all memory.
     """
 
     devices: int | None = None
     cluster: str | Path | Cluster | None = None
-    framework: str | None = None
+    target: str | None = None
     memory: float | None = None
 
 
@@ -139,11 +139,12 @@ def import_configuration(
     """
     require_sizes(configuration, model.graph, shape)
     devices = hardware.devices
-    if not configuration.styles:
+    if not configuration.styles or configuration.tensor > 1:
         devices = configuration.devices(devices)
-    cluster, _ = choose_cluster(hardware.cluster, devices, hardware.framework)
-    if hardware.framework is None:
-        cluster = cluster.run_by(framework_of_run(configuration))
+    cluster, _ = choose_cluster(hardware.cluster, devices)
+    work = framework_of_run(configuration)
+    target = hardware.target or configuration.source
+    cluster = cluster.run_by(framework_of(target) if hardware.target else work)
     free: dict[str, Any] = {
         "cluster": cluster,
         "optimizer": configuration.optimizer or "adamw",
@@ -157,12 +158,13 @@ def import_configuration(
     fits = planned is not None
     if planned is None:
         planned = plan_loaded(model, **{**free, **pins, "memory": WITHOUT_LIMIT})
+    written = planned.plan.model_copy(update={"target": target})
     return Imported(
         configuration=configuration,
-        planned=planned,
+        planned=replace(planned, plan=written),
         fits=fits,
         scheme=scheme,
-        free=_planned(model, free) if compare else None,
+        free=_planned(model, free | {"target": target}) if compare else None,
     )
 
 
@@ -281,8 +283,12 @@ def _by_scheme(configuration: Configuration, data: int, node: int) -> tuple[dict
 
 
 def _by_styles(configuration: Configuration, cluster: Cluster) -> tuple[dict[str, Any], str]:
-    """The pins of styles on one axis of all devices."""
-    mesh = stage_mesh(cluster, [cluster.devices])
-    axis = mesh.axes[0].name
+    """The pins of styles on the axis of ranks that split weights, else on all devices."""
+    tensor = configuration.tensor if configuration.tensor > 1 else cluster.devices
+    copies = cluster.devices // tensor
+    mesh = stage_mesh(cluster, [copies, tensor] if copies > 1 else [tensor])
+    axis = mesh.axes[-1].name
     pins = {"mesh": mesh, "stages": 1, "pins": Styles(configuration.styles, axis)}
+    if configuration.zero is not None:
+        pins["zero"] = configuration.zero
     return pins, f"{len(configuration.styles)} styles over {axis}"

@@ -1,13 +1,16 @@
-"""The tensor-parallel plan of Hugging Face transformers.
+"""The `DistributedConfig` of Hugging Face transformers, or the dict of styles in it (`tp_plan`).
 
-Its styles by module pattern become restrictions of one mesh axis.
+Styles by module pattern become restrictions of one mesh axis.
 """
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,11 @@ from autopar.sharding.strategies import Option, Strategies
 
 from .configuration import Configuration
 
-SOURCE = "hf-tp-plan"
+SOURCE = "transformers"
+CLASS = "DistributedConfig"
+COPIES = "dp_replicate_size"
+KEPT = "keep_full_weight"
+"""The style of FSDP's units whose parameters stay whole between the passes."""
 OUTPUT = "output"
 INPUT = "input"
 ROWS = "rows"
@@ -60,8 +67,57 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 Bools = NDArray[np.bool_]
 
 
+def read_distributed_config(path: Path, text: str, given: Mapping[str, str]) -> Configuration:
+    """The configuration of the only call of `DistributedConfig` in a file of Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not Python: {error}") from error
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == CLASS
+    ]
+    if len(calls) != 1:
+        raise UsageError(f"{path}: {len(calls)} calls of {CLASS} in it, not one")
+    fields: dict[str, Any] = {}
+    for keyword in calls[0].keywords:
+        try:
+            fields[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError) as error:
+            name = printable(str(keyword.arg), lines=False)
+            raise UsageError(f"{path}, line {keyword.lineno}: {name} is no plain value") from error
+    return _configuration(path, fields)
+
+
+def _configuration(path: Path, fields: Mapping[str, Any]) -> Configuration:
+    degrees = {name: fields.get(name) or 1 for name in ("tp_size", "fsdp_size", COPIES)}
+    for name, size in degrees.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise UsageError(f"{path}: {name} is {printable(repr(size), lines=False)}, no degree")
+    styles = fields.get("tp_plan") or {}
+    units = fields.get("fsdp_plan") or {}
+    if not isinstance(styles, dict) or not isinstance(units, dict):
+        raise UsageError(f"{path}: tp_plan and fsdp_plan are no dicts of styles")
+    tensor, shards, copies = degrees.values()
+    kept = bool(units) and all(style == KEPT for style in units.values())
+    sharded = Configuration(
+        source=SOURCE,
+        # Without shards, copies are those of the training's own data parallelism.
+        data=shards * copies if shards > 1 else None,
+        shards=shards if shards > 1 else None,
+        zero=(2 if kept else 3) if shards > 1 else None,
+        tensor=tensor,
+    )
+    if not styles:
+        said = "tp_plan is the model's own: weights are split as Megatron does"
+        return replace(sharded, lost=(said,) if tensor > 1 else ())
+    split = read_tensor_plan(styles)
+    return replace(sharded, styles=split.styles, lost=split.lost)
+
+
 def read_tensor_plan(data: Mapping[str, Any]) -> Configuration:
-    """The plan in a parsed file, which does not say for how many devices it is."""
+    """The styles in a parsed file, which does not say for how many devices it is."""
     lost = []
     for pattern, style in data.items():
         if not isinstance(style, str) or (style not in STYLES and style not in WHOLE):

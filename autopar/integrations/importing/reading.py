@@ -16,14 +16,14 @@ from autopar.reading import parse_yaml, read_text
 from .accelerate import MARKS, read_accelerate
 from .configuration import Configuration
 from .deepspeed import read_deepspeed
-from .huggingface import STYLES, WHOLE, read_tensor_plan
+from .huggingface import CLASS, STYLES, WHOLE, read_distributed_config, read_tensor_plan
 from .megatron import read_megatron, read_table
 from .megatron_bridge import read_recipe
 from .torchtitan import read_torchtitan
 from .torchtitan_registry import read_registry
 
 YAML = (".yaml", ".yml")
-FORMATS = ("torchtitan", "megatron", "megatron-bridge", "deepspeed", "accelerate", "hf-tp-plan")
+FORMATS = ("torchtitan", "megatron", "megatron-bridge", "deepspeed", "accelerate", "transformers")
 PYTHON = ".py"
 
 
@@ -42,7 +42,11 @@ def read_configuration(
         form = _form_of_yaml(parse_yaml(path, text))
     form = form or _form(path, text, given)
     if path.suffix.lower() == PYTHON:
-        in_python = {"torchtitan": read_registry, "megatron-bridge": read_recipe}
+        in_python = {
+            "torchtitan": read_registry,
+            "megatron-bridge": read_recipe,
+            "transformers": read_distributed_config,
+        }
         if form not in in_python:
             raise UsageError(f"{path}: Python is read of {' and '.join(in_python)}, not of {form}")
         return in_python[form](path, text, given or {})
@@ -51,7 +55,7 @@ def read_configuration(
     readers: dict[str, Callable[[Mapping[str, Any]], Configuration]] = {
         "torchtitan": read_torchtitan,
         "deepspeed": read_deepspeed,
-        "hf-tp-plan": read_tensor_plan,
+        "transformers": read_tensor_plan,
         "accelerate": read_accelerate,
         "megatron": read_table,
     }
@@ -75,13 +79,15 @@ def _form(path: Path, text: str, given: Mapping[str, str] | None) -> str:
         return "torchtitan"
     if path.suffix.lower() == PYTHON and "ConfigContainer" in text:
         return "megatron-bridge"
+    if path.suffix.lower() == PYTHON and f"{CLASS}(" in text:
+        return "transformers"
     if path.suffix.lower() == PYTHON and ".Config" in text:
         return "torchtitan"
     if text.lstrip()[:1] == "{":
         values = _parsed(path, text, given, toml=False).values()
         styles = {*STYLES, *WHOLE}
         if values and all(isinstance(value, str) and value in styles for value in values):
-            return "hf-tp-plan"
+            return "transformers"
         return "deepspeed"
     if "--" in text:
         return "megatron"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autopar.costmodel import Cluster
+from autopar.costmodel.frameworks import OWN
 from autopar.costmodel.step.mesh_prices import optimizer_named
 from autopar.errors import UsageError, unknown
 from autopar.file_limits import MICRO_BATCHES
@@ -44,7 +45,8 @@ def default_limit(cluster: Cluster) -> float:
 class Request:
     """The subject of a search besides its graph: the devices, and all that is fixed about the plan.
 
-    `memory`: bytes of a device (None: the cluster's). `limits`: the allowed choices, from pins.
+    `target`: the project that runs the plan. `memory`: bytes of a device (None: the cluster's).
+    `limits`: the allowed choices, from pins.
     `uniform`: the limits treat equal layers alike, so these may be folded. `fewer`: devices may
     stay idle if that is faster. `types`: of stored parameters and gradients. `reductions`: how
     gradients are reduced.
@@ -65,6 +67,7 @@ class Request:
     """
 
     cluster: Cluster
+    target: str = OWN
     train: bool = True
     optimizer: str = "adamw"
     search: str = "dynamic_programming"

@@ -72,6 +72,7 @@ def as_plan(
     return Plan(
         model=_model(whole, request),
         cluster=request.cluster.name,
+        target=request.target,
         framework=request.cluster.framework.name,
         mesh=_axes(_first(best).assignment.mesh),
         operators=dict(_operators(whole, operators)),

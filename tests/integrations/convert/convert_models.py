@@ -4,6 +4,8 @@ parallelism.
 
 from __future__ import annotations
 
+import ast
+
 import torch
 from torch import Tensor, nn
 
@@ -55,3 +57,11 @@ def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The net with the same weights in every process, and a batch."""
     torch.manual_seed(0)
     return Net(), (torch.randint(0, 128, (8, 32), generator=torch.Generator().manual_seed(1)),)
+
+
+def styles_of(text: str) -> dict[str, str]:
+    """The styles of modules in a written `DistributedConfig`."""
+    (call,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    fields = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+    styles: dict[str, str] = fields["tp_plan"]
+    return styles

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from convert_models import styles_of
 from torch import nn
 
 from autopar.api import plan_loaded
@@ -37,7 +38,7 @@ UNSAID = {
     "t5": "columns of .*relative_attention_bias that stay split",
 }
 """What styles of transformers cannot say: a head's bias of another module, heads of a table."""
-SPLIT = dict.fromkeys(set(TYPES) - {"mixtral", *UNSAID}, ("megatron", ("hf-tp-plan", "dtensor")))
+SPLIT = dict.fromkeys(set(TYPES) - {"mixtral", *UNSAID}, ("megatron", ("transformers", "dtensor")))
 """Schemes and targets; experts are no linear layers, whose splits these targets cannot say."""
 
 
@@ -83,7 +84,7 @@ def _require_modules(kind: str, patterns: Iterable[str], kinds: tuple[type, ...]
 def test_splits_name_modules(tmp_path: Path, kind: str) -> None:
     texts = _texts(tmp_path, kind, *SPLIT[kind])
     split = (nn.Linear, nn.Embedding)
-    styles = json.loads(texts["hf-tp-plan"])
+    styles = styles_of(texts["transformers"])
     by_weight = [name for name, style in styles.items() if "wise" in style]
     _require_modules(kind, by_weight, split)
     _require_modules(kind, styles, None)
@@ -93,7 +94,7 @@ def test_splits_name_modules(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(UNSAID))
 def test_styles_that_transformers_does_not_run_are_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UsageError, match=UNSAID[kind]):
-        _texts(tmp_path, kind, "megatron", ("dtensor", "hf-tp-plan"))
+        _texts(tmp_path, kind, "megatron", ("dtensor", "transformers"))
 
 
 @pytest.mark.parametrize("kind", sorted(TYPES))

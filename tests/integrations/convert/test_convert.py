@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from convert_models import build
+from convert_models import build, styles_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autopar
@@ -46,24 +46,19 @@ REFUSED: dict[tuple[str, str], str] = {
     **{
         (name, target): "2 pipeline stages"
         for name in ("pipeline", "sharded stages")
-        for target in ("fsdp2", "dtensor", "hf-tp-plan", "transformers", "accelerate")
+        for target in ("fsdp2", "dtensor", "transformers", "accelerate")
     },
     ("pipeline", "deepspeed"): "PipelineModule",
     ("sharded stages", "deepspeed"): "PipelineModule",
-    ("data", "hf-tp-plan"): "splits no weights",
-    ("zero1", "hf-tp-plan"): "splits no weights",
-    ("zero3", "hf-tp-plan"): "splits no weights",
     **{
         (name, "pipelining"): "a plan without pipeline stages"
         for name in PLANS
         if name not in ("pipeline", "sharded stages")
     },
-    ("data", "transformers"): "replicas over gpu=4",
-    ("both", "transformers"): "replicas over gpu0=2",
+    ("data", "transformers"): "splits no weights",
     ("both", "accelerate"): "replicas over gpu0=2",
     **{
-        ("megatron-sp", target): "sequence parallelism"
-        for target in ("hf-tp-plan", "transformers", "accelerate")
+        ("megatron-sp", target): "sequence parallelism" for target in ("transformers", "accelerate")
     },
     ("megatron-sp", "deepspeed"): "sequence parallelism",
 }
@@ -92,7 +87,6 @@ READ: dict[str, Callable[[str], Any]] = {
     "dtensor": _python,
     "fsdp2": _python,
     "pipelining": _python,
-    "hf-tp-plan": json.loads,
     "deepspeed": json.loads,
     "torchtitan": _python,
     "transformers": _python,
@@ -144,7 +138,7 @@ def test_degrees(plans: dict[str, Plan]) -> None:
 
 
 def test_styles_are_those_of_transformers(plans: dict[str, Plan]) -> None:
-    styles = json.loads(convert(plans["megatron"], "hf-tp-plan").text)
+    styles = styles_of(convert(plans["megatron"], "transformers").text)
     assert (
         styles["layers.*.q"] == "colwise"
         and styles["layers.*.down"] == "rowwise"
@@ -199,9 +193,9 @@ def test_plans_that_mix_kinds_of_work_are_refused_where_the_target_has_one() -> 
             convert(result, target)
     with pytest.raises(
         UsageError,
-        match="hf-tp-plan cannot express this plan: on axis gpu most operators split the batch",
+        match="transformers cannot express this plan: on axis gpu most operators split the batch",
     ):
-        convert(result, "hf-tp-plan")
+        convert(result, "transformers")
 
 
 def test_what_few_operators_do_otherwise_is_told() -> None:
@@ -270,7 +264,7 @@ def test_names_from_files_stay_in_their_places(plans: dict[str, Plan]) -> None:
         axis["name"] = axis["name"] + evil
     text = json.dumps(data).replace("layers.0.up", f"layers.0.{json.dumps(evil)[1:-1]}")
     plan = Plan.model_validate(json.loads(text))
-    for target in ("dtensor", "torchtitan", "megatron", "deepspeed", "hf-tp-plan"):
+    for target in ("dtensor", "torchtitan", "megatron", "deepspeed", "transformers"):
         converted = convert(plan, target).text
         READ[target](converted)
         assert not [

@@ -48,7 +48,7 @@ def test_several_chunks_a_stage_come_back(model: LoadedModel, tmp_path: Path) ->
     (tmp_path / "back.sh").write_text(convert(plan, "megatron").text)
     configuration = read_configuration(tmp_path / "back.sh")
     assert configuration.arguments["overlap-moe-expert-parallel-comm"] == ""
-    here = Hardware(devices=4, cluster="local-cpu", framework="autopar")
+    here = Hardware(devices=4, cluster="local-cpu", target="autopar")
     back = import_configuration(configuration, model, here, compare=False).planned.plan
     assert back.schedule == plan.schedule and back.schedule.pipeline == "merged_1f1b"
     assert back.stages == plan.stages

@@ -117,7 +117,7 @@ def test_experts_behind_a_transpose_are_experts(tmp_path: Path) -> None:
     assert "--expert-model-parallel-size 2" in convert(plan, "megatron").text
     parallel = configured(convert(plan, "torchtitan").text).parallelism
     assert parallel.expert_parallel_degree == parallel.data_parallel_shard_degree == 2
-    for target in ("fsdp2", "deepspeed", "hf-tp-plan", "dtensor"):
+    for target in ("fsdp2", "deepspeed", "transformers", "dtensor"):
         with pytest.raises(UsageError, match="splitting experts"):
             convert(plan, target)
 

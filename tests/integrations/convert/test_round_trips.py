@@ -19,15 +19,16 @@ READ = {
     "torchtitan": "back.toml",
     "megatron": "back.sh",
     "deepspeed": "back.json",
-    "hf-tp-plan": "back.json",
+    "transformers": "back.py",
 }
 OTHER = {
     ("zero1", "torchtitan"),
+    ("zero1", "transformers"),
     ("megatron", "torchtitan"),
     ("both", "torchtitan"),
     ("pipeline", "torchtitan"),
     # The plan cuts a layer, and the target has it whole.
-    ("both", "hf-tp-plan"),
+    ("both", "transformers"),
 }
 """Of which the target says less than the plan, so that another comes back."""
 
@@ -51,7 +52,7 @@ def test_plans_come_back(plans: dict[str, Plan], name: str, target: str, tmp_pat
     back = import_configuration(
         configuration,
         model,
-        Hardware(devices=4, cluster="dgx-h100", framework="autopar", memory=70 * 2**30),
+        Hardware(devices=4, cluster="dgx-h100", target="autopar", memory=70 * 2**30),
         compare=False,
     ).planned.plan
     same = (
@@ -78,11 +79,11 @@ def test_styles_of_a_tied_head_come_back(tmp_path: Path) -> None:
         "scheme": "megatron",
     }
     plan = autopar.plan(module, inputs, devices=4, cluster="dgx-h100", **given)
-    converted = convert(plan, "hf-tp-plan")
-    assert '"head": "colwise' in converted.text
-    (tmp_path / "back.json").write_text(converted.text)
+    converted = convert(plan, "transformers")
+    assert "'head': 'colwise" in converted.text
+    (tmp_path / "back.py").write_text(converted.text)
     model = load_model(module, ModelOptions(), inputs)
-    configuration = read_configuration(tmp_path / "back.json", "hf-tp-plan")
+    configuration = read_configuration(tmp_path / "back.py", "transformers")
     back = import_configuration(
         configuration, model, Hardware(devices=4, cluster="dgx-h100"), compare=False
     ).planned.plan

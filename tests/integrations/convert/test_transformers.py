@@ -4,7 +4,6 @@ of one device.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from convert_models import styles_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -110,7 +110,7 @@ def test_transformers_runs_the_styles(ranks: int, tmp_path: Path) -> None:
         "scheme": "megatron",
     }
     plan = autopar.plan(Logits(model), (TOKENS,), devices=ranks, cluster="dgx-h100", **given)
-    styles = json.loads(convert(plan, "hf-tp-plan").text)
+    styles = styles_of(convert(plan, "transformers").text)
     assert styles["model.layers.*.self_attn.q_proj"] == "colwise" and styles[
         "model.layers.*.mlp.down_proj"
     ].startswith("rowwise")

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
-from convert_models import build
+from convert_models import build, styles_of
 from report_models import perceptrons, planned
 
 import autopar
@@ -161,7 +161,7 @@ def test_samples_that_are_compared_have_no_shares() -> None:
             UsageError, match=r"shares of the batch, and .* depends on the whole batch"
         ):
             autopar.plan(module, inputs, target=target, **given)
-    styles = autopar.plan(module, inputs, target="hf-tp-plan", **given)
+    styles = autopar.plan(module, inputs, target="transformers", **given)
     assert {axis.name for axis in styles.mesh} == {"tensor"}
 
 
@@ -205,6 +205,6 @@ def test_products_of_their_own_modules_are_split() -> None:
 )
 def test_what_styles_do_not_split_stays_whole(name: str, whole: str) -> None:
     pytest.importorskip("transformers")
-    plan = autopar.plan(*public_model(name), devices=2, cluster="dgx-h100", target="hf-tp-plan")
-    styles = json.loads(convert(plan, "hf-tp-plan").text)
+    plan = autopar.plan(*public_model(name), devices=2, cluster="dgx-h100", target="transformers")
+    styles = styles_of(convert(plan, "transformers").text)
     assert styles and not [module for module in styles if whole in module]

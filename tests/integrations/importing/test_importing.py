@@ -110,7 +110,7 @@ ROWS: list[tuple[str, str, dict[str, Any]]] = [
     (
         "h.json",
         '{"layers.*.q": "colwise", "layers.*.o": "rowwise", "norm": "replicate"}',
-        {"source": "hf-tp-plan"},
+        {"source": "transformers"},
     ),
 ]
 
@@ -286,7 +286,7 @@ def test_the_framework_of_a_megatron_configuration_does_what_its_arguments_say()
         ("accelerate", 3, "torchtitan-2026.03"),
         ("deepspeed", 3, "deepspeed zero-3"),
         ("deepspeed", 2, "deepspeed zero-1"),
-        ("hf-tp-plan", None, "neutral"),
+        ("transformers", None, "torchtitan-2026.03"),
     ],
 )
 def test_a_configuration_is_run_by_its_project(project: str, zero: int | None, name: str) -> None:
