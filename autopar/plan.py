@@ -47,9 +47,9 @@ from .sharding.program_builder import build_program
 class Plan(Part):
     """All strategies of a model on a mesh, with the predicted costs.
 
-    `target`: the project that runs it. `framework`: whose habits are priced. `mesh`: of all
-    devices, or of each stage's devices if there are `stages` (a single stage is not listed).
-    `unused`: idle devices of the cluster.
+    `target`: the project that runs it. `framework`: whose habits are priced, with those of
+    `habits` in place of its own. `mesh`: of all devices, or of each stage's devices if there are
+    `stages` (a single stage is not listed). `unused`: idle devices of the cluster.
     `redistributions`: for every tensor the chains of layouts that bring it to its readers. `rules`:
     rules found for this model, not taken from the table. `replicated`: operator kinds without a
     rule, computed whole on every device.
@@ -62,6 +62,7 @@ class Plan(Part):
     cluster: str
     target: str = "autopar"
     framework: str = "autopar"
+    habits: dict[str, bool | float | str | tuple[str, ...] | None] = Field(default_factory=dict)
     mesh: tuple[AxisSpec, ...]
     operators: dict[str, OperatorPlan]
     parameters: dict[str, ParameterPlan]

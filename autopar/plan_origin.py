@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.costmodel import Cluster, load_cluster, parse_span, presets
-from autopar.costmodel.frameworks import framework_named, framework_of
+from autopar.costmodel.frameworks import changed, framework_named, framework_of
 
 from .analysis.import_proofs import LEFT_OUT
 from .configured import empty_inputs, is_configuration, load_any
@@ -34,7 +34,8 @@ def cluster_of_plan(
             f"the plan's cluster {plan.cluster!r} is no preset: give its file with --cluster"
         )
     chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster or plan.cluster)
-    run = chosen.run_by(framework_of(target) if target else framework_named(plan.framework))
+    planned = changed(framework_named(plan.framework), plan.habits)
+    run = chosen.run_by(framework_of(target) if target else planned)
     sized = run.sized(plan.devices + plan.unused)
     for axis in plan.mesh:
         if axis.level != "device":

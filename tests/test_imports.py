@@ -63,7 +63,15 @@ ROOMS: dict[str, set[str]] = {
     },
     "integrations.notations": {"sharding"},
     "notations": {"integrations.notations"},
-    "integrations.convert": {"ir", "order", "plan", "plan_checks", "plan_parts", "sharding"},
+    "integrations.convert": {
+        "costmodel",
+        "ir",
+        "order",
+        "plan",
+        "plan_checks",
+        "plan_parts",
+        "sharding",
+    },
     "integrations.mindspore.strategy_files": {"ir", "outputs", "plan", "plan_parts", "sharding"},
 }
 STANDALONE = {"errors", "forking", "file_limits", "printable", "units", "ir", "compiled"}

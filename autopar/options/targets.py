@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.errors import UsageError, unknown
-from autopar.integrations.convert import KINDS, REACHES, REPLICAS, Reach, convert
+from autopar.integrations.convert import FOLDED, KINDS, REACHES, REPLICAS, Reach, convert
 from autopar.plan import Plan
 from autopar.planning.model.pins import together
 from autopar.planning.model.request import Request
@@ -47,6 +47,8 @@ SCHEMES: Mapping[str, AxisScheme] = {
     "ulysses": AXIS_SCHEMES["ulysses"],
     "tensor": _whole_otherwise(AXIS_SCHEMES["megatron"]),
     "tensor-sp": _whole_otherwise(AXIS_SCHEMES["megatron-sp"]),
+    "tensor-ep": _whole_otherwise(AXIS_SCHEMES["expert+megatron"]),
+    "tensor-sp-ep": _whole_otherwise(AXIS_SCHEMES["expert+megatron-sp"]),
 }
 """The scheme of each name that a mesh axis has."""
 
@@ -105,7 +107,7 @@ def _missing(analysis: Analysis) -> set[str]:
     parts = {profile.part for profile in profiles_of(analysis).by_name.values()}
     missing = set[str]()
     if Part.EXPERTS not in parts:
-        missing |= {"expert"}
+        missing |= {"expert", *FOLDED}
     if Part.CORE not in parts:
         missing |= {"context", "ulysses"}
     # Ranks of a target compute on their own samples, whatever the model does with all of them.

@@ -3,7 +3,7 @@
 from .framework import AUTOPAR, OWN, Framework
 from .habits import LOSSES, Habits
 from .kernels import DISPATCHERS, Kernels
-from .table import FRAMEWORKS, LATEST, framework_named
+from .table import FRAMEWORKS, LATEST, Changed, changed, changes_of, framework_named
 from .targets import VERSIONS, framework_of, target_named
 
 __all__ = [
@@ -14,9 +14,12 @@ __all__ = [
     "LOSSES",
     "OWN",
     "VERSIONS",
+    "Changed",
     "Framework",
     "Habits",
     "Kernels",
+    "changed",
+    "changes_of",
     "framework_named",
     "framework_of",
     "target_named",

@@ -90,7 +90,7 @@ def test_a_plan_is_made_again_for_another_framework(model: str, tmp_path: Path) 
 def test_an_unknown_target_or_version_lists_the_valid_ones(model: str) -> None:
     with pytest.raises(UsageError, match=r"unknown target 'nosuch'.*torchtitan"):
         run(["plan", "no-such-model.onnx", "--target", "nosuch"])
-    with pytest.raises(UsageError, match="unknown version of torchtitan '0.9': valid are 'main', "):
+    with pytest.raises(UsageError, match=r"version of torchtitan '0\.9'.*valid.* main"):
         autopar.plan(model, target="torchtitan@0.9")
 
 

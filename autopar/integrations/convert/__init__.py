@@ -26,7 +26,7 @@ from .megatron_bridge import config_container
 from .pipelining import REACH as PIPELINING
 from .pipelining import pipelining
 from .precisions import unsaid
-from .reach import KINDS, REPLICAS, Reach
+from .reach import FOLDED, KINDS, REPLICAS, Reach
 from .setup import Converted, Setup, setup_of
 from .torchtitan import REACH as TORCHTITAN
 from .torchtitan import torchtitan
@@ -34,6 +34,7 @@ from .transformers import REACH as TRANSFORMERS
 from .transformers import distributed_config
 
 __all__ = [
+    "FOLDED",
     "KINDS",
     "REACHES",
     "REPLICAS",

@@ -38,7 +38,8 @@ class AxisWork:
     like the others, with the same values. `mixed`: operators that do other work, by its kind.
     `share`: the share of operators that do the axis's own work. `whole_experts`: whether experts
     that are used split on it are stored whole. `odd_heads`: an attention whose query heads are
-    split on it, and whose fewer key-value heads are not.
+    split on it, and whose fewer key-value heads are not. `folded`: whether whole experts lie on the
+    devices of an axis that splits all other weights.
     """
 
     name: str
@@ -50,6 +51,7 @@ class AxisWork:
     share: float = 1.0
     whole_experts: bool = False
     odd_heads: str = ""
+    folded: bool = False
 
     def odd(self) -> str:
         """The operators that do other work, counted by its kind."""
@@ -77,9 +79,14 @@ def axis_work(plan: Plan, index: int) -> AxisWork:
         work = max(kinds, key=lambda kind: len(names[kind]))
         share = len(names[work]) / sum(len(names[kind]) for kind in kinds)
     attentions = [name for name in plan.operators if _heads(plan, name, index, weights)]
+    folded = work == "tensor" and "expert" in kinds and _folds(plan, names)
     mixed: dict[Work, tuple[str, ...]] = {
-        kind: tuple(names[kind]) for kind in kinds if kind != work
+        kind: tuple(names[kind])
+        for kind in kinds
+        if kind != work and not (folded and kind == "expert")
     }
+    if folded:
+        share += len(names["expert"]) / sum(len(names[kind]) for kind in kinds)
     repeated = 0 if work in ("idle", "tensor") else len(names["idle"])
     if work == "sequence" and attentions:
         work = "ulysses"
@@ -93,6 +100,17 @@ def axis_work(plan: Plan, index: int) -> AxisWork:
         share=share,
         whole_experts=work == "expert" and _whole_experts(plan, index),
         odd_heads=next((name for name in attentions if _is_odd(plan, name, index)), ""),
+        folded=folded,
+    )
+
+
+def _folds(plan: Plan, names: Mapping[Work, Sequence[str]]) -> bool:
+    """Whether all layers of experts are split by experts, and by nothing else."""
+    return not any(
+        plan.operators[name].kind == EXPERTS
+        for kind, some in names.items()
+        if kind != "expert"
+        for name in some
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from autopar.order import schedules
 
 from .precisions import words_of
-from .reach import REPLICAS, WEIGHTS, Reach, lacks
+from .reach import FOLDED, REPLICAS, WEIGHTS, Reach, lacks
 from .setup import UNMERGED, Converted, Setup
 from .stage_layers import StageLayers, stage_layers
 
@@ -16,6 +16,8 @@ OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 MUON = "muon"
 LAYER_WISE = "dist_muon"
 """Its Muon, and the form that shares states out by parameter, without its distributed optimizer."""
+LOSSES = {"in-place": "te", "megatron-fused": "native"}
+"""Its implementations of a fused cross entropy, by ours."""
 SCHEDULES = tuple(row.name for row in schedules.SCHEDULES.values() if row.other_names.megatron)
 WITH_FSDP2 = ("--no-gradient-accumulation-fusion", "--ckpt-format torch_dist")
 """Further arguments that its parser demands with FSDP2, as of Megatron-LM d98e8a64dd."""
@@ -27,7 +29,7 @@ GRADIENTS = {
 """By type of the computation: what has gradients travel in another type than is usual there."""
 REACH = (
     Reach(
-        axes=(*REPLICAS, *WEIGHTS, "expert", "context", "ulysses"),
+        axes=(*REPLICAS, *WEIGHTS, *FOLDED, "expert", "context", "ulysses"),
         zeros=(0, 1),
         # The distributed optimizer is the nearest to ZeRO 2.
         near=(2, "selective"),
@@ -55,7 +57,7 @@ def megatron(setup: Setup) -> Converted:
             "(--untie-embeddings-and-output-weights)"
         )
     lines = [f"# {note}" for note in lost]
-    lines += [f"{name} {value}" for name, value in _options(setup).items()]
+    lines += [f"{name} {value}".rstrip() for name, value in _options(setup).items()]
     lines += _flags(setup)
     return Converted(text="\n".join(lines) + "\n", lost=tuple(lost))
 
@@ -92,7 +94,7 @@ def _options(setup: Setup) -> Mapping[str, object]:
         "--tensor-model-parallel-size": setup.degree("tensor"),
         "--pipeline-model-parallel-size": setup.stages,
         "--context-parallel-size": setup.degree("sequence", "ulysses"),
-        "--expert-model-parallel-size": setup.degree("expert"),
+        "--expert-model-parallel-size": setup.experts,
         "--micro-batch-size": setup.local_batch,
         "--global-batch-size": setup.batch,
         "--optimizer": _optimizer(setup),
@@ -101,8 +103,8 @@ def _options(setup: Setup) -> Mapping[str, object]:
         options["--seq-length"] = setup.sequence
     if setup.has_experts:
         # Its defaults are gathers of all rows on each rank, and a product for each expert.
-        options["--expert-tensor-parallel-size"] = setup.degree("tensor")
-        options["--moe-token-dispatcher-type"] = "alltoall"
+        options["--expert-tensor-parallel-size"] = setup.inside_experts
+    options |= {f"--{name}": value for name, value in habits(setup, TARGET).items()}
     if setup.degree("ulysses") > 1:
         options["--cp-comm-type"] = "a2a"
     replicas = setup.degree("data") // setup.shards
@@ -120,6 +122,26 @@ def _options(setup: Setup) -> Mapping[str, object]:
         options["--recompute-num-layers"] = 1
     if (words := words_of(setup.plan)) is not None:
         options |= {f"--{name}": value for name, value in words.megatron.items()}
+    return options
+
+
+def habits(setup: Setup, target: str) -> Mapping[str, object]:
+    """The arguments, or fields, of what the price of a plan takes of its framework."""
+    framework = setup.framework(target)
+    options: dict[str, object] = {}
+    if setup.has_experts:
+        dispatcher = framework.kernels.dispatcher or "alltoall"
+        options["moe-token-dispatcher-type"] = "flex" if dispatcher == "node" else dispatcher
+        if dispatcher == "node":
+            options["moe-flex-dispatcher-backend"] = "deepep"
+    if framework.habits.loss in LOSSES:
+        options["cross-entropy-loss-fusion"] = ""
+        options["cross-entropy-fusion-impl"] = LOSSES[framework.habits.loss]
+    if framework.habits.pipelined_tensor and setup.sequence_parallel:
+        options["tp-comm-overlap"] = ""
+    if framework.habits.graphed:
+        options["cuda-graph-impl"] = "transformer_engine"
+        options["cuda-graph-scope"] = "attn moe_router"
     return options
 
 

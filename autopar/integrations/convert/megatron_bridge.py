@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .megatron import REACH as MEGATRON
-from .megatron import letters, losses
+from .megatron import habits, letters, losses
 from .precisions import words_of
-from .reach import Reach, lacks
+from .reach import FOLDED, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
 from .stage_layers import stage_layers
 
@@ -18,7 +18,7 @@ TYPES = {"bfloat16": "bf16_mixed", "float16": "fp16_mixed"}
 REACH = (
     MEGATRON[0],
     # Megatron-FSDP; with parameters gathered for every pass.
-    Reach(axes=("shard", "expert", "tensor", "tensor-sp"), zeros=(3,), optimizers=("adamw", "sgd")),
+    Reach(axes=("shard", "expert", *WEIGHTS, *FOLDED), zeros=(3,), optimizers=("adamw", "sgd")),
 )
 
 
@@ -45,11 +45,12 @@ def _values(setup: Setup) -> Iterable[tuple[str, object]]:
     yield "model.context_parallel_size", setup.degree("sequence", "ulysses")
     if setup.degree("ulysses") > 1:
         yield "model.cp_comm_type", "a2a"
-    yield "model.expert_model_parallel_size", setup.degree("expert")
+    yield "model.expert_model_parallel_size", setup.experts
     if setup.has_experts:
-        yield "model.expert_tensor_parallel_size", setup.degree("tensor")
-        yield "model.moe_token_dispatcher_type", "alltoall"
+        yield "model.expert_tensor_parallel_size", setup.inside_experts
         yield "model.moe_grouped_gemm", True
+    for name, value in habits(setup, TARGET).items():
+        yield f"model.{name.replace('-', '_')}", True if value == "" else value
     yield "model.pipeline_model_parallel_size", setup.stages
     layout = stage_layers(setup.plan)
     uneven = layout is not None and not layout.even

@@ -5,6 +5,7 @@
     expert               expert: experts are split, the batch of everything else
     sequence             context: ring attention         ulysses: heads inside attention
     weights              tensor: values between whole    tensor-sp: split along the sequence
+                         tensor-ep, tensor-sp-ep: the same, with whole experts on these ranks
 
 `autopar plan --target TARGET` searches within the reach of a target, so that its plan is written.
 """
@@ -18,10 +19,12 @@ from .axis_work import AxisWork, Work
 from .setup import Setup
 from .splittable import BY_DEGREES, Splittable
 
-KINDS = (("data",), ("shard",), ("expert",), ("context", "ulysses"), ("tensor", "tensor-sp"))
+WEIGHTS = ("tensor", "tensor-sp")
+FOLDED = ("tensor-ep", "tensor-sp-ep")
+"""Weights are split, and whole experts lie on the same ranks."""
+KINDS = (("data",), ("shard",), ("expert",), ("context", "ulysses"), (*WEIGHTS, *FOLDED))
 """Kinds of mesh axes with their names, the outermost first, as the targets place ranks."""
 REPLICAS = ("data", "shard")
-WEIGHTS = ("tensor", "tensor-sp")
 SAID: Mapping[Work, str] = {
     "data": "replicas",
     "tensor": "splitting weights",
@@ -33,6 +36,7 @@ SAID: Mapping[Work, str] = {
 NEEDED = {
     "tensor": "a plan that splits no weights: it only says how weights are split",
     "shard": "a plan that stores all parameters whole on every rank",
+    "expert": "a plan that splits no experts",
 }
 
 
@@ -72,9 +76,8 @@ class Reach:
         if not self.infers and setup.plan.model.mode == "infer":
             yield "inference"
         names = {name for axis in setup.axes if axis.size > 1 for name in _names(axis)}
-        for name in self.needed:
-            if name not in names:
-                yield NEEDED[name]
+        if self.needed and not names & {*self.needed}:
+            yield NEEDED[self.needed[0]]
         yield from self._axes_beyond(setup)
         yield from self._steps_beyond(setup)
         if {*WEIGHTS, "expert"} & {*self.axes}:
@@ -90,7 +93,10 @@ class Reach:
             if beyond:
                 names = ", ".join(f"{axis.name}={axis.size}" for axis in beyond)
                 stored = "parameters stored split" if beyond[0].stored_split else "replicas"
-                yield f"{stored if work == 'data' else said} over {names}{self._aside(work)}"
+                doing = stored if work == "data" else said
+                if beyond[0].folded:
+                    doing = "splitting experts over the ranks that split weights,"
+                yield f"{doing} over {names}{self._aside(work)}"
             for axis in axes:
                 if axis.odd_heads and axis not in beyond:
                     yield (
@@ -128,7 +134,7 @@ def _names(axis: AxisWork) -> tuple[str, ...]:
         "expert": ("expert",),
         "sequence": ("context",),
         "ulysses": ("ulysses",),
-        "tensor": WEIGHTS,
+        "tensor": FOLDED if axis.folded else WEIGHTS,
     }
     return by_work[axis.work]
 

@@ -10,6 +10,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from autopar.costmodel.frameworks import (
+    Framework,
+    changed,
+    framework_named,
+    framework_of,
+    target_named,
+)
 from autopar.errors import UsageError
 from autopar.ir.dtype import HALVES
 from autopar.plan import Plan
@@ -63,6 +70,22 @@ class Setup:
     def degree(self, *work: Work) -> int:
         """Devices along all axes of these kinds of work."""
         return math.prod(axis.size for axis in self.axes if axis.work in work)
+
+    @property
+    def experts(self) -> int:
+        """Devices over which experts are split, among them those that split other weights."""
+        return self.degree("expert") * math.prod(axis.size for axis in self.axes if axis.folded)
+
+    @property
+    def inside_experts(self) -> int:
+        """Devices over which the weights of each expert are split."""
+        return self.degree("tensor") // math.prod(axis.size for axis in self.axes if axis.folded)
+
+    def framework(self, target: str) -> Framework:
+        """The framework that the plan is priced for, if that is the target's, else the target's."""
+        if target_named(self.plan.target)[0] != target:
+            return framework_of(target, self.zero)
+        return changed(framework_named(self.plan.framework), self.plan.habits)
 
     @property
     def ranks(self) -> int:
@@ -216,7 +239,8 @@ def setup_of(plan: Plan) -> Setup:
     axes = tuple(axis_work(plan, index) for index in range(len(plan.mesh)))
     schedule = plan.schedule
     zero = 0
-    if any(axis.stored_split for axis in axes if axis.work == "data"):
+    # Frameworks share out all other parameters over the ranks of experts, too.
+    if any(axis.stored_split for axis in axes if axis.work in ("data", "expert")):
         zero = zero_stage(schedule.gathered, schedule.accumulated)
     # The plan does not name the dims of inputs: the first is taken for [batch, sequence, ...], as
     # the models of these projects have it; four dims are those of images.
@@ -290,7 +314,7 @@ def _axis_losses(axis: AxisWork) -> Iterable[str]:
             f"experts are stored split over {axis.name}={axis.size}, which saves memory; the plan "
             "stores them whole and computes with a part"
         )
-    if axis.stored_split and axis.work != "data":
+    if axis.stored_split and axis.work not in ("data", "expert"):
         yield (
             f"parameters stored split over {axis.name}, which is no data axis, are stored whole "
             "there"

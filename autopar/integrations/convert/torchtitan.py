@@ -15,7 +15,7 @@ from autopar.errors import UsageError
 from autopar.order import schedules
 
 from .precisions import words_of
-from .reach import REPLICAS, WEIGHTS, Reach, lacks
+from .reach import FOLDED, REPLICAS, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
 from .stage_layers import StageLayers, stage_layers
 
@@ -36,19 +36,26 @@ SCHEDULES = {
 }
 OPTIMIZERS = {"adamw": "AdamW"}
 TYPES = ("float32", "bfloat16")
-_COMMON = Reach(
-    axes=(*REPLICAS, *WEIGHTS, "expert", "context"),
+_DENSE = Reach(
+    axes=(*REPLICAS, *WEIGHTS, "context"),
     zeros=(0, 2, 3),
     near=(1, "selective"),
     optimizers=tuple(OPTIMIZERS),
 )
-REACH = (
-    _COMMON,
-    # Stages sum whole gradients and reduce them once a step.
-    replace(
-        _COMMON, zeros=(0, 1), near=(2, 3, "selective"), stages=(2, 0), schedules=tuple(SCHEDULES)
-    ),
+# Experts lie on the ranks of shards, sequences and weights together.
+_EXPERTS = replace(
+    _DENSE, axes=(*REPLICAS, *FOLDED, "expert", "context"), needed=("expert", *FOLDED)
 )
+
+
+def _staged(reach: Reach) -> Reach:
+    """The part with stages, which sum whole gradients and reduce them once a step."""
+    return replace(
+        reach, zeros=(0, 1), near=(2, 3, "selective"), stages=(2, 0), schedules=tuple(SCHEDULES)
+    )
+
+
+REACH = (_DENSE, _EXPERTS, _staged(_DENSE), _staged(_EXPERTS))
 
 
 def torchtitan(setup: Setup, version: str | None = None) -> Converted:
@@ -178,7 +185,7 @@ def _parallelism(setup: Setup, head: str) -> dict[str, object]:
         "fsdp_reshard_after_forward": "always" if setup.zero == 3 else "never",
         "tensor_parallel_degree": setup.degree("tensor"),
         "context_parallel_degree": setup.degree("sequence"),
-        "expert_parallel_degree": setup.degree("expert"),
+        "expert_parallel_degree": setup.experts,
         "pipeline_parallel_degree": setup.stages,
     }
     if setup.stages > 1:

@@ -31,7 +31,7 @@ from .configuration import Configuration
 SOURCE = "transformers"
 CLASS = "DistributedConfig"
 COPIES = "dp_replicate_size"
-KEPT = "keep_full_weight"
+WHOLE_BETWEEN = "keep_full_weight"
 """The style of FSDP's units whose parameters stay whole between the passes."""
 OUTPUT = "output"
 INPUT = "input"
@@ -100,13 +100,13 @@ def _configuration(path: Path, fields: Mapping[str, Any]) -> Configuration:
     if not isinstance(styles, dict) or not isinstance(units, dict):
         raise UsageError(f"{path}: tp_plan and fsdp_plan are no dicts of styles")
     tensor, shards, copies = degrees.values()
-    kept = bool(units) and all(style == KEPT for style in units.values())
+    stays = bool(units) and all(style == WHOLE_BETWEEN for style in units.values())
     sharded = Configuration(
         source=SOURCE,
         # Without shards, copies are those of the training's own data parallelism.
         data=shards * copies if shards > 1 else None,
         shards=shards if shards > 1 else None,
-        zero=(2 if kept else 3) if shards > 1 else None,
+        zero=(2 if stays else 3) if shards > 1 else None,
         tensor=tensor,
     )
     if not styles:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from autopar.costmodel.frameworks import Framework, Habits, framework_named
 from autopar.costmodel.known.pipeline_layout import chunks_of, ended, even
 from autopar.errors import UsageError, unknown
+from autopar.integrations.convert.megatron import LOSSES
 from autopar.integrations.convert.precisions import MEGATRON_RECIPES
 from autopar.ir.recipes import RECIPES
 from autopar.order.schedules import SCHEDULES
@@ -25,7 +26,6 @@ DISPATCHERS = {
     "hybridep": "node",
 }
 """Dispatchers of rows to experts by the names of arguments. The first is the default."""
-LOSSES = {"te": "in-place", "native": "megatron-fused"}
 STATES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 MERGED = "overlap-moe-expert-parallel-comm"
 """The argument with which passes of two micro-batches are merged."""
@@ -134,9 +134,10 @@ def _habits(configuration: Configuration, habits: Habits) -> Habits:
     loss = habits.loss
     if "cross-entropy-loss-fusion" in given:
         kind = given.get("cross-entropy-fusion-impl", "native")
-        if kind not in LOSSES:
-            raise UsageError(unknown("--cross-entropy-fusion-impl", kind, LOSSES))
-        loss = LOSSES[kind]
+        losses = {word: name for name, word in LOSSES.items()}
+        if kind not in losses:
+            raise UsageError(unknown("--cross-entropy-fusion-impl", kind, losses))
+        loss = losses[kind]
     scope = given.get("cuda-graph-scope", "").split()
     graphs = given.get("cuda-graph-impl", "none")
     return replace(

@@ -86,6 +86,7 @@ def read_torchtitan(data: Mapping[str, Any]) -> Configuration:
     lost += _inexact(parallel)
     precision = _precision(data, model, lost)
     tensor = degree(SOURCE, parallel, "tensor_parallel_degree")
+    experts = degree(SOURCE, parallel, "expert_parallel_degree")
     stages = degree(SOURCE, parallel, "pipeline_parallel_degree")
     shards = _shards(parallel)
     replicas = degree(SOURCE, parallel, "data_parallel_replicate_degree")
@@ -99,7 +100,11 @@ def read_torchtitan(data: Mapping[str, Any]) -> Configuration:
         tensor=tensor,
         sequence_parallel=tensor > 1,
         context=degree(SOURCE, parallel, "context_parallel_degree"),
-        expert=degree(SOURCE, parallel, "expert_parallel_degree"),
+        expert=experts,
+        # Experts lie on the ranks that split weights, too, unless a file of before says otherwise.
+        expert_tensor=degree(SOURCE, parallel, "expert_tensor_parallel_degree")
+        if experts > 1
+        else None,
         stages=stages,
         schedule=schedule,
         interleave=interleave,
@@ -167,8 +172,6 @@ def _shards(parallel: Mapping[str, Any]) -> int | None:
 def _inexact(parallel: Mapping[str, Any]) -> list[str]:
     """Sentences on degrees that no plan can have."""
     lost = []
-    if degree(SOURCE, parallel, "expert_tensor_parallel_degree") > 1:
-        lost += left_out({"expert_tensor_parallel_degree"})
     replicas = degree(SOURCE, parallel, "data_parallel_replicate_degree")
     if replicas > 1 and _shards(parallel) is None:
         lost.append(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from autopar import __version__
+from autopar.costmodel.frameworks import changes_of
 from autopar.costmodel.step.covered import certain_share
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import Graph
@@ -74,6 +75,7 @@ def as_plan(
         cluster=request.cluster.name,
         target=request.target,
         framework=request.cluster.framework.name,
+        habits=changes_of(request.cluster.framework),
         mesh=_axes(_first(best).assignment.mesh),
         operators=dict(_operators(whole, operators)),
         parameters=dict(_parameters(graph, assigned)),

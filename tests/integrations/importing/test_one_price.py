@@ -13,10 +13,13 @@ from autopar.api import plan_loaded
 from autopar.costmodel import load_cluster
 from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.mesh_prices import MeshPrices
+from autopar.errors import UsageError
 from autopar.integrations.convert import convert
 from autopar.integrations.importing import Hardware, import_configuration, read_configuration
 from autopar.integrations.importing.configuration_plan import framework_of_run
 from autopar.model import LoadedModel
+from autopar.plan import Plan
+from autopar.plan_origin import cluster_of_plan
 from tests.costmodel.known.mixture import MIXTURE
 
 CLUSTER = load_cluster("dgx-h100").sized(8)
@@ -97,6 +100,67 @@ def test_a_plan_for_megatron_comes_back_at_its_price(scheme: str, tmp_path: Path
     # A launch more or less is 0.2 % of this small step.
     assert back.predicted.step == pytest.approx(plan.predicted.step, rel=3e-3)
     assert back.predicted.memory == pytest.approx(plan.predicted.memory, rel=1e-3)
+
+
+FOLDED = (
+    "--sequence-parallel --tensor-model-parallel-size 2 --expert-model-parallel-size 4 "
+    "--expert-tensor-parallel-size 1 --use-distributed-optimizer --overlap-param-gather "
+    "--tp-comm-overlap --cross-entropy-loss-fusion --cross-entropy-fusion-impl te "
+    "--moe-token-dispatcher-type {dispatcher}"
+)
+
+
+@pytest.mark.parametrize(
+    "dispatcher", ["allgather", "alltoall", "flex --moe-flex-dispatcher-backend deepep"]
+)
+def test_a_run_of_experts_is_written_as_it_was_read(dispatcher: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(MEGATRON.format(degrees=FOLDED.format(dispatcher=dispatcher)))
+    here = Hardware(cluster=CLUSTER, devices=8)
+    read = read_configuration(tmp_path / "run.sh")
+    run = import_configuration(read, model(), here, compare=False).planned.plan
+    assert run.target == "megatron"
+    converted = convert(run, run.target)
+    assert f"--moe-token-dispatcher-type {dispatcher.split()[0]}" in converted.text
+    assert "--expert-model-parallel-size 4" in converted.text
+    assert "--expert-tensor-parallel-size 1" in converted.text
+    (tmp_path / "back.sh").write_text(converted.text)
+    back = read_configuration(tmp_path / "back.sh")
+    assert framework_of_run(back) == framework_of_run(read)
+    same = import_configuration(back, model(), here, compare=False).planned.plan
+    assert same.predicted.step == pytest.approx(run.predicted.step, rel=1e-3)
+    assert same.predicted.memory == pytest.approx(run.predicted.memory, rel=1e-3)
+
+
+def test_rows_come_as_the_file_dispatches_them(tmp_path: Path) -> None:
+    kinds = {}
+    for dispatcher in ("allgather", "alltoall"):
+        text = MEGATRON.format(degrees=FOLDED.format(dispatcher=dispatcher))
+        (tmp_path / "run.sh").write_text(text)
+        here = Hardware(cluster=CLUSTER, devices=8)
+        read = read_configuration(tmp_path / "run.sh")
+        run = import_configuration(read, model(), here, compare=False).planned.plan
+        kinds[dispatcher] = {
+            option
+            for operator in run.operators.values()
+            if operator.kind == "autopar.experts"
+            for option in operator.strategy
+        }
+    assert {"e+t"} <= kinds["alltoall"] and not {"e+t"} & kinds["allgather"]
+
+
+def test_a_run_is_explained_at_its_own_price(tmp_path: Path) -> None:
+    text = MEGATRON.format(degrees=FOLDED.format(dispatcher="flex"))
+    (tmp_path / "run.sh").write_text(text)
+    here = Hardware(cluster=CLUSTER, devices=8)
+    read = read_configuration(tmp_path / "run.sh")
+    run = import_configuration(read, model(), here, compare=False).planned.plan
+    run.save(tmp_path / "run.json")
+    plan = Plan.load(tmp_path / "run.json")
+    assert cluster_of_plan(plan).framework == framework_of_run(read)
+    for wrong, message in (("dispatch", "unknown habit 'dispatch'"), ("loss", "habit loss")):
+        broken = plan.model_copy(update={"habits": {wrong: 3.0}})
+        with pytest.raises(UsageError, match=message):
+            cluster_of_plan(broken)
 
 
 def _plan(path: Path) -> object:

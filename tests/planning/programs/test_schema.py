@@ -46,7 +46,9 @@ def test_a_plan_of_version_2_is_read() -> None:
         "version": 4,
         "operators": apart,
         "routing": None,
+        "target": "autopar",
         "framework": "autopar",
+        "habits": {},
         "model": old["model"]
         | {"flops": {}, "precision": None, "proof": "", "onnx": False, "values": {}, "outputs": []},
         "schedule": old["schedule"] | {"gathered": "per_pass", "overlap_experts": False},
