@@ -6,19 +6,27 @@ from autopar.analysis.program.account import has_account
 from autopar.analysis.program.step_parts import stepping_of
 from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import OWN
+from autopar.errors import UsageError
+from autopar.integrations.convert.words import layout_in_words
 from autopar.plan import Plan
 from autopar.sharding.analysis import Analysis
 from autopar.units import seconds_text
 
 
-def framework_line(plan: Plan) -> str:
-    """A line with the project that runs the plan, and the framework whose habits are priced."""
+def target_lines(plan: Plan) -> list[str]:
+    """The project that runs the plan, what it calls the layout, and whose habits are priced."""
     if plan.framework == OWN:
-        return f"target {plan.target}: priced by the habits of {OWN}'s own runtime"
-    return (
+        return [f"target {plan.target}: priced by the habits of {OWN}'s own runtime"]
+    try:
+        layout = layout_in_words(plan, plan.target)
+    except UsageError:
+        # Stages of unlike meshes have no common degrees.
+        layout = ""
+    return [
         f"target {plan.target}: priced by the habits of {plan.framework}; {OWN}'s own runtime "
-        "takes other times (--target autopar)"
-    )
+        "takes other times (--target autopar)",
+        *([f"in its words {layout}"] if layout else []),
+    ]
 
 
 def repriced(plan: Plan, analysis: Analysis | None, cluster: Cluster | None) -> float | None:

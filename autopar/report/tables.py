@@ -18,7 +18,7 @@ from autopar.schemes import Named, stages_of
 from autopar.sharding.program import Collective
 from autopar.units import bytes_text, seconds_text
 
-from .frameworks import framework_line
+from .frameworks import target_lines
 from .printing import Table as Table
 from .printing import show as show
 from .throughput import batch_line, speed_lines, warning_lines
@@ -55,7 +55,7 @@ def summary_lines(
         times.append(f"of which {seconds_text(predicted.overlapped)} hidden under computation")
     lines = [
         sentence,
-        framework_line(plan),
+        *target_lines(plan),
         f"model {plan.model.name}, {plan.model.mode}"
         + (f" with {plan.model.optimizer}" if plan.model.mode == "train" else ""),
         *([batch_line(plan)] if plan.model.inputs else []),

@@ -22,13 +22,6 @@ SUFFIXES: Mapping[str, str] = {
     "accelerate": ".yaml",
 }
 """The names of the files of formats that are read."""
-CALLERS: Mapping[str, str] = {
-    "torchtitan": "\n\ndef whole() -> Trainer.Config:\n    return planned(Trainer.Config())\n",
-    "megatron-bridge": (
-        "\n\ndef whole_{ranks}gpu_() -> ConfigContainer:\n    return planned(_pretrain_common())\n"
-    ),
-}
-"""A function behind those of files in Python, as the training has it, that calls them."""
 
 
 def read_back(
@@ -41,7 +34,7 @@ def read_back(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"plan{SUFFIXES[target]}"
-        path.write_text(converted.text + CALLERS.get(target, "").format(ranks=hardware.devices))
+        path.write_text(converted.text)
         read = read_configuration(path, target)
     try:
         back = import_configuration(read, model, hardware, compare=False).planned.plan

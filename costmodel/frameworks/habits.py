@@ -80,7 +80,8 @@ class Habits:
     - `overlap_gradients`: the reduction of gradients runs under the last backward pass.
     - `overlap_gather`: with ZeRO-1 updated parameters are gathered under the next step's first
       forward pass.
-    - `overlap_sends`: pipeline messages run under computation.
+    - `overlap_sends`: pipeline messages run under computation. `overlap_chunk_sends`: so they do
+      where a stage has several chunks.
     - `prefetch`: the next layer's parameters are gathered under the present layer.
     - `by_layer`: parameters of a layer travel together.
 
@@ -143,6 +144,7 @@ class Habits:
     overlap_gradients: bool = False
     overlap_gather: bool = False
     overlap_sends: bool = False
+    overlap_chunk_sends: bool = False
     prefetch: bool = True
     by_layer: bool = True
     scatter_sends: bool = True
@@ -177,6 +179,10 @@ class Habits:
     workspace: float = 0.0
     expandable: bool = False
     weight_bytes: float | None = None
+
+    def overlaps_sends(self, chunks: int) -> bool:
+        """Whether messages between stages of so many chunks run under computation."""
+        return self.overlap_sends or (self.overlap_chunk_sends and chunks > 1)
 
     def __post_init__(self) -> None:
         for name, valid in (("partition", PARTITIONS), ("loss", LOSSES)):

@@ -70,7 +70,7 @@ _NEMO = replace(
         _MEGATRON_CORE.habits,
         overlap_gradients=True,
         overlap_gather=True,
-        overlap_sends=True,
+        overlap_chunk_sends=True,
         state_bytes=10,
         gradient_bytes=2,
         reduced_bytes=2,
@@ -195,7 +195,7 @@ _MOE_ZOO = replace(
         _MEGATRON_CORE.habits,
         overlap_gradients=True,
         overlap_gather=True,
-        overlap_sends=True,
+        overlap_chunk_sends=True,
         loss="megatron-fused",
         expandable=True,
     ),
@@ -228,7 +228,12 @@ _BY_NAME: Mapping[str, Framework] = {
     # With --overlap-grad-reduce and --overlap-param-gather, as files of plans have it.
     "megatron-core overlapped": replace(
         _MEGATRON_CORE,
-        habits=replace(_MEGATRON_CORE.habits, overlap_gradients=True, overlap_gather=True),
+        habits=replace(
+            _MEGATRON_CORE.habits,
+            overlap_gradients=True,
+            overlap_gather=True,
+            overlap_chunk_sends=True,
+        ),
     ),
     "nemo-2024.03": replace(_NEMO, habits=replace(_NEMO.habits, fused=False)),
     "nemo-2024.07": _NEMO,

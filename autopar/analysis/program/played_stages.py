@@ -72,7 +72,8 @@ class PlayedStages:
         forward, backward = map(self.passes, (figures.forward, figures.backward))
         weight, hidden = map(self.by_stage, (figures.weight, figures.hidden))
         sends = message_seconds(places, handed)
-        overlap = self.cluster.framework.habits.overlap_sends
+        chunks = self.plan.schedule.interleave
+        overlap = self.cluster.framework.habits.overlaps_sends(chunks)
         return Times.of(forward, backward, weight, sends, hidden=hidden, overlap=overlap)
 
     @cached_property

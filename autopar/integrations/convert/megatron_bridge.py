@@ -89,6 +89,8 @@ def _sharded(setup: Setup) -> Iterable[tuple[str, object]]:
     """ZeRO: its distributed optimizer, or Megatron-FSDP."""
     fully = setup.zero == 3
     yield "ddp.use_distributed_optimizer", bool(setup.zero)
+    yield "ddp.overlap_grad_reduce", True
+    yield "ddp.overlap_param_gather", bool(setup.zero)
     yield "optimizer.use_distributed_optimizer", bool(setup.zero)
     # States of other types than float32 are no part of a plan, and need the former.
     yield "optimizer.use_precision_aware_optimizer", False
@@ -119,7 +121,7 @@ _FILE = """# A plan as Megatron-Bridge takes it, by the names of {commit}.
 {notes}
 {imported}
 
-def planned(config):
+def planned(config: "ConfigContainer") -> "ConfigContainer":  # noqa: F821
 {values}
     config.mixed_precision = {precision}
     return config

@@ -274,7 +274,7 @@ _FILE = """# A plan as torchtitan takes it, by the names of {source}.
 # In a model's config_registry.py: return planned(llama3_8b()), or another of its configurations.
 {notes}{imported}
 
-def planned(config):
+def planned(config: "Trainer.Config") -> "Trainer.Config":  # noqa: F821
 {values}
     return config
 """

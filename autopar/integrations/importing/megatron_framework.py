@@ -121,7 +121,8 @@ def precision_of(given: Arguments) -> str | None:
 def megatron_framework(configuration: Configuration) -> Framework:
     """Megatron-Core with the habits and kernels that the arguments choose."""
     given = configuration.arguments
-    work = framework_named("megatron-core")
+    bridge = configuration.source == "megatron-bridge"
+    work = framework_named("megatron-bridge" if bridge else "megatron-core")
     precision = precision_of(given)
     products = RECIPES[precision].kernel if precision else ""
     kernels = replace(work.kernels, products=products, dispatcher=dispatcher_of(given))
@@ -145,14 +146,14 @@ def _habits(configuration: Configuration, habits: Habits) -> Habits:
         overlap_gradients="overlap-grad-reduce" in given,
         overlap_gather="overlap-param-gather" in given,
         pipelined_tensor="tp-comm-overlap" in given,
-        overlap_sends=configuration.interleave > 1 and "no-overlap-p2p-communication" not in given,
+        overlap_chunk_sends="no-overlap-p2p-communication" not in given,
         gradient_bytes=gradients,
         reduced_bytes=gradients,
         loss=loss,
         state_bytes=_state_bytes(given),
         compiled="full_iteration" in (graphs, *scope),
         graphed=graphs == "transformer_engine" and "attn" in scope,
-        expandable="expandable-segments" in given,
+        expandable=habits.expandable or "expandable-segments" in given,
     )
 
 

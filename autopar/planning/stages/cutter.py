@@ -237,7 +237,7 @@ class Cutter:
         forward, backward, weight, hidden = passes.reshape(interleave, stages, -1).sum(axis=0).T
         send = message_seconds(self.places, self._handed(chunks))
         cluster = self.places[0].cluster
-        overlap = cluster.framework.habits.overlap_sends
+        overlap = cluster.framework.habits.overlaps_sends(interleave)
         times = Times.of(forward, backward, weight, send, hidden=hidden, overlap=overlap)
         seconds = step_seconds(schedule, times, self.count, interleave)
         once = [once_of(own, self.unit_bytes, cluster) for own in held]

@@ -66,7 +66,9 @@ def _priced(passes: Passes, stages: Sequence[Mapping[str, float]]) -> Priced:
     c = passes.c
     device = passes.cluster.device
     forward, backward, weight = zip(*map(passes.seconds, stages), strict=True)
-    times = Times.of(forward, backward, weight, passes.send(), overlap=c.habits.overlap_sends)
+    times = Times.of(
+        forward, backward, weight, passes.send(), overlap=c.habits.overlaps_sends(c.interleave)
+    )
     pipeline = step_seconds(c.pipeline_schedule, times, c.micro_batches, c.interleave)
     pipeline += _uncovered(passes, stages)
     stored = [passes.stored(members) for members in stages]

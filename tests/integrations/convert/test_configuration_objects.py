@@ -55,6 +55,8 @@ FIELDS = {
     "dataset": {"seq_length"},
     "ddp": {
         "use_distributed_optimizer",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
         "use_megatron_fsdp",
         "data_parallel_sharding_strategy",
         "num_distributed_optimizer_instances",

@@ -42,7 +42,11 @@ def configured(
     """
     file = PythonFile.of(path, text)
     function = _chosen(file, given)
-    values: dict[str, Value] = {name: _read(value) for name, value in given.items()}
+    values: dict[str, Value] = {
+        name: Record(made=made, line=function.lineno, path=str(path))
+        for name, made in _taken(function).items()
+    }
+    values |= {name: _read(value) for name, value in given.items()}
     record, notes = returned(file, function, values, closed)
     if not isinstance(record, Record):
         raise UsageError(
@@ -53,6 +57,16 @@ def configured(
     return Configured(record=record, function=function.name, calls=tuple(dict.fromkeys(calls)))
 
 
+def _taken(function: ast.FunctionDef) -> dict[str, str]:
+    """The configurations that a function takes to set fields in them, by its arguments."""
+    kinds = {
+        argument.arg: ast.unparse(argument.annotation).strip("'\"")
+        for argument in function.args.args
+        if argument.annotation is not None
+    }
+    return {name: kind for name, kind in kinds.items() if _RESULT.search(kind)}
+
+
 def _chosen(file: PythonFile, given: Mapping[str, str]) -> ast.FunctionDef:
     functions = {
         name: function
@@ -61,6 +75,9 @@ def _chosen(file: PythonFile, given: Mapping[str, str]) -> ast.FunctionDef:
         and function.returns is not None
         and _RESULT.search(ast.unparse(function.returns).strip("'\""))
     }
+    # What sets fields in a configuration is called by what makes one, if that is there.
+    makers = {name: one for name, one in functions.items() if not _taken(one)}
+    functions = makers or functions
     wanted = given.get(CHOSEN)
     if wanted is not None and wanted in file.functions:
         return file.functions[wanted]
