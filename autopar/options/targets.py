@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.errors import UsageError, unknown
-from autopar.integrations.convert import FOLDED, KINDS, REACHES, REPLICAS, Reach, convert
+from autopar.integrations.convert import FOLDED, KINDS, REACHES, REPLICAS, WEIGHTS, Reach, convert
 from autopar.plan import Plan
 from autopar.planning.model.pins import together
 from autopar.planning.model.request import Request
@@ -57,7 +57,11 @@ def within(request: Request, target: str, analysis: Analysis) -> list[Request]:
     """The request within each part of the plans that a target can say."""
     if target not in REACHES:
         raise UsageError(unknown("target", target, REACHES))
-    requests = [_within(request, reach, analysis) for reach in REACHES[target]]
+    missing = _missing(analysis)
+    if "expert" not in missing and any({*FOLDED} & {*reach.axes} for reach in REACHES[target]):
+        # Whole experts on the ranks that split weights need fewer messages than parts of each.
+        missing |= {*WEIGHTS}
+    requests = [_within(request, reach, analysis, missing) for reach in REACHES[target]]
     possible = [one for one in requests if one is not None]
     if not possible:
         reason = _joined(analysis)
@@ -66,7 +70,9 @@ def within(request: Request, target: str, analysis: Analysis) -> list[Request]:
     return possible
 
 
-def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | None:
+def _within(
+    request: Request, reach: Reach, analysis: Analysis, missing: set[str]
+) -> Request | None:
     """The request within a part; None where its own choices are out of it."""
     if not request.train and not reach.infers:
         return None
@@ -76,7 +82,6 @@ def _within(request: Request, reach: Reach, analysis: Analysis) -> Request | Non
         return None
     if request.overlap_experts and not reach.merges:
         return None
-    missing = _missing(analysis)
     axes = [tuple(n for n in kind if n in reach.axes and n not in missing) for kind in KINDS]
     if not any(axes) or (reach.needed and not {*reach.needed} - missing):
         return None

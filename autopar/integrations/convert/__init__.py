@@ -26,7 +26,7 @@ from .megatron_bridge import config_container
 from .pipelining import REACH as PIPELINING
 from .pipelining import pipelining
 from .precisions import unsaid
-from .reach import FOLDED, KINDS, REPLICAS, Reach
+from .reach import FOLDED, KINDS, REPLICAS, WEIGHTS, Reach
 from .setup import Converted, Setup, setup_of
 from .torchtitan import REACH as TORCHTITAN
 from .torchtitan import torchtitan
@@ -39,6 +39,7 @@ __all__ = [
     "REACHES",
     "REPLICAS",
     "TARGETS",
+    "WEIGHTS",
     "Converted",
     "Reach",
     "Setup",

@@ -36,7 +36,6 @@ SAID: Mapping[Work, str] = {
 NEEDED = {
     "tensor": "a plan that splits no weights: it only says how weights are split",
     "shard": "a plan that stores all parameters whole on every rank",
-    "expert": "a plan that splits no experts",
 }
 
 

@@ -36,26 +36,19 @@ SCHEDULES = {
 }
 OPTIMIZERS = {"adamw": "AdamW"}
 TYPES = ("float32", "bfloat16")
-_DENSE = Reach(
-    axes=(*REPLICAS, *WEIGHTS, "context"),
+_COMMON = Reach(
+    axes=(*REPLICAS, *WEIGHTS, *FOLDED, "expert", "context"),
     zeros=(0, 2, 3),
     near=(1, "selective"),
     optimizers=tuple(OPTIMIZERS),
 )
-# Experts lie on the ranks of shards, sequences and weights together.
-_EXPERTS = replace(
-    _DENSE, axes=(*REPLICAS, *FOLDED, "expert", "context"), needed=("expert", *FOLDED)
+REACH = (
+    _COMMON,
+    # Stages sum whole gradients and reduce them once a step.
+    replace(
+        _COMMON, zeros=(0, 1), near=(2, 3, "selective"), stages=(2, 0), schedules=tuple(SCHEDULES)
+    ),
 )
-
-
-def _staged(reach: Reach) -> Reach:
-    """The part with stages, which sum whole gradients and reduce them once a step."""
-    return replace(
-        reach, zeros=(0, 1), near=(2, 3, "selective"), stages=(2, 0), schedules=tuple(SCHEDULES)
-    )
-
-
-REACH = (_DENSE, _EXPERTS, _staged(_DENSE), _staged(_EXPERTS))
 
 
 def torchtitan(setup: Setup, version: str | None = None) -> Converted:
@@ -63,7 +56,7 @@ def torchtitan(setup: Setup, version: str | None = None) -> Converted:
     number = _number(version)
     toml = number is not None and number <= LAST_TOML
     more = [] if toml else _function_lacks(setup)
-    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), *more)
+    setup.refuse(TARGET, *setup.mixed(), *lacks(REACH, setup), *more, _parts_of_experts(setup))
     lost = [*setup.lost, *setup.minor(), *_losses(setup)]
     if toml:
         lost += _toml_losses(setup)
@@ -83,6 +76,16 @@ def torchtitan(setup: Setup, version: str | None = None) -> Converted:
     lost.append("the optimizer and its learning rate stay those of the configuration")
     in_samples = number is not None and number <= RELEASED
     return Converted(text=_function(setup, lost, in_samples=in_samples), lost=tuple(lost))
+
+
+def _parts_of_experts(setup: Setup) -> str:
+    """The complaint about experts that are split, and each of them, too.
+
+    They lie on the ranks of shards, sequences and weights together.
+    """
+    if setup.degree("expert") > 1 and setup.inside_experts > 1:
+        return f"weights of each expert over {setup.inside_experts} ranks beside split experts"
+    return ""
 
 
 def _converters(setup: Setup) -> dict[str, Mapping[str, object]]:

@@ -30,21 +30,15 @@ class Words:
     zero: Mapping[int, str] = field(default_factory=dict)
 
 
-_MEGATRON = Words(
-    zero={
-        1: "distributed optimizer",
-        2: "distributed optimizer",
-        3: "Megatron-FSDP (optim_grads_params)",
-    }
-)
+_SHARED = {1: "distributed optimizer", 2: "distributed optimizer"}
 _RESHARDED = {
     1: "reshard_after_forward=False",
     2: "reshard_after_forward=False",
     3: "reshard_after_forward=True",
 }
 WORDS: Mapping[str, Words] = {
-    "megatron": _MEGATRON,
-    "megatron-bridge": _MEGATRON,
+    "megatron": Words(zero={**_SHARED, 3: "torch FSDP2"}),
+    "megatron-bridge": Words(zero={**_SHARED, 3: "Megatron-FSDP (optim_grads_params)"}),
     "torchtitan": Words(replicas="dp_replicate", shards="dp_shard", zero=_RESHARDED),
     "fsdp2": Words(replicas="replicas", shards="fully_shard over", zero=_RESHARDED),
     "accelerate": Words(

@@ -25,7 +25,8 @@ class Configuration:
     devices that split the sequence, by the scheme `context_scheme`. `expert`: devices that split
     experts, and the batch too. `expert_tensor`: devices that split each expert (None: those that
     split tensors).
-    `stages`, `schedule`, `interleave`: of the pipeline. `batch`: the global batch; `micro_batch`:
+    `stages`, `schedule`, `interleave`: of the pipeline. `dealt`: the layers of each chunk, where
+    the file says so. `batch`: the global batch; `micro_batch`:
     samples of a device in a micro-batch; `local_batch`: samples of a device before gradients are
     reduced; both count where `micro_batches` is None. `recompute_modules`: those that a
     selective `recompute` names (none: as is best). `precision`: the recipe of products. `master`,
@@ -47,6 +48,7 @@ class Configuration:
     stages: int = 1
     schedule: str | None = None
     interleave: int = 1
+    dealt: tuple[int, ...] = ()
     batch: int | None = None
     sequence: int | None = None
     micro_batches: int | None = None

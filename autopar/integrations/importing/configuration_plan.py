@@ -201,13 +201,14 @@ def _cuts(configuration: Configuration, graph: Graph) -> tuple[range, ...] | Non
     None where names number no layers.
     """
     places = _between_layers(graph)
-    # Only Megatron's files deal out layers by number.
-    if not configuration.arguments or not places:
-        return places or None
     layers = len(places) + 1
-    chunks = configuration.stages * configuration.interleave
-    letters = layout_of(configuration, layers) or even(layers, chunks)
-    counts = [chunk.count("t") for chunk in letters]
+    counts = configuration.dealt
+    if configuration.arguments and places:
+        chunks = configuration.stages * configuration.interleave
+        letters = layout_of(configuration, layers) or even(layers, chunks)
+        counts = tuple(chunk.count("t") for chunk in letters)
+    if not counts or not places:
+        return places or None
     if sum(counts) != layers:
         return places
     return cuts_between(graph, counts)

@@ -6,6 +6,7 @@ objects, and since August a micro-batch is counted in tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ CONVERTERS = {
 }
 """Our recipe for each class of converters."""
 OPTIMIZERS = {"default_adamw": "AdamW", "default_muon": "Muon"}
+_LAYER = re.compile(r"layers\.\d+$")
 _TOKENS = ("num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step")
 _IGNORED = {
     "disable_cuda_graphs",
@@ -65,19 +67,31 @@ def read_registry(path: Path, text: str, given: Mapping[str, str]) -> Configurat
             del table[name]
     data["activation_checkpoint"] = {"mode": _recompute(record)}
     data["optimizer"] = {"name": _optimizer(record)}
-    lost = _losses(read, layout, offloads=offloads)
     made = read_torchtitan(data)
+    dealt = _dealt(layout, made.stages)
+    lost = _losses(read, () if dealt else layout, offloads=offloads)
     return replace(
         made,
+        dealt=dealt,
+        interleave=len(dealt) // made.stages if dealt else made.interleave,
         precision=_precision(record, lost),
         sequence_parallel=made.sequence_parallel and bool(rows),
         lost=(*made.lost, *lost),
     )
 
 
+def _dealt(layout: object, stages: int) -> tuple[int, ...]:
+    """The number of layers of each chunk; () where they are no lists of modules for each stage."""
+    if not isinstance(layout, list) or not layout or len(layout) % stages:
+        return ()
+    if not all(isinstance(part, list) for part in layout):
+        return ()
+    return tuple(sum(_LAYER.match(str(name)) is not None for name in part) for part in layout)
+
+
 def _losses(read: Configured, layout: object, *, offloads: bool) -> list[str]:
     lost = []
-    if layout is not None:
+    if layout:
         lost.append("module_fqns_per_model_part: layers are cut into stages by the search")
     if offloads:
         lost += left_out(["enable_cpu_offload"])

@@ -24,7 +24,7 @@ def test_every_target_has_words() -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("megatron", "TP 2, DP 2, Megatron-FSDP (optim_grads_params)"),
+        ("megatron-bridge", "TP 2, DP 2, Megatron-FSDP (optim_grads_params)"),
         ("torchtitan@0.2", "TP 2, dp_shard 2, reshard_after_forward=True"),
         ("transformers", "tp_size 2, fsdp_size 2, free_full_weight"),
         ("deepspeed", "autotp_size 2, DP 2, ZeRO stage 3"),
