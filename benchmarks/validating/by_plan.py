@@ -12,8 +12,10 @@ from autopar.costmodel.known import Shape
 from autopar.costmodel.known.transformer import transformer
 from autopar.integrations.importing.configuration import Configuration as Imported
 from autopar.integrations.importing.configuration_plan import cuts_between, scheme_text
+from autopar.ir import Graph
 from autopar.model import LoadedModel
 from autopar.plan import Plan
+from autopar.planning.model.recompute import modules_of
 from autopar.planning.model.request import WITHOUT_LIMIT
 from autopar.raising import raised
 
@@ -37,7 +39,7 @@ def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = ""
         "memory": WITHOUT_LIMIT,
         "stages": c.pipeline,
         "micro_batches": c.micro_batches,
-        "recompute": c.recompute,
+        "recompute": _recompute(c, graph),
         "offload": "none",
     }
     if scheme := _scheme(c):
@@ -51,6 +53,15 @@ def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = ""
         asked["cuts"] = cuts_between(graph, layers_of_chunks(shape, c, parameters))
     model = LoadedModel(graph=graph, source=graph, dtype=c.dtype)
     return plan_loaded(model, **asked).plan
+
+
+def _recompute(c: Configuration, graph: Graph) -> str:
+    """The mode of recompute, as the framework means it."""
+    if c.recompute != "selective":
+        return c.recompute
+    if c.habits.saved_outputs:
+        return "alternate"
+    return ",".join(modules_of(graph, ["core_attn"])) or "selective"
 
 
 def _scheme(c: Configuration) -> str:

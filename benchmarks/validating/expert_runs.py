@@ -121,7 +121,9 @@ def known_run(configuration: Configuration, shape: Shape, devices: int) -> Known
 
 def _dispatcher(given: Mapping[str, str]) -> tuple[str, int]:
     # Of one without a price the nearest stands for it.
-    name, argument, default = DISPATCHERS.get(dispatcher_of(given), DISPATCHERS["alltoall"])
+    backend = given.get("moe-flex-dispatcher-backend", "deepep")
+    kind = backend if dispatcher_of(given) == "node" else "alltoall"
+    name, argument, default = DISPATCHERS[kind]
     return name, number("megatron", given, argument, default) or default
 
 

@@ -101,7 +101,7 @@ def test_a_plan_describes_itself(made: tuple[str, str]) -> None:
     plan = Plan.load(made[1])
     text = plan.summary()
     assert (
-        text.startswith("cluster dgx-h100\nframework autopar: ")
+        text.startswith("cluster dgx-h100\ntarget autopar: ")
         and "\nmodel perceptrons" in text
         and "step " in text
         and "memory " in text

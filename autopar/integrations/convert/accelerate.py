@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .reach import Reach, lacks
+from .reach import PARTLY, Reach, lacks
 from .setup import Converted, Setup
 
 TARGET = "accelerate"
@@ -19,7 +19,7 @@ REACH = (
     Reach(axes=("tensor",), zeros=(0,)),
     Reach(axes=("data",), zeros=(0,)),
     # While micro-batches are added up gradients stay whole, and are reduced once.
-    Reach(axes=SHARDED, needed=("shard",), zeros=(1, 3), near=(2, "selective")),
+    Reach(axes=SHARDED, needed=("shard",), zeros=(1, 3), near=(2, *PARTLY)),
 )
 
 
@@ -80,5 +80,5 @@ def _losses(setup: Setup) -> Iterable[str]:
         yield "gradients are added up whole and reduced once a step (ZeRO 1)"
     if setup.recompute != "none" and setup.shards == 1:
         yield f"recompute ({setup.recompute}) is left to torch.utils.checkpoint"
-    elif setup.recompute == "selective":
+    elif setup.recompute in PARTLY:
         yield "whole layers are recomputed; the plan recomputes a part"

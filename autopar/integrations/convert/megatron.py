@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from autopar.order import schedules
 
 from .precisions import words_of
-from .reach import FOLDED, REPLICAS, WEIGHTS, Reach, lacks
+from .reach import FOLDED, PARTLY, REPLICAS, WEIGHTS, Reach, lacks
 from .setup import UNMERGED, Converted, Setup
 from .stage_layers import StageLayers, stage_layers
 
@@ -32,7 +32,7 @@ REACH = (
         axes=(*REPLICAS, *WEIGHTS, *FOLDED, "expert", "context", "ulysses"),
         zeros=(0, 1),
         # The distributed optimizer is the nearest to ZeRO 2.
-        near=(2, "selective"),
+        near=(2, *PARTLY),
         stages=(1, 0),
         schedules=SCHEDULES,
         # It merges passes of several chunks a stage alone, which no search is told.
@@ -83,7 +83,7 @@ def losses(setup: Setup) -> Iterable[str]:
         yield from layout.moved()
     elif setup.stages > 1:
         yield "layers are cut into stages of equal numbers: the plan's names do not number them"
-    if setup.recompute == "selective":
+    if setup.recompute in ("selective", "alternate"):
         yield "its selective recompute makes the attention again, not what the plan names"
 
 
@@ -182,7 +182,7 @@ def _flags(setup: Setup) -> Iterable[str]:
         yield "--moe-grouped-gemm"
     if setup.plan.schedule.overlap_experts:
         yield "--overlap-moe-expert-parallel-comm"
-    if setup.recompute == "selective":
+    if setup.recompute in PARTLY:
         yield "--recompute-activations"
     if dtype := setup.parameter_type(TYPES):
         yield TYPES[dtype]

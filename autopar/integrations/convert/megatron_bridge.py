@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .megatron import REACH as MEGATRON
 from .megatron import habits, letters, losses
 from .precisions import words_of
-from .reach import FOLDED, WEIGHTS, Reach, lacks
+from .reach import FOLDED, PARTLY, WEIGHTS, Reach, lacks
 from .setup import Converted, Setup
 from .stage_layers import stage_layers
 
@@ -77,11 +77,12 @@ def _precision(setup: Setup) -> str:
 
 
 def _recomputed(setup: Setup) -> Iterable[tuple[str, object]]:
-    granularity = None if setup.recompute == "none" else setup.recompute
+    partly = setup.recompute in PARTLY
+    granularity = None if setup.recompute == "none" else "selective" if partly else "full"
     yield "model.recompute_granularity", granularity
     yield "model.recompute_method", "uniform" if setup.recompute == "full" else None
     yield "model.recompute_num_layers", 1 if setup.recompute == "full" else None
-    if setup.recompute == "selective":
+    if partly:
         yield "model.recompute_modules", ["core_attn"]
 
 

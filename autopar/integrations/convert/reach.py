@@ -24,6 +24,8 @@ FOLDED = ("tensor-ep", "tensor-sp-ep")
 """Weights are split, and whole experts lie on the same ranks."""
 KINDS = (("data",), ("shard",), ("expert",), ("context", "ulysses"), (*WEIGHTS, *FOLDED))
 """Kinds of mesh axes with their names, the outermost first, as the targets place ranks."""
+PARTLY = ("selective", "alternate", "core_attn")
+"""Recomputes of parts of a layer."""
 REPLICAS = ("data", "shard")
 SAID: Mapping[Work, str] = {
     "data": "replicas",
@@ -57,7 +59,7 @@ class Reach:
     needed: tuple[str, ...] = ()
     zeros: tuple[int, ...] = (0, 1, 2, 3)
     recomputes: tuple[str, ...] = ("none", "full")
-    near: tuple[int | str, ...] = ("selective",)
+    near: tuple[int | str, ...] = PARTLY
     stages: tuple[int, int] = (1, 1)
     whole_layers: bool = True
     schedules: tuple[str, ...] = ()

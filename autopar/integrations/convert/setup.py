@@ -19,6 +19,7 @@ from autopar.costmodel.frameworks import (
 )
 from autopar.errors import UsageError
 from autopar.ir.dtype import HALVES
+from autopar.ir.recipes import ATTENTIONS, VIEWS
 from autopar.plan import Plan
 from autopar.plan_checks import require_consistent
 from autopar.plan_parts import OperatorPlan
@@ -31,7 +32,7 @@ from .axis_work import WORDS, AxisWork, Work, axis_work, is_product, is_split, p
 from .costs import bytes_of, elements
 from .splittable import Owners, Splittable
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "alternate", "core_attn", "full"]
 NORMS = ("aten.layer_norm.default", "aten.rms_norm.default", "aten.mul.Tensor")
 """Operators that scale values [batch, sequence, features] by a weight of the features."""
 IMAGE_DIMS = 4
@@ -268,7 +269,18 @@ def _recompute(plan: Plan) -> Recompute:
     recomputed = sum(map(len, plan.schedule.recompute))
     if not recomputed:
         return "none"
-    return "full" if recomputed >= MOST * len(plan.operators) else "selective"
+    if recomputed >= MOST * len(plan.operators):
+        return "full"
+    again = [plan.operators[name] for names in plan.schedule.recompute for name in names]
+    if all(operator.kind in ATTENTIONS | VIEWS for operator in again):
+        return "core_attn"
+    weights = {name for name, one in plan.parameters.items() if len(one.shape) > 1}
+    products = [
+        operator
+        for operator in again
+        if is_product(operator) and any(name in weights for name, _ in operator.inputs)
+    ]
+    return "alternate" if products else "selective"
 
 
 def _between_sequences(plan: Plan, index: int) -> bool:

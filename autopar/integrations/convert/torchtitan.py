@@ -36,17 +36,21 @@ SCHEDULES = {
 }
 OPTIMIZERS = {"adamw": "AdamW"}
 TYPES = ("float32", "bfloat16")
+SELECTIVE = ("selective", "core_attn")
+"""What becomes its own selective recompute, which is the plan's "alternate"."""
+RECOMPUTES = {"none": "None", "full": "FullAC.Config()"}
 _COMMON = Reach(
     axes=(*REPLICAS, *WEIGHTS, *FOLDED, "expert", "context"),
     zeros=(0, 2, 3),
-    near=(1, "selective"),
+    recomputes=("none", "alternate", "full"),
+    near=(1, *SELECTIVE),
     optimizers=tuple(OPTIMIZERS),
 )
 REACH = (
     _COMMON,
     # Stages sum whole gradients and reduce them once a step.
     replace(
-        _COMMON, zeros=(0, 1), near=(2, 3, "selective"), stages=(2, 0), schedules=tuple(SCHEDULES)
+        _COMMON, zeros=(0, 1), near=(2, 3, *SELECTIVE), stages=(2, 0), schedules=tuple(SCHEDULES)
     ),
 )
 
@@ -63,7 +67,9 @@ def torchtitan(setup: Setup, version: str | None = None) -> Converted:
         sections: dict[str, Mapping[str, object]] = {
             "training": _training(setup),
             "parallelism": _parallelism(setup, HEAD_0_2) | _of_0_2(setup),
-            "activation_checkpoint": {"mode": setup.recompute},
+            "activation_checkpoint": {
+                "mode": setup.recompute if setup.recompute in RECOMPUTES else "selective"
+            },
             "optimizer": {"name": OPTIMIZERS[setup.plan.model.optimizer]},
             **_converters(setup),
         }
@@ -136,7 +142,7 @@ def _function_lacks(setup: Setup) -> Iterable[str]:
 
 def _losses(setup: Setup) -> Iterable[str]:
     """Sentences on parts of a plan that become something else."""
-    if setup.recompute == "selective":
+    if setup.recompute in SELECTIVE:
         yield "its selective recompute keeps other operators than the plan"
     if (layout := stage_layers(setup.plan)) is not None:
         yield from layout.moved()
@@ -249,8 +255,7 @@ def _function(setup: Setup, lost: Sequence[str], *, in_samples: bool) -> str:
             parallelism["num_pp_microbatches"] = setup.plan.schedule.micro_batches
     set_to = [f"    config.training.{key} = {value!r}" for key, value in training.items()]
     set_to += [f"    config.parallelism.{key} = {value!r}" for key, value in parallelism.items()]
-    recompute = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}
-    checkpoint = recompute[setup.recompute]
+    checkpoint = RECOMPUTES.get(setup.recompute, "SelectiveAC.Config()")
     wanted = checkpoint.partition(".")[0]
     imported = f"from torchtitan.distributed.activation_checkpoint import {wanted}\n"
     return _FILE.format(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from .fsdp2 import precision_of, units_of
 from .linears import splits_of
-from .reach import REPLICAS, Reach, lacks
+from .reach import PARTLY, REPLICAS, Reach, lacks
 from .setup import Converted, Setup
 from .splittable import BY_STYLE
 from .styles import splits_lack, style_of
@@ -24,7 +24,7 @@ REACH = (
         axes=(*REPLICAS, "tensor"),
         needed=("shard",),
         zeros=(2, 3),
-        near=(1, "selective"),
+        near=(1, *PARTLY),
         weights=BY_STYLE,
     ),
 )

@@ -275,8 +275,8 @@ def _recompute(options: Mapping[str, str]) -> str:
 
 
 def _modules(options: Mapping[str, str], lost: list[str]) -> tuple[str, ...]:
-    """The modules of selective recompute that a plan has, too."""
-    named = options.get("recompute-modules", "").split()
+    """The modules of selective recompute that a plan has, too; by default attention's core."""
+    named = options.get("recompute-modules", "core_attn").split()
     for name in named:
         if name not in MODULES:
             raise UsageError(unknown("recompute module", name, MODULES))

@@ -26,7 +26,7 @@ SCHEDULES = {
     if name
 }
 """Schedules by torchtitan's name in lower case."""
-MODES = {"none": "none", "selective": "selective", "full": "full", "memory_budget": None}
+MODES = {"none": "none", "selective": "alternate", "full": "full", "memory_budget": None}
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "muon": "muon"}
 CONVERTERS: Mapping[str, str] = {
     written: name

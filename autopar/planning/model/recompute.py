@@ -4,11 +4,15 @@
     selective   stretches of a layer without a product with a weight, which cost most to repeat: so
                 norms, activation functions, attention's core
     full        whole layers
+    alternate   whole layers, but for attention's core and every second product with a weight: what
+                torchtitan's SelectiveAC saves (pytorch/torchtitan@b5bcd76c66,
+                torchtitan/distributed/activation_checkpoint.py)
     modules     stretches of the named modules, as in "core_attn,mlp"
 
-Modules have the names of Megatron-Core (NVIDIA/Megatron-LM@d98e8a64,
-megatron/core/transformer/transformer_config.py, recompute_modules). A module is found by the path
-of PyTorch's modules in the names of its operators.
+A search tries the first three, and for a target what that has. Modules have the names of
+Megatron-Core (NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/transformer_config.py,
+recompute_modules). A module is found by the path of PyTorch's modules in the names of its
+operators.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from autopar.sharding.rules.experts import EXPERTS
 from .folding import Run, find_runs
 
 RECOMPUTES = ("none", "selective", "full")
+ALTERNATE = "alternate"
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 """Megatron's `moe_act` is missing: calls inside an expert are one operator with its products."""
 
@@ -41,12 +46,12 @@ def read_recompute(text: str) -> tuple[str, ...]:
     >>> read_recompute("core_attn,mlp")
     ('core_attn', 'mlp')
     """
-    if text in RECOMPUTES:
+    if text in (*RECOMPUTES, ALTERNATE):
         return (text,)
     names = tuple(text.split(","))
     for name in names:
         if name not in MODULES:
-            raise UsageError(unknown("recompute", name, (*RECOMPUTES, *MODULES)))
+            raise UsageError(unknown("recompute", name, (*RECOMPUTES, ALTERNATE, *MODULES)))
     return names
 
 
@@ -71,7 +76,7 @@ def stretches(graph: Graph, runs: Sequence[Run], recompute: str) -> Iterator[Str
     cold = preamble(graph)
     wanted = read_recompute(recompute)
     # A module may be in some layers only, as experts behind dense ones.
-    missing = set(wanted) - set(RECOMPUTES)
+    missing = set(wanted) - {*RECOMPUTES, ALTERNATE}
     for number, run in enumerate(runs):
         for layer in run.segments():
             operators = [graph.operators[index] for index in layer]
@@ -125,6 +130,18 @@ def _all(graph: Graph, operators: Sequence[Operator]) -> list[bool]:
 
 def _between_weights(graph: Graph, operators: Sequence[Operator]) -> list[bool]:
     return [not _multiplies(graph, operator, weights=True) for operator in operators]
+
+
+def _alternate(graph: Graph, operators: Sequence[Operator]) -> list[bool]:
+    """All but products of values, layers of experts, and the first, third, ... other product."""
+    repeated = []
+    products = 0
+    for operator in operators:
+        weighs = operator.kind != EXPERTS and _multiplies(graph, operator, weights=True)
+        products += weighs
+        others = operator.kind == EXPERTS or _multiplies(graph, operator, weights=False)
+        repeated.append(not others and not (weighs and products % 2))
+    return repeated
 
 
 def _core(graph: Graph, operators: Sequence[Operator]) -> list[bool]:
@@ -187,6 +204,7 @@ def _shared(graph: Graph, operators: Sequence[Operator]) -> list[bool]:
 _CHOICES: dict[str, Choice] = {
     "selective": _between_weights,
     "full": _all,
+    ALTERNATE: _alternate,
     "core_attn": _core,
     "layernorm": _norms,
     "mla_up_proj": _latent,
@@ -198,7 +216,7 @@ _CHOICES: dict[str, Choice] = {
 
 def _path(operator: Operator) -> list[str]:
     """The modules around an operator, outermost first."""
-    path, _, _ = operator.name.rpartition("/")
+    path, _, _ = operator.name.rpartition("/" if "/" in operator.name else ".")
     return re.split(r"[./]", path) if path else []
 
 

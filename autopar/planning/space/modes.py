@@ -34,5 +34,5 @@ def recomputes_of(folded: FoldedModel, request: Request) -> list[str]:
     if not request.train or not folded.runs:
         return ["none"]
     said = request.space.recomputes if request.space is not None else RECOMPUTES
-    others = (mode for mode in RECOMPUTES[1:] if mode in said)
+    others = (mode for mode in said if mode != "none")
     return ["none", *(mode for mode in others if folded.segments(mode, short=True))]

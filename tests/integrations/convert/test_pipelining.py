@@ -241,7 +241,7 @@ def _inferred(data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (_recomputed, r"recompute \(selective\)"),
+        (_recomputed, r"recompute \(alternate\)"),
         (_hosted, "optimizer state in host memory"),
         (_short, "1f1b with 1 micro-batches on 2 stages"),
         (_inferred, "inference"),

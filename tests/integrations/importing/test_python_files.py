@@ -45,7 +45,7 @@ REGISTRIES: dict[str, tuple[str, dict[str, Any]]] = {
             f"return Trainer.Config(training={TOKENS},\n"
             "parallelism=ParallelismConfig(tensor_parallel_degree=8, context_parallel_degree=2))"
         ),
-        {"tensor": 8, "context": 2, "sequence_parallel": True, "recompute": "selective"},
+        {"tensor": 8, "context": 2, "sequence_parallel": True, "recompute": "alternate"},
     ),
     "llama3 405b: converters": (
         registry(

@@ -145,7 +145,7 @@ def test_modules_have_the_operators_of_their_names() -> None:
 
 @pytest.mark.parametrize("text", ["moe_act", "core_attn,", "most", "full,mlp"])
 def test_an_unknown_word_lists_the_known_ones(text: str) -> None:
-    with pytest.raises(UsageError, match="valid are none, selective, full, core_attn"):
+    with pytest.raises(UsageError, match="valid are none, selective, full, alternate, core_attn"):
         read_recompute(text)
 
 
@@ -227,3 +227,12 @@ def test_collectives_that_are_recomputed_count_as_communication(model: str, sche
     assert slow.moved.sum() > 2 * fast.moved.sum()
     computed = [one.forward + one.backward - one.moved for one in (fast, slow)]
     assert computed[0] == pytest.approx(computed[1], rel=1e-6)
+
+
+def test_every_second_product_is_saved() -> None:
+    """torchtitan saves q, v, gate and down of q, k, v, o, gate, up and down, and attention."""
+    again = operators_of("dense", "alternate", 1)
+    products = [name for name in again if name.endswith("/linear")]
+    assert [name.split("/")[0].split(".")[1][0] for name in products] == ["k", "o", "u"]
+    assert not any("scaled_dot_product" in name for name in again)
+    assert any("norm" in name for name in again)
