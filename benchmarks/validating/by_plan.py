@@ -30,16 +30,13 @@ def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = ""
 
     `name`: of the framework. Raises as `autopar.plan` does.
     """
-    here = cluster.sized(c.devices)
-    kernels = replace(own_kernels(shape, c), wide_loss=LOSSES[c.habits.loss].wide)
-    spelled = transformer(shape, batch=c.global_batch, dtype=c.dtype, kernels=kernels).graph
-    graph = raised(spelled)
+    model = _model(shape, c)
     asked: dict[str, Any] = {
-        "cluster": here.run_by(Framework(name=name, habits=c.habits, kernels=c.kernels)),
+        "cluster": _cluster(c, cluster, name),
         "memory": WITHOUT_LIMIT,
         "stages": c.pipeline,
         "micro_batches": c.micro_batches,
-        "recompute": _recompute(c, graph),
+        "recompute": _recompute(c, model.graph),
         "offload": "none",
     }
     if scheme := _scheme(c):
@@ -49,10 +46,30 @@ def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = ""
     if c.interleave > 1:
         asked["interleave"] = c.interleave
     if c.pipeline > 1:
-        parameters = {part: one.parameters for part, one in parts_of(shape, c, here).items()}
-        asked["cuts"] = cuts_between(graph, layers_of_chunks(shape, c, parameters))
-    model = LoadedModel(graph=graph, source=graph, dtype=c.dtype)
+        parts = parts_of(shape, c, cluster.sized(c.devices))
+        parameters = {name: one.parameters for name, one in parts.items()}
+        asked["cuts"] = cuts_between(model.graph, layers_of_chunks(shape, c, parameters))
     return plan_loaded(model, **asked).plan
+
+
+def free_plan_of_run(
+    shape: Shape, c: Configuration, cluster: Cluster, name: str = "", *, seconds: float
+) -> Plan:
+    """The best plan of a run's model, batch and devices for its framework, within CPU seconds."""
+    here = _cluster(c, cluster, name)
+    return plan_loaded(_model(shape, c), cluster=here, memory=WITHOUT_LIMIT, seconds=seconds).plan
+
+
+def _model(shape: Shape, c: Configuration) -> LoadedModel:
+    kernels = replace(own_kernels(shape, c), wide_loss=LOSSES[c.habits.loss].wide)
+    spelled = transformer(shape, batch=c.global_batch, dtype=c.dtype, kernels=kernels).graph
+    graph = raised(spelled)
+    return LoadedModel(graph=graph, source=graph, dtype=c.dtype)
+
+
+def _cluster(c: Configuration, cluster: Cluster, name: str) -> Cluster:
+    work = Framework(name=name, habits=c.habits, kernels=c.kernels)
+    return cluster.sized(c.devices).run_by(work)
 
 
 def _recompute(c: Configuration, graph: Graph) -> str:
