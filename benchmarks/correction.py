@@ -34,7 +34,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autopar.analysis.program.account import has_account
 from autopar.analysis.searches.plan_tables import tables_of_plan, work_of_plan
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError, NoPlanFits
 from autopar.ir import Graph
 from autopar.plan import Plan
@@ -53,6 +52,7 @@ from autopar.search import Solution, condition, solve
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import format_layout
 from benchmarks.searching.models import Model, llama3_8b, public, quiet, shaped
+from benchmarks.validating.known.shape import Shape
 
 GPT2 = Shape(
     layers=12,

@@ -29,8 +29,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.costmodel import Cluster, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
@@ -40,6 +38,8 @@ from autopar.schemes import Named, scheme_named, scheme_of
 from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import Analysis, analyse
 from benchmarks.searching.models import llama3_8b, quiet
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 BERT = Shape(
     layers=24,

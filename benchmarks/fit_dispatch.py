@@ -1,4 +1,4 @@
-"""Fits the kernels of `costmodel/collectives/dispatch.py` to measured ones of DeepEP.
+"""Fits the kernels of `benchmarks/validating/summed/dispatch.py` to measured ones of DeepEP.
 
 `--data DIR` holds files moe_a2a_DEVICE.csv.gz with the columns nodes, gpus, tokens_per_rank,
 hidden, topk, experts, sms, dispatch_s, combine_s (and _notify_s), trap. Constants of one node are
@@ -24,8 +24,8 @@ from scipy.optimize import nnls
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from autopar.costmodel.collectives.dispatch import LINK, NETWORK
 from autopar.sharding.communication import domains_of_a_token
+from benchmarks.validating.summed.dispatch import LINK, NETWORK
 
 Floats = NDArray[np.float64]
 LINKS: Mapping[str, float] = {

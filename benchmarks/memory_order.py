@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.analysis.searches.side_by_side import side_by_side
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits
 from autopar.ir import Graph
 from autopar.planning.model.request import WITHOUT_LIMIT, Request
 from autopar.planning.planner import folded_of, search_plan
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SLOWER = 1e-2
 """The share by which a plan of more memory may be slower."""

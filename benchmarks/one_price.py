@@ -23,11 +23,11 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.known import Shape
 from autopar.errors import AutoparError
 from autopar.plan import Plan
 from benchmarks.validating import steps
 from benchmarks.validating.by_plan import plan_of_run
+from benchmarks.validating.known import Shape
 from benchmarks.validating.missing import Missing
 from benchmarks.validating.rows import Row, Run, read_tables, thinned, training_rows
 from benchmarks.validating.summed import Configuration, Priced

@@ -34,8 +34,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
@@ -46,6 +44,8 @@ from autopar.schemes import SCHEMES, scheme_named, stages_of
 from autopar.schemes.pinning import pinned
 from autopar.search import SEARCHES
 from autopar.sharding.analysis import Analysis, analyse
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SLOWER = 1.01
 """By how much a plan may be slower that ought not to be.

@@ -233,16 +233,3 @@ def test_importing_autopar_is_cheap() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_planning_imports_no_known_configurations() -> None:
-    program = (
-        "import sys\n"
-        "import autopar.api, autopar.cli.entry\n"
-        "from autopar.report import plan_output\n"
-        "assert 'autopar.costmodel.known' not in sys.modules"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

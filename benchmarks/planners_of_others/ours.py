@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from autopar.costmodel.known.shape import Latent, Shape
 from benchmarks.planners_of_others.programs.llama_of_autoparallel import LLAMA
 from benchmarks.searching.models import llama3_8b
+from benchmarks.validating.known.shape import Latent, Shape
 
 GIB = 2**30
 
@@ -115,10 +115,10 @@ def step(case: Case, checkout: Path) -> float:
 def of_shape(case: Case, shape: Shape) -> float:
     """The plan of a model made from its sizes."""
     from autopar.costmodel import load_cluster
-    from autopar.costmodel.known.transformer import transformer
     from autopar.planning.model.request import Request
     from autopar.planning.planner import search_plan
     from autopar.schemes.pinning import stage_mesh
+    from benchmarks.validating.known.transformer import transformer
 
     cluster = load_cluster(case.cluster).sized(case.devices)
     request = Request(cluster=cluster, memory=case.memory)

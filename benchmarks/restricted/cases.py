@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Latent, Shape, StateSpace
-from autopar.costmodel.known.transformer import transformer
 from autopar.ir import Graph
 from autopar.planning.model.request import WITHOUT_LIMIT, Request
 from autopar.planning.planner import search_plan
 from benchmarks.searching import models
+from benchmarks.validating.known.shape import Latent, Shape, StateSpace
+from benchmarks.validating.known.transformer import transformer
 
 BERT = Shape(
     layers=2,

@@ -20,8 +20,6 @@ from types import ModuleType
 from typing import Any
 
 from autopar.costmodel import bind_axes, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.errors import UsageError
 from autopar.ir import Graph
@@ -31,6 +29,8 @@ from autopar.planning.tables.build import build_tables
 from autopar.search import CostGraph
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 CLUSTER = "dgx-h100"
 MODULE = "public_models.py"

@@ -8,8 +8,6 @@ from typing import Any
 from autopar.api import plan_loaded
 from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import LOSSES, Framework
-from autopar.costmodel.known import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.integrations.importing.configuration import Configuration as Imported
 from autopar.integrations.importing.configuration_plan import cuts_between, scheme_text
 from autopar.ir import Graph
@@ -18,6 +16,8 @@ from autopar.plan import Plan
 from autopar.planning.model.recompute import modules_of
 from autopar.planning.model.request import WITHOUT_LIMIT
 from autopar.raising import raised
+from benchmarks.validating.known import Shape
+from benchmarks.validating.known.transformer import transformer
 
 from .summed import Configuration
 from .summed.analysed_graphs import own_kernels

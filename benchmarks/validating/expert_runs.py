@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.known import Shape
 from autopar.errors import UsageError
 from autopar.integrations.importing.configuration import Configuration, number
 from autopar.integrations.importing.megatron import read_megatron
@@ -22,6 +21,7 @@ from autopar.integrations.importing.megatron_framework import (
     megatron_framework,
     schedule_of,
 )
+from benchmarks.validating.known import Shape
 from benchmarks.validating.summed import Configuration as Known
 from benchmarks.validating.summed import Priced, price
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import Framework, framework_named
-from autopar.costmodel.known.pipeline_layout import chunks_of
-from autopar.costmodel.known.shape import Latent, Shape
+from autopar.integrations.importing.pipeline_layout import chunks_of
+from benchmarks.validating.known.shape import Latent, Shape
 from benchmarks.validating.summed.configuration import Configuration
 from benchmarks.validating.summed.priced_step import price
 

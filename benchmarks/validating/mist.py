@@ -18,7 +18,7 @@ from itertools import chain, repeat
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import framework_named
-from autopar.costmodel.known import Shape
+from benchmarks.validating.known import Shape
 from benchmarks.validating.summed import Configuration, Priced
 
 from .machines import cluster_of, locked, unlocked

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autopar.costmodel import Cluster
 from autopar.costmodel.calibration.run_kinds import run_kind
 from autopar.costmodel.device.device import TF32
-from autopar.costmodel.known import Shape
+from benchmarks.validating.known import Shape
 from benchmarks.validating.summed import Configuration, Priced, price
 
 from .scores import Sample

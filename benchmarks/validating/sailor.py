@@ -21,7 +21,7 @@ from autopar.costmodel.cluster.level import Level
 from autopar.costmodel.cluster.measured_collectives import Curve, Measured
 from autopar.costmodel.device.device import TF32
 from autopar.costmodel.frameworks import Framework, framework_named
-from autopar.costmodel.known import Shape
+from benchmarks.validating.known import Shape
 from benchmarks.validating.summed import Configuration
 
 from .missing import Missing

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.costmodel.frameworks import Framework
-from autopar.costmodel.known.shape import PATTERN, Latent, Shape, StateSpace
+from benchmarks.validating.known.shape import PATTERN, Latent, Shape, StateSpace
 
 from .missing import Missing
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.costmodel import Cluster
-from autopar.costmodel.collectives.dispatch import SMS
 from autopar.costmodel.frameworks import Framework, Habits, Kernels, framework_named
-from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
+from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.summed.configuration import RECOMPUTE, Configuration
+from benchmarks.validating.summed.dispatch import SMS
 from benchmarks.validating.summed.priced_step import Priced, price
 
 from .facts import precision_of

@@ -23,8 +23,8 @@ from typing import TypeVar
 
 from autopar.costmodel.calibration.run_kinds import run_kind
 from autopar.costmodel.device.device import TF32
-from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError
+from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.summed.priced_step import Priced
 
 from .facts import open_facts, others, precision_of

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.cluster.level import ALONE
 from autopar.costmodel.cluster.stage_messages import crossing
-from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.memory.stage_occupancy import occupied
 from autopar.errors import UsageError
 from autopar.order.schedules import in_flight, step_seconds
 from autopar.order.times import Times
+from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.summed.configuration import Configuration
 from benchmarks.validating.summed.part_figures import places_of
 from benchmarks.validating.summed.priced_step import Priced

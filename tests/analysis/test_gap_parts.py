@@ -17,8 +17,6 @@ from autopar.analysis.searches.gap_parts import (
     gap_parts,
 )
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.plan import Plan
 from autopar.planning.model.request import Request
@@ -27,6 +25,8 @@ from autopar.report.explain.explanation import Explained
 from autopar.report.explain.gap import MEANINGS, gap_json, gap_parts_told
 from autopar.report.printing import Table
 from autopar.sharding.analysis import analyse
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 CLUSTER = load_cluster("dgx-h100").sized(4)
 GRAPH = transformer(

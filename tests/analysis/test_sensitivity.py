@@ -9,8 +9,6 @@ import pytest
 
 from autopar.analysis.searches.sensitivity import CLOSE, STRIDE, Flip, Sensitivity, scaled_links
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.ir import Graph
 from autopar.plan import Plan
@@ -18,6 +16,8 @@ from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.schemes import scheme_of
 from autopar.sharding.analysis import analyse
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(layers=1, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=2048, sequence=256)
 

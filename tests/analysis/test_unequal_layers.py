@@ -9,12 +9,12 @@ import pytest
 
 from autopar.analysis.program.unequal_layers import unequal_lines
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.plan import Plan
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.sharding.analysis import Analysis, analyse
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(
     layers=6, hidden=256, heads=4, kv_heads=4, ffn=1024, vocab=512, sequence=64, dropout=False

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.model.request import Request
 from autopar.schemes import Named
 from autopar.schemes.wording import Factor
 from benchmarks import correction, experts, measured_order
 from benchmarks.measured_order import Row
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SMALL = Shape(
     layers=2, hidden=256, heads=4, kv_heads=4, ffn=1024, vocab=1024, sequence=128, dropout=False

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from autopar.costmodel.known.shape import Shape
 from autopar.errors import AutoparError, UsageError
 from benchmarks.validating.groups import collective_groups
+from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.layers import layer_groups
 from benchmarks.validating.missing import Missing
 from benchmarks.validating.plots import plot, write_plots

@@ -8,8 +8,6 @@ from torch import nn
 
 import autopar
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.plan import Plan
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
@@ -19,6 +17,8 @@ from autopar.runtime.launch import run_ranks
 from autopar.runtime.ranks.world import World
 from autopar.sharding.analysis import analyse
 from benchmarks.tracked_memory import fake_world
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.runtime.tied_blocks import tied_blocks, tokens
 
 

@@ -14,8 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import PlanError
 from autopar.ir import Role
 from autopar.order.actions import Action, Word
@@ -29,6 +27,8 @@ from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Assignment, Collective, Compute, Program, Redistribute
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import Schedule
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(
     layers=2, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=96, sequence=16, dropout=False

@@ -14,8 +14,6 @@ from types import MappingProxyType
 import pytest
 from torch import Tensor, nn
 
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import PlanError
 from autopar.ir import Graph, Role
 from autopar.order.actions import Word
@@ -32,6 +30,8 @@ from autopar.sharding.program import Assignment, Compute, Program, Redistribute
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.rules import without_parameters
 from autopar.sharding.schedule import PLAIN, Schedule
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.order.order_checks import check_order
 from tests.sharding.assigned import graph_of
 

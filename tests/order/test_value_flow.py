@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.order.actions import Word
 from autopar.order.scheduled import scheduled
 from autopar.order.units import Mode, sources_of
@@ -19,6 +17,8 @@ from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Program, Redistribute, only_casts
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule, Types
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(
     layers=2, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=96, sequence=16, dropout=False

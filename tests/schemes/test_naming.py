@@ -8,8 +8,6 @@ from collections.abc import Mapping
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.plan import Plan
 from autopar.planning.model.pins import Pins
 from autopar.planning.model.request import Request
@@ -18,6 +16,8 @@ from autopar.schemes import Named, scheme_of
 from autopar.schemes.pinning import stage_mesh
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import parse_layout
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(
     layers=2,

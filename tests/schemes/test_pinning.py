@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.planning.model.request import Request
 from autopar.schemes import AXIS_SCHEMES, SCHEMES, scheme_named
 from autopar.schemes.pinning import pinned, stage_mesh
 from autopar.sharding.analysis import Analysis, analyse
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.report_models import perceptrons
 
 

@@ -10,8 +10,6 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.plan import Plan
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
@@ -19,6 +17,8 @@ from autopar.schemes import Named, scheme_named, scheme_of
 from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import Kind, parse_layout
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 GPT = Shape(layers=2, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=1024, sequence=256)
 LLAMA = Shape(

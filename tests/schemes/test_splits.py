@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.schemes.splits import Part, Profiles, Split, profiles_of
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.micro_batches import split_batch
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = {
     "layers": 2,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.schemes import scheme_of
 from autopar.sharding.analysis import analyse
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 GPT2 = Shape(
     layers=12,

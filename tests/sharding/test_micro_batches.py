@@ -12,8 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions, load_model
@@ -35,6 +33,8 @@ from autopar.sharding.micro_batches import (
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.rules import registry
 from autopar.sharding.schedule import Schedule
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.end_to_end.models import MODELS, TORCH_MODELS, load
 from tests.end_to_end.plans import random_choices, request
 

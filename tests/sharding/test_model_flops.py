@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.sharding.analysis import analyse
 from autopar.sharding.model_flops import model_flops
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(
     layers=3,

@@ -19,11 +19,10 @@ from autopar.cli.shared_options import (
     planning_options,
     planning_values,
 )
-from autopar.errors import ModelError, UsageError
+from autopar.errors import UsageError
 from autopar.options.table import CLUSTER, MODEL
 
 if TYPE_CHECKING:
-    from autopar.costmodel.known import Shape
     from autopar.integrations.importing import Configuration
     from autopar.model import LoadedModel
 
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
             configuration,
             _sized_model(args, configuration),
             Hardware(**planning_values(args, ("devices", "cluster", "target", "memory"))),
-            shape=_shape(args.model, args.seq),
+            sizes=_sizes(args.model),
             compare=args.compare,
             progress=bar,
         )
@@ -115,18 +114,15 @@ def _sized_model(args: argparse.Namespace, configuration: Configuration) -> Load
     return load_asked(args)
 
 
-def _shape(model: str, sequence: int | None) -> Shape | None:
-    """The sizes of a model that a configuration names, if they are those of a known transformer."""
-    from autopar.costmodel.known import Shape
+def _sizes(model: str) -> dict[str, int] | None:
+    """The sizes of a model that a configuration names."""
     from autopar.frontends.huggingface import PREFIX
+    from autopar.integrations.importing.sizes import sizes_of_model
 
     if not model.startswith(PREFIX):
         return None
     path = Path(model.removeprefix(PREFIX))
-    try:
-        return Shape.of(path / "config.json" if path.is_dir() else path, sequence=sequence)
-    except (ModelError, UsageError):
-        return None
+    return sizes_of_model(path / "config.json" if path.is_dir() else path)
 
 
 COMMAND = Command(

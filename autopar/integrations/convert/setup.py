@@ -271,13 +271,13 @@ def _recompute(plan: Plan) -> Recompute:
         return "none"
     if recomputed >= MOST * len(plan.operators):
         return "full"
-    again = [plan.operators[name] for names in plan.schedule.recompute for name in names]
-    if all(operator.kind in ATTENTIONS | VIEWS for operator in again):
+    repeated = [plan.operators[name] for names in plan.schedule.recompute for name in names]
+    if all(operator.kind in ATTENTIONS | VIEWS for operator in repeated):
         return "core_attn"
     weights = {name for name, one in plan.parameters.items() if len(one.shape) > 1}
     products = [
         operator
-        for operator in again
+        for operator in repeated
         if is_product(operator) and any(name in weights for name, _ in operator.inputs)
     ]
     return "alternate" if products else "selective"

@@ -11,9 +11,8 @@ from typing import Any
 from autopar.api import Planned, plan_loaded
 from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import Framework, framework_of
-from autopar.costmodel.known import Shape
-from autopar.costmodel.known.pipeline_layout import even
 from autopar.errors import NoPlanFits, UsageError
+from autopar.integrations.importing.pipeline_layout import even
 from autopar.ir import Graph
 from autopar.model import LoadedModel
 from autopar.options.plan_options import choose_cluster
@@ -128,16 +127,16 @@ def import_configuration(
     model: LoadedModel,
     hardware: Hardware = EVERYTHING,
     *,
-    shape: Shape | None = None,
+    sizes: Mapping[str, int] | None = None,
     compare: bool = True,
     progress: Progress | None = None,
 ) -> Imported:
     """Plan the model as the configuration says, as its framework runs it.
 
-    `shape`: the model's sizes, where they are known, which must be the configuration's. A plan that
+    `sizes`: the model's, where they are known, which must be the configuration's. A plan that
     exceeds the memory is searched without a limit, to show the excess.
     """
-    require_sizes(configuration, model.graph, shape)
+    require_sizes(configuration, model.graph, sizes or {})
     devices = hardware.devices
     if not configuration.styles or configuration.tensor > 1:
         devices = configuration.devices(devices)
@@ -168,17 +167,15 @@ def import_configuration(
     )
 
 
-def require_sizes(configuration: Configuration, graph: Graph, shape: Shape | None) -> None:
+def require_sizes(configuration: Configuration, graph: Graph, sizes: Mapping[str, int]) -> None:
     """Refuse a model whose sizes are others than those that the configuration names.
 
-    `shape`: the model's, where it is known; else its layers count by their names.
+    `sizes`: the model's, as far as they are known; else its layers count by their names.
     """
     layers = len(_between_layers(graph)) + 1
+    known = ({"layers": layers} if layers > 1 else {}) | dict(sizes)
     for argument, size in configuration.sizes.items():
-        name = SIZES[argument]
-        of_model = layers if layers > 1 and name == "layers" else None
-        if shape is not None and not shape.encoder_layers:
-            of_model = getattr(shape, name)
+        of_model = known.get(SIZES[argument])
         if of_model is not None and of_model != size:
             raise UsageError(
                 f"{configuration.source}: --{argument} is {size}, and the model has {of_model}: "

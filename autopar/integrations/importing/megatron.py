@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autopar.costmodel.known.pipeline_layout import chunks_of
-from autopar.costmodel.known.recompute_modules import MODULES
 from autopar.errors import UsageError, unknown
 from autopar.integrations.convert.megatron import LAYER_WISE
 from autopar.integrations.convert.precisions import WORDS
-from autopar.planning.model.recompute import MODULES as PLANNED
+from autopar.integrations.importing.pipeline_layout import chunks_of
+from autopar.planning.model.recompute import MODULES
 
 from .configuration import Configuration, degree, left_out, number, stage
 from .megatron_arguments import run_of
@@ -71,6 +70,8 @@ SIZES: Mapping[str, str] = {
     "num-experts": "experts",
 }
 """Sizes of a model by argument."""
+INSIDE = "moe_act"
+"""The module of recompute that is inside a layer of experts, which is one operator here."""
 TABLE = "MODEL_ARGS"
 """The table of arguments in the YAML of Megatron's own tests."""
 _TYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -278,12 +279,12 @@ def _modules(options: Mapping[str, str], lost: list[str]) -> tuple[str, ...]:
     """The modules of selective recompute that a plan has, too; by default attention's core."""
     named = options.get("recompute-modules", "core_attn").split()
     for name in named:
-        if name not in MODULES:
-            raise UsageError(unknown("recompute module", name, MODULES))
-    inside = [name for name in named if name not in PLANNED]
+        if name not in (*MODULES, INSIDE):
+            raise UsageError(unknown("recompute module", name, (*MODULES, INSIDE)))
+    inside = [name for name in named if name == INSIDE]
     if inside:
         lost.append(
             f"--recompute-modules {' '.join(inside)}: a plan makes a layer's products of experts "
             "and the calls between them as one operator"
         )
-    return tuple(name for name in named if name in PLANNED)
+    return tuple(name for name in named if name != INSIDE)

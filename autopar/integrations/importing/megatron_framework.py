@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.costmodel.frameworks import Framework, Habits, framework_named
-from autopar.costmodel.known.pipeline_layout import chunks_of, ended, even
 from autopar.errors import UsageError, unknown
 from autopar.integrations.convert.megatron import LOSSES
 from autopar.integrations.convert.precisions import MEGATRON_RECIPES
+from autopar.integrations.importing.pipeline_layout import chunks_of, ended, even
 from autopar.ir.recipes import RECIPES
 from autopar.order.schedules import SCHEDULES
 

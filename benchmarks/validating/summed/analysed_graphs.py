@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from autopar.costmodel.device.fused_chains import inside_chains
 from autopar.costmodel.frameworks.kernels import LIBRARY, Kernels
-from autopar.costmodel.known.graph_builder import SCORES, Routed
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import Transformer, transformer
 from autopar.costmodel.step.covered import Seconds
 from autopar.errors import UsageError
 from autopar.sharding.analysis import Analysis, analyse
+from benchmarks.validating.known.graph_builder import SCORES, Routed
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import Transformer, transformer
 
 from .configuration import Configuration
 

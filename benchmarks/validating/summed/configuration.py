@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from autopar.costmodel.collectives.dispatch import DISPATCHERS, SMS
 from autopar.costmodel.frameworks import Framework, Habits, Kernels
-from autopar.costmodel.known.recompute_modules import MODULES, has_operator
 from autopar.errors import UsageError, unknown
 from autopar.ir import DTYPE_BYTES
 from autopar.order.schedules import SCHEDULES
+from benchmarks.validating.summed.dispatch import DISPATCHERS, SMS
+from benchmarks.validating.summed.recompute_modules import MODULES, has_operator
 
 from .folding import Axis, refined
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.step.issued_calls import EXPERT_BIAS, EXPERT_OPERATORS, EXPERT_PRODUCTS
+from benchmarks.validating.known.shape import Shape
 
 from .configuration import Configuration
 

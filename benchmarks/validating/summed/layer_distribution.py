@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from autopar.costmodel.known.pipeline_layout import check
-from autopar.costmodel.known.shape import Shape
 from autopar.errors import UsageError
+from autopar.integrations.importing.pipeline_layout import check
+from benchmarks.validating.known.shape import Shape
 
 from .configuration import Configuration
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from autopar.costmodel.cluster.axis_binding import bind_axes
 from autopar.costmodel.cluster.cluster import Cluster
-from autopar.costmodel.known.shape import Shape
+from benchmarks.validating.known.shape import Shape
 
 from .configuration import Configuration
 

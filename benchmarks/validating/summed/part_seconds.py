@@ -12,12 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.costmodel.cluster.cluster import Cluster
-from autopar.costmodel.collectives.dispatch import Group
 from autopar.costmodel.device import scan_kernels
 from autopar.costmodel.device.elementwise import memory_seconds, with_launch
 from autopar.costmodel.frameworks import LOSSES, Framework
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.state_part import SCAN
 from autopar.costmodel.step.covered import SLOWDOWN, Covers, Seconds
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
@@ -37,6 +34,9 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules import RULES
 from autopar.sharding.rules.experts import EXPERTS
 from autopar.sharding.rules.recurrent import STATE_SPACE
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.state_part import SCAN
+from benchmarks.validating.summed.dispatch import Group
 
 from .analysed_graphs import analysed, own_kernels, routed
 from .configuration import Configuration

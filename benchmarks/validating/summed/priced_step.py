@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.costmodel.cluster.cluster import Cluster
-from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.memory.stage_occupancy import occupied
 from autopar.order.schedules import in_flight, step_seconds
 from autopar.order.times import Times
+from benchmarks.validating.known.shape import Shape
 
 from .configuration import Configuration
 from .layer_distribution import staged

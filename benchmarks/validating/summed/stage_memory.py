@@ -14,9 +14,6 @@ from dataclasses import dataclass, replace
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.device.device import ITEMSIZE, TF32
 from autopar.costmodel.frameworks import LOSSES, Habits
-from autopar.costmodel.known.recompute_modules import LAYER
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.state_part import SCAN
 from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute
 from autopar.costmodel.memory.peak import Memory
 from autopar.costmodel.memory.stage_occupancy import Load, loads, stage_memory
@@ -26,6 +23,9 @@ from autopar.order.schedules import in_flight
 from autopar.sharding.program import Compute, Program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.experts import EXPERTS
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.state_part import SCAN
+from benchmarks.validating.summed.recompute_modules import LAYER
 
 from .configuration import Configuration
 from .part_figures import PartSeconds, alone, of_kinds, places_of

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from autopar.costmodel.cluster.cluster import Cluster
 from autopar.costmodel.collectives import collective_time
 from autopar.costmodel.device.elementwise import memory_seconds
-from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.step.covered import SLOWDOWN
 from autopar.ir import DTYPE_BYTES
+from benchmarks.validating.known.shape import Shape
 
 from .configuration import Configuration
 from .exposed_messages import exposed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.costmodel.collectives import collective_time
-from autopar.costmodel.collectives.dispatch import Dispatcher, Group, Travel, travel_seconds
-from autopar.costmodel.known.shape import Shape
 from autopar.ir import DTYPE_BYTES
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.summed.dispatch import Dispatcher, Group, Travel, travel_seconds
 
 from .configuration import Configuration
 

@@ -10,15 +10,15 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.device.elementwise import CAST_TRAFFIC, memory_seconds
 from autopar.costmodel.device.expert_layers import BIAS_BACKWARD, BIAS_FORWARD
 from autopar.costmodel.frameworks import framework_named
-from autopar.costmodel.known import Shape
 from autopar.costmodel.step.covered import Seconds
 from autopar.sharding.program import Compute
 from autopar.sharding.rules.experts import EXPERTS
+from benchmarks.validating.known import Shape
 from benchmarks.validating.summed import Configuration
 from benchmarks.validating.summed.issued_calls import EXPERT_BIAS, calls_of_experts
 from benchmarks.validating.summed.part_figures import places_of
 from benchmarks.validating.summed.part_seconds import Parts
-from tests.costmodel.known.mixture import MIXTURE
+from tests.benchmarks.known.mixture import MIXTURE
 
 CLUSTER = load_cluster("dgx-b200").sized(1)
 CORE = framework_named("megatron-core")

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.pipeline_layout import chunks_of
 from autopar.errors import UsageError
+from autopar.integrations.importing.pipeline_layout import chunks_of
 from benchmarks.validating.summed import Configuration, price
 from benchmarks.validating.summed.part_figures import places_of
 from benchmarks.validating.summed.stage_memory import working
 from benchmarks.validating.summed.stage_passes import Passes, Site
-from tests.costmodel.known.mixture import MIXTURE
+from tests.benchmarks.known.mixture import MIXTURE
 
 CLUSTER = load_cluster("dgx-h100")
 RUN = Configuration(

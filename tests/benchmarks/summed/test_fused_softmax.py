@@ -11,9 +11,9 @@ import pytest
 from autopar.costmodel import load_cluster
 from autopar.costmodel.device.kernel_seconds import large_product_rate
 from autopar.costmodel.frameworks import Kernels
-from autopar.costmodel.known import Shape
 from autopar.costmodel.step.covered import Seconds
 from autopar.sharding.program import Compute
+from benchmarks.validating.known import Shape
 from benchmarks.validating.summed import Configuration
 from benchmarks.validating.summed.analysed_graphs import own_kernels
 from benchmarks.validating.summed.part_figures import places_of

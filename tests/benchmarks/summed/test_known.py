@@ -11,10 +11,10 @@ import pytest
 
 from autopar.costmodel import collective_time, load_cluster
 from autopar.costmodel.frameworks import FRAMEWORKS, Habits, Kernels
-from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.step.estimate import estimate
 from autopar.errors import UsageError
 from autopar.order.scheduled import scheduled
+from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.summed.configuration import Configuration
 from benchmarks.validating.summed.exposed_messages import exposed
 from benchmarks.validating.summed.part_figures import places_of

@@ -14,10 +14,10 @@ import pytest
 
 from autopar.costmodel import load_cluster
 from autopar.costmodel.frameworks import FRAMEWORKS, LOSSES, Habits, Kernels, framework_named
-from autopar.costmodel.known import Latent, Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import ModelError, UsageError
 from autopar.order.scheduled import scheduled
+from benchmarks.validating.known import Latent, Shape
+from benchmarks.validating.known.transformer import transformer
 from benchmarks.validating.summed import Configuration, price
 from benchmarks.validating.summed.layer_distribution import dealt
 from benchmarks.validating.summed.part_figures import alone, of_kinds, places_of

@@ -10,8 +10,8 @@ from autopar.costmodel import load_cluster
 from autopar.costmodel.collectives import collective_time
 from autopar.costmodel.device.elementwise import memory_seconds
 from autopar.costmodel.frameworks import Framework, Habits
-from autopar.costmodel.known import Shape
 from autopar.errors import UsageError
+from benchmarks.validating.known import Shape
 from benchmarks.validating.summed import Configuration, Priced, price
 
 SHAPE = Shape(

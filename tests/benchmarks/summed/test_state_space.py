@@ -19,14 +19,14 @@ from autopar.costmodel.device.kernel_seconds import product_seconds
 from autopar.costmodel.device.products import Product
 from autopar.costmodel.device.scan_kernels import Kernel, ScanKernels
 from autopar.costmodel.frameworks import framework_named
-from autopar.costmodel.known import Shape
-from autopar.costmodel.known.shape import StateSpace
-from autopar.costmodel.known.state_part import SCAN
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import ModelError, UsageError
 from autopar.sharding.program import Compute
 from autopar.sharding.rules import Call, rule_of
 from autopar.sharding.rules.recurrent import STATE_SPACE
+from benchmarks.validating.known import Shape
+from benchmarks.validating.known.shape import StateSpace
+from benchmarks.validating.known.state_part import SCAN
+from benchmarks.validating.known.transformer import transformer
 from benchmarks.validating.summed import Configuration, price
 from benchmarks.validating.summed.part_figures import places_of
 from benchmarks.validating.summed.part_seconds import Parts

@@ -12,8 +12,8 @@ from autopar.costmodel import Cluster, load_cluster
 from autopar.costmodel.cluster.cluster import join
 from autopar.costmodel.cluster.level import Level
 from autopar.costmodel.frameworks import Habits
-from autopar.costmodel.known import Shape
 from autopar.errors import ClusterError, UsageError
+from benchmarks.validating.known import Shape
 from benchmarks.validating.summed import Configuration, Priced, price
 from benchmarks.validating.uneven_pipelines import Stage, price_stages
 

@@ -21,8 +21,6 @@ from autopar.costmodel.frameworks import (
     Habits,
     framework_named,
 )
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.casts import added_bytes
 from autopar.costmodel.step.estimate import Estimate, estimate
 from autopar.costmodel.step.mesh_prices import MeshPrices, update_seconds
@@ -38,6 +36,8 @@ from autopar.sharding.analysis import analyse
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.rules import Call
 from autopar.sharding.schedule import PLAIN
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.costmodel.on_mesh import best_on_mesh
 from tests.sharding.proof import by_hand
 

@@ -18,7 +18,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from autopar.costmodel import load_cluster
 from autopar.costmodel.frameworks import Kernels
-from autopar.costmodel.known.shape import Shape
 from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute, live_bytes
 from autopar.costmodel.memory.peak import Memory, autograd_memory, predicted_memory
 from autopar.costmodel.memory.precision import PRECISIONS, Precision
@@ -49,6 +48,7 @@ from autopar.sharding.rules.saved_for_backward import keeps
 from autopar.sharding.schedule import Schedule
 from benchmarks.memory import Model, bert, gpt2, graph_of, llama, planned, resnet50, segments
 from benchmarks.tracked_memory import Tracked, fake_world, track_module, track_program
+from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.summed.configuration import Configuration
 from benchmarks.validating.summed.part_figures import places_of
 from benchmarks.validating.summed.part_seconds import Parts

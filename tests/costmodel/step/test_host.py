@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.memory.peak import predicted_memory
 from autopar.costmodel.memory.precision import Precision
 from autopar.costmodel.memory.states import Training, states_of
@@ -38,6 +36,8 @@ from autopar.sharding.program import Program
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.state_chunks import chunks
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.costmodel.on_mesh import best_on_mesh
 
 CLUSTER = load_cluster("dgx-h100").sized(2)

@@ -16,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.costmodel import Cluster, bind_axes, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.covered import SLOWDOWN
 from autopar.costmodel.step.estimate import estimate, timeline
 from autopar.costmodel.step.issuer import PARAMETERS
@@ -38,6 +36,8 @@ from autopar.sharding.mesh import Axis, Mesh, degree_of
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.costmodel.on_mesh import best_on_mesh
 
 SHAPE = Shape(

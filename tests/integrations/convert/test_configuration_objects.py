@@ -17,14 +17,14 @@ from test_convert import planned
 from test_present_formats import staged
 
 from autopar.api import plan_loaded
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.integrations.convert import convert
 from autopar.integrations.importing import read_configuration
 from autopar.integrations.importing.megatron import read_megatron
 from autopar.model import LoadedModel
 from autopar.plan import Plan
-from tests.costmodel.known.mixture import MIXTURE
+from benchmarks.validating.known.transformer import transformer
+from tests.benchmarks.known.mixture import MIXTURE
 
 BRIDGE = "megatron-bridge"
 # The fields that we set, as of NVIDIA-NeMo/Megatron-Bridge@067f987df0.

@@ -18,8 +18,6 @@ from autopar.api import plan_loaded
 from autopar.cli import run
 from autopar.configured import load_any
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions
 from autopar.integrations.convert import REACHES, convert
@@ -37,6 +35,8 @@ from autopar.sharding.analysis import analyse
 from autopar.sharding.layer_numbers import between_layers
 from autopar.sharding.mesh import Axis, Mesh
 from benchmarks.convertible.models import build as public_model
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.end_to_end.small_types import small_configuration
 
 GIVEN: dict[str, Any] = {"devices": 8, "cluster": "dgx-h100"}

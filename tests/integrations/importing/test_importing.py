@@ -20,7 +20,7 @@ from autopar.integrations.importing.configuration_plan import framework_of_run, 
 from autopar.integrations.importing.megatron import read_megatron
 from autopar.integrations.importing.megatron_framework import layout_of, megatron_framework
 from autopar.schemes import scheme_named
-from tests.costmodel.known.mixture import MIXTURE
+from tests.benchmarks.known.mixture import MIXTURE
 
 TITAN = """
 [training]

@@ -11,7 +11,6 @@ import pytest
 
 from autopar.api import plan_loaded
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.errors import UsageError
 from autopar.integrations.convert import convert
@@ -20,7 +19,8 @@ from autopar.integrations.importing.configuration_plan import framework_of_run
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.plan_origin import cluster_of_plan
-from tests.costmodel.known.mixture import MIXTURE
+from benchmarks.validating.known.transformer import transformer
+from tests.benchmarks.known.mixture import MIXTURE
 
 CLUSTER = load_cluster("dgx-h100").sized(8)
 TITAN = """[training]

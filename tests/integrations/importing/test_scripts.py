@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from autopar.analysis.searches.rivals import rivals
-from autopar.costmodel.known.shape import Shape
 from autopar.errors import UsageError
 from autopar.integrations.importing import Configuration, read_configuration
 from autopar.integrations.importing.configuration_plan import require_sizes, scheme_text
 from autopar.integrations.importing.megatron import read_megatron, read_table
 from autopar.integrations.importing.megatron_arguments import words_of
 from autopar.integrations.importing.shell import Script
+from autopar.integrations.importing.sizes import sizes_of_model
 from tests.report_models import planned
 
 SCRIPT = """#!/bin/bash
@@ -115,15 +115,17 @@ def test_tables_of_megatrons_tests_are_read(tmp_path: Path) -> None:
         read_configuration(tmp_path / "other.yml")
 
 
-def test_a_model_of_other_sizes_is_refused() -> None:
+def test_a_model_of_other_sizes_is_refused(tmp_path: Path) -> None:
     graph = planned(layers=4).model.graph
     configuration = read_megatron("x --num-layers 4 --hidden-size 64")
-    require_sizes(configuration, graph, None)
+    require_sizes(configuration, graph, {})
     with pytest.raises(UsageError, match="--num-layers is 96, and the model has 4"):
-        require_sizes(read_megatron("x --num-layers 96"), graph, None)
-    shape = Shape(layers=4, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=100, sequence=16)
+        require_sizes(read_megatron("x --num-layers 96"), graph, {})
+    (tmp_path / "config.json").write_text('{"text_config": {"n_layer": 4, "hidden_size": 32}}')
+    sizes = sizes_of_model(tmp_path / "config.json")
+    assert sizes == {"layers": 4, "hidden": 32}
     with pytest.raises(UsageError, match="--hidden-size is 64, and the model has 32"):
-        require_sizes(configuration, graph, shape)
+        require_sizes(configuration, graph, sizes)
 
 
 def test_the_kind_of_context_parallelism_is_read(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from autopar.costmodel.known import Shape
-from autopar.costmodel.known.pipeline_layout import chunks_of
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.integrations.convert.stage_layers import stage_layers
 from autopar.integrations.importing import Hardware, import_configuration, read_configuration
+from autopar.integrations.importing.pipeline_layout import chunks_of
 from autopar.model import LoadedModel
 from autopar.plan import Plan
+from benchmarks.validating.known import Shape
+from benchmarks.validating.known.transformer import transformer
 
 LAYERS = 8
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import Cluster, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.bounds import Bounds
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.groups import CandidateGroups
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 GRAPH = transformer(
     Shape(

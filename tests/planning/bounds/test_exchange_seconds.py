@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.estimate import collective_seconds
 from autopar.costmodel.step.mesh_prices import communication_seconds
 from autopar.order.scheduled import set_off
@@ -19,6 +17,8 @@ from autopar.planning.space.candidates import Candidate, meshes
 from autopar.planning.space.modes import Mode
 from autopar.sharding.program import Compute, Decision, operator_collectives
 from autopar.sharding.rules.experts import EXPERTS
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 from .test_within import SMALL
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.order.schedules import SCHEDULES, PipelineSchedule, in_flight
 from autopar.planning.bounds.forced_recompute import ForcedRecompute, shares_in_flight
 from autopar.planning.model.folded_model import FoldedModel
@@ -24,6 +22,8 @@ from autopar.planning.space.groups import CandidateGroups
 from autopar.planning.space.modes import Mode
 from autopar.planning.stages.parts import Terms
 from autopar.search import solve
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 CLUSTER = load_cluster("dgx-h100").sized(4)
 GRAPH = transformer(

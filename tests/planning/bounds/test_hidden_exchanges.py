@@ -12,8 +12,6 @@ import pytest
 
 from autopar.analysis.searches.sensitivity import scaled_links
 from autopar.costmodel import Cluster, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.order.schedules import SCHEDULES
 from autopar.planning.bounds.hidden_exchanges import HiddenExchanges
 from autopar.planning.bounds.least_passes import NOTHING
@@ -33,6 +31,8 @@ from autopar.planning.space.modes import Mode
 from autopar.planning.stages.parts import Terms
 from autopar.planning.tables import Tables
 from autopar.search import solve
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 from .test_within import SMALL, programs, some
 

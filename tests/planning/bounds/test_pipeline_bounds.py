@@ -13,8 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.order.schedules import schedule_named, step_seconds
 from autopar.order.times import Times
 from autopar.planning.bounds.least_passes import ALL, NOTHING, UPDATES, least_passes
@@ -35,6 +33,8 @@ from autopar.planning.stages.estimate import Pipe
 from autopar.planning.stages.parts import Terms
 from autopar.planning.tables.parameters.traffic import Once, once_seconds
 from autopar.search import Infeasible, NoAssignment
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 Floats = NDArray[np.float64]
 WEIGHT = 1 / 3

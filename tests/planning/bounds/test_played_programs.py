@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.outer_search.best_first import BestFirst
 from autopar.planning.outer_search.evaluator import Played
 from autopar.planning.outer_search.incumbents import Incumbents
 from autopar.search import sharing_orders
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHARES = (1.0, 0.6, 0.4)
 """Parts of the memory that the fastest plan takes."""

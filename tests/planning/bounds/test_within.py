@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.model.counts import Counts
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
@@ -25,6 +23,8 @@ from autopar.planning.space.modes import Mode
 from autopar.planning.tables.requested import requested_tables
 from autopar.planning.tables.tables import Floats, Tables
 from autopar.search import Infeasible, NoAssignment, solve
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SMALL: dict[str, Any] = {
     "layers": 2,

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import bind_axes
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer as known_transformer
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import Graph, Role
 from autopar.options.plan_options import choose_cluster
@@ -20,6 +18,8 @@ from autopar.planning.tables.build import build_tables
 from autopar.planning.tables.tables import Tables
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer as known_transformer
 from tests.planning.modules import loaded, perceptron, transformer
 
 SMALL = {"hidden": 256, "heads": 8, "kv_heads": 8, "ffn": 1024, "vocab": 1024, "sequence": 128}

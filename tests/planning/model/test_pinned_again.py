@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.model.pins import hosted_by
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.sharding.analysis import analyse
 from benchmarks.correction import pinned_seconds
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(
     layers=4, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=512, sequence=64, dropout=False

@@ -18,8 +18,6 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import Cluster, join, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import AutoparError, NoPlanFits, UsageError
 from autopar.ir import Graph
 from autopar.order.schedules import in_flight
@@ -40,6 +38,8 @@ from autopar.planning.space.candidates import (
 )
 from autopar.planning.space.modes import Mode
 from autopar.schemes.pinning import stage_mesh
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SMALL: dict[str, Any] = {
     "hidden": 512,
@@ -452,8 +452,8 @@ def test_an_interrupt_leaves_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatc
 
 PROGRAM = """
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from autopar.planning.planner import search_plan
 from autopar.planning.model.request import HEADROOM, Request
 shape = Shape(

@@ -9,8 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.bounds.forced_recompute import least_used
 from autopar.planning.model.counts import Counts
 from autopar.planning.model.folded_model import FoldedModel
@@ -23,6 +21,8 @@ from autopar.planning.space.candidates import Candidate, meshes
 from autopar.planning.space.modes import Mode
 from autopar.planning.stages.parts import Terms
 from autopar.search import solve
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.planning.bounds.test_within import SMALL, some
 
 CLUSTER = load_cluster("dgx-h100").sized(4)

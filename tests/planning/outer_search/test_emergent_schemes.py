@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import Cluster, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import AutoparError
 from autopar.ir import Graph
 from autopar.plan import Plan
@@ -22,6 +20,8 @@ from autopar.schemes.known import SCHEMES
 from autopar.schemes.pinning import pinned
 from autopar.search import Infeasible, NoAssignment
 from autopar.sharding.analysis import analyse
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 PLENTY = 1e15
 MEDIUM: dict[str, Any] = {

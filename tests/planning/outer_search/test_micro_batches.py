@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.model.request import Request
 from autopar.planning.outer_search.candidate_solver import CandidateSolver
 from autopar.planning.outer_search.micro_batches import MicroBatches
 from autopar.planning.planner import folded_of
 from autopar.planning.space.candidates import Candidate
 from autopar.planning.space.groups import CandidateGroups
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 TINY = Shape(layers=1, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=512, sequence=64)
 

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import NoPlanFits
 from autopar.ir import Graph
 from autopar.planning.model.request import Request
@@ -28,6 +26,8 @@ from benchmarks.planned.cases import graph_of, request_of
 from benchmarks.restricted.cases import CASES_BY_NAME as RESTRICTED
 from benchmarks.restrictions import FASTER, looked_at
 from benchmarks.truths import KINDS, SLOWER, drawn, drawn_widely
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 TINY = Shape(
     layers=2, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=1024, sequence=128, dropout=False

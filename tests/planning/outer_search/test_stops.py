@@ -9,8 +9,6 @@ import pytest
 
 import autopar
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.errors import UsageError
 from autopar.options.checking import checked
 from autopar.planning.model import stops
@@ -21,6 +19,8 @@ from autopar.planning.outer_search.evaluator import Evaluator
 from autopar.planning.planner import search_plan
 from autopar.report.tables import summary_lines
 from autopar.search import sharing_orders
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 GRAPH = transformer(
     Shape(

@@ -6,14 +6,14 @@ import functools
 
 from autopar.analysis.program.unequal_layers import unequal_lines
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.ir import Graph
 from autopar.planning.model.pins import Pins
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.schemes.pinning import stage_mesh
 from autopar.sharding.analysis import analyse
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 LLAMA = Shape(
     layers=8,

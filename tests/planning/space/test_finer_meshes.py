@@ -8,8 +8,6 @@ import math
 import pytest
 
 from autopar.costmodel import Cluster, bind_axes, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.planning.space.candidates import name_axes
 from autopar.planning.space.multiplicities import Multiplicities
@@ -17,6 +15,8 @@ from autopar.planning.tables.build import build_tables
 from autopar.search import solve
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Mesh
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPES = {
     "gpt": Shape(

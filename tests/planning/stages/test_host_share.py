@@ -14,8 +14,6 @@ import pytest
 
 from autopar.analysis.program.played_stages import stages_seconds
 from autopar.costmodel import Cluster, dump, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.shared_cores import hides, shared_seconds
 from autopar.errors import ClusterError
 from autopar.ir import Graph
@@ -24,6 +22,8 @@ from autopar.planning.planner import search_plan
 from autopar.planning.stages.estimate import Pipe
 from autopar.sharding.analysis import analyse
 from autopar.sharding.mesh import Axis, Mesh
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 OWN = load_cluster("local-cpu").sized(4)
 HALF = replace(OWN, cores=0.5)

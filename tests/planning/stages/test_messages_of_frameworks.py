@@ -10,10 +10,10 @@ import pytest
 from autopar.api import plan_loaded
 from autopar.costmodel import load_cluster
 from autopar.costmodel.frameworks import AUTOPAR
-from autopar.costmodel.known import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.model import LoadedModel
 from autopar.plan import Plan
+from benchmarks.validating.known import Shape
+from benchmarks.validating.known.transformer import transformer
 
 CLUSTER = load_cluster("g5").sized(4)
 SHAPE = Shape(

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.ir import Graph
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
@@ -24,6 +22,8 @@ from autopar.planning.stages.estimate import Pipe, pass_seconds, saved_bytes
 from autopar.planning.stages.parts import Terms
 from autopar.planning.stages.whole_model import expand
 from autopar.planning.tables.build import build_tables
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 CLUSTER = load_cluster("dgx-h100").sized(8)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.planning.space import Multiplicities
 from autopar.planning.tables import Tables, decode
@@ -14,6 +13,7 @@ from autopar.sharding.analysis import analyse
 from autopar.sharding.layout import B, Layout, R, S, format_layout
 from autopar.sharding.mesh import Axis, Mesh
 from benchmarks.searching import models
+from benchmarks.validating.known.transformer import transformer
 
 MESH = Mesh(axes=(Axis(name="node", size=8, level="nic"), Axis(name="gpu", size=8, level="nvlink")))
 QUERY = "layers.0.attention.query.weight"

@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.bounds.by_mesh import Bounds
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
@@ -20,6 +18,8 @@ from autopar.planning.tables.alone import tables_alone
 from autopar.planning.tables.parameters.first_read import SHARE, Reading
 from autopar.schemes.pinning import stage_mesh
 from autopar.search import solve
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(
     layers=2, hidden=256, heads=4, kv_heads=4, ffn=1024, vocab=32768, sequence=256, dropout=False

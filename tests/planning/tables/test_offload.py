@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import Cluster, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.estimate import estimate
 from autopar.costmodel.step.host_offload import COPIES, host_rate
 from autopar.costmodel.step.mesh_prices import MeshPrices
@@ -32,6 +30,8 @@ from autopar.planning.tables.tables import Tables
 from autopar.search import CostGraph, Infeasible, Solution, solve
 from autopar.sharding.analysis import analyse
 from autopar.sharding.program_builder import build_program
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.planning.modules import loaded, perceptron
 
 LLAMA_7B = Shape(

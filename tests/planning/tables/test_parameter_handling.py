@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.order.scheduled import Mode
 from autopar.planning.model.folded_model import FoldedModel
@@ -26,6 +24,8 @@ from autopar.schemes.pinning import stage_mesh
 from autopar.search import solve
 from autopar.sharding.analysis import analyse
 from autopar.sharding.schedule import Types
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 WIDE = Shape(
     layers=4, hidden=2048, heads=16, kv_heads=16, ffn=8192, vocab=8192, sequence=1024, dropout=False

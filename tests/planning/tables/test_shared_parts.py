@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.bounds import Bounds
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
 from autopar.planning.space import Multiplicities
 from autopar.planning.tables import Tables
 from autopar.sharding.mesh import Axis, Mesh
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(
     layers=2, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=1024, sequence=128, dropout=False

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.planning.model.request import Request
 from autopar.planning.planner import search_plan
 from autopar.schemes import scheme_named
 from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import analyse
 from benchmarks.correction import priced
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 
 SHAPE = Shape(
     layers=4, hidden=1024, heads=8, kv_heads=8, ffn=4096, vocab=8192, sequence=1024, dropout=False

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autopar.costmodel import collective_time, load_cluster
-from autopar.costmodel.collectives.dispatch import Dispatcher, Group, Travel, travel_seconds
 from autopar.sharding.communication import domains_of_a_token
+from benchmarks.validating.summed.dispatch import Dispatcher, Group, Travel, travel_seconds
 
 H100 = load_cluster("dgx-h100").sized(64)
 NODE = Group(size=8, level="nvlink", cluster=H100)

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 from autopar.costmodel.cluster.axis_binding import parse_span
 from autopar.costmodel.cluster.cluster import Cluster
-
-from .times import collective_time
+from autopar.costmodel.collectives import collective_time
 
 DISPATCHERS: Mapping[str, str] = {
     "alltoall": "each row of a token by itself",

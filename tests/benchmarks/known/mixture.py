@@ -1,6 +1,6 @@
 """A small mixture of experts whose runs are priced."""
 
-from autopar.costmodel.known import Shape
+from benchmarks.validating.known import Shape
 
 MIXTURE = Shape(
     layers=6,

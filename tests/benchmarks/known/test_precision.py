@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import bind_axes, load_cluster
-from autopar.costmodel.known.shape import Shape
-from autopar.costmodel.known.transformer import transformer
 from autopar.costmodel.memory.peak import predicted_memory
 from autopar.costmodel.step.casts import cast_seconds, gradient_seconds, unit_seconds
 from autopar.costmodel.step.estimate import estimate, timeline
@@ -26,6 +24,8 @@ from autopar.planning.space.candidates import name_axes
 from autopar.schemes import AXIS_SCHEMES
 from autopar.sharding.analysis import analyse
 from autopar.sharding.schedule import PLAIN, Schedule, Types
+from benchmarks.validating.known.shape import Shape
+from benchmarks.validating.known.transformer import transformer
 from tests.costmodel.on_mesh import best_on_mesh
 
 SHAPE = Shape(
