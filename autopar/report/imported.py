@@ -6,8 +6,12 @@ from typing import Any
 
 from autopar.analysis.searches.rivals import rival_of
 from autopar.integrations.importing import Imported
+from autopar.integrations.importing.changes import changes
+from autopar.plan import Plan
+from autopar.printable import printable
 from autopar.schemes import scheme_of
 from autopar.sharding.analysis import analyse
+from autopar.units import seconds_text
 
 from .certainty import certainty_lines
 from .comparison import comparison_table
@@ -15,6 +19,9 @@ from .plan_output import cluster_sentence, saved_line
 from .printing import Table
 from .stages import stages_table
 from .tables import summary_lines
+
+SHOWN = 20
+"""Settings that are shown of those that change."""
 
 
 def imported_parts(imported: Imported, saved: str | None) -> list[str | Table]:
@@ -37,16 +44,39 @@ def imported_parts(imported: Imported, saved: str | None) -> list[str | Table]:
         best = scheme_of(imported.free.plan, analysis).called
         row = rival_of("configuration", planned.plan, named.called, fits=imported.fits)
         parts.append(comparison_table(imported.free.plan, best, [row], planned.cluster))
+        parts += _changed_lines(planned.plan, imported.free.plan)
     return [*parts, saved_line(saved)]
+
+
+def _changed_lines(run: Plan, found: Plan) -> list[str]:
+    """The step of the plan found beside that of the run, and the settings that lead to it."""
+    if run.predicted.step <= found.predicted.step:
+        return [f"no faster plan was found for {run.target}"]
+    share = found.predicted.step / run.predicted.step - 1
+    said = (
+        f"found for {run.target}: {seconds_text(found.predicted.step)} a step for "
+        f"{seconds_text(run.predicted.step)} ({share:+.1%})"
+    )
+    changed = changes(run, found, run.target)
+    if not changed:
+        return [said]
+    lines = [f"  {name}: {old or '-'} -> {new or '-'}" for name, (old, new) in changed.items()]
+    more = [f"  and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [f"{said}; in its file change", *(printable(line) for line in lines[:SHOWN]), *more]
 
 
 def imported_json(imported: Imported) -> dict[str, Any]:
     """The plan and its figures beside those of the best plan: seconds and bytes."""
     plan = imported.planned.plan
-    best = None
+    best: dict[str, Any] | None = None
     if imported.free is not None:
-        predicted = imported.free.plan.predicted
-        best = {"step": predicted.step, "memory": predicted.memory}
+        found = imported.free.plan
+        changed = changes(plan, found, plan.target)
+        best = {
+            "step": found.predicted.step,
+            "memory": found.predicted.memory,
+            "changes": {name: list(values) for name, values in changed.items()},
+        }
     return {
         "source": imported.configuration.source,
         "lost": list(imported.configuration.lost),

@@ -19,6 +19,7 @@ from autopar.integrations.importing.configuration_plan import framework_of_run
 from autopar.model import LoadedModel
 from autopar.plan import Plan
 from autopar.plan_origin import cluster_of_plan
+from autopar.report.imported import imported_json, imported_parts
 from benchmarks.validating.known.transformer import transformer
 from tests.benchmarks.known.mixture import MIXTURE
 
@@ -161,6 +162,22 @@ def test_a_run_is_explained_at_its_own_price(tmp_path: Path) -> None:
         broken = plan.model_copy(update={"habits": {wrong: 3.0}})
         with pytest.raises(UsageError, match=message):
             cluster_of_plan(broken)
+
+
+def test_what_changes_towards_the_plan_found_is_said(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        MEGATRON.format(degrees="--tensor-model-parallel-size 8 --recompute-granularity full")
+    )
+    dense = LoadedModel(graph=GRAPH, source=GRAPH, dtype="bfloat16")
+    here = Hardware(cluster=CLUSTER, devices=8)
+    imported = import_configuration(read_configuration(tmp_path / "run.sh"), dense, here)
+    assert imported.free is not None and imported.free.plan.target == "megatron"
+    told = imported_json(imported)["best"]["changes"]
+    assert told["--tensor-model-parallel-size"] == ["8", "1"]
+    assert told["--recompute-granularity"] == ["full", None]
+    lines = [part for part in imported_parts(imported, None) if isinstance(part, str)]
+    assert any(line.startswith("found for megatron: ") for line in lines)
+    assert "  --tensor-model-parallel-size: 8 -> 1" in lines
 
 
 def _plan(path: Path) -> object:
