@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from autopar.costmodel import load_cluster
-from autopar.costmodel.step.estimate import collective_seconds
 from autopar.costmodel.step.mesh_prices import communication_seconds
 from autopar.order.scheduled import set_off
 from autopar.planning.bounds.exchange_seconds import under_way
