@@ -30,6 +30,7 @@ from .kinds import (
 )
 from .option import Option
 from .values import (
+    ALTERNATE,
     DTYPES,
     MODES,
     OFFLOADS,
@@ -301,10 +302,12 @@ PINS = (
     ),
     Option(
         name="recompute",
-        metavar=f"{'|'.join(RECOMPUTES)}|MODULE,...",
-        help="what is made again in the backward pass: all, or modules by Megatron's names "
+        metavar=f"{'|'.join((*RECOMPUTES, ALTERNATE))}|MODULE,...",
+        help="what is made again in the backward pass: all, all but what torchtitan's selective mode "
+        "saves (alternate), or modules by Megatron's names "
         f"({', '.join(RECOMPUTED_MODULES)}) (default: searched)",
-        told='what is made again in the backward pass: "none", "selective" or "full", or modules '
+        told='what is made again in the backward pass: "none", "selective" or "full", all but what '
+        'torchtitan\'s selective mode saves ("alternate"), or modules '
         f'by Megatron\'s names, as "core_attn,mlp" ({", ".join(RECOMPUTED_MODULES)}); '
         "by default searched",
     ),

@@ -34,15 +34,8 @@ SCHEMES = (
 )
 MODES = ("train", "infer")
 RECOMPUTES = ("none", "selective", "full")
-RECOMPUTED_MODULES = (
-    "alternate",
-    "core_attn",
-    "layernorm",
-    "mla_up_proj",
-    "mlp",
-    "moe",
-    "shared_experts",
-)
+ALTERNATE = "alternate"
+RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 ZEROS = (0, 1, 2, 3)
 OFFLOADS = ("none", "optimizer")
 DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -53,9 +53,7 @@ def test_they_are_the_first_and_the_last_of_each_pass(shape: tuple[int, ...]) ->
         expected = [ahead[set_off(ahead) - 1], ahead[-1], back[0], back[-1]]
         links = {tables.prices.link(c.axes) for c in expected}
         assert links == {link for link, some in seconds.items() if some[row]}
-        assert total[row] == pytest.approx(
-            sum(collective_seconds(c, tables.prices) for c in expected), rel=1e-6
-        )
+        assert total[row] == pytest.approx(sum(map(tables.prices.collective, expected)), rel=1e-6)
         assert total[row] <= inside[row] * (1 + 1e-9)
         further += total[row] < 0.9 * inside[row]
     # On two axes computation waits for the exchanges of the inner one.
