@@ -303,8 +303,8 @@ PINS = (
     Option(
         name="recompute",
         metavar=f"{'|'.join((*RECOMPUTES, ALTERNATE))}|MODULE,...",
-        help="what is made again in the backward pass: all, all but what torchtitan's selective mode "
-        "saves (alternate), or modules by Megatron's names "
+        help="what is made again in the backward pass: all, all but what torchtitan's selective "
+        "mode saves (alternate), or modules by Megatron's names "
         f"({', '.join(RECOMPUTED_MODULES)}) (default: searched)",
         told='what is made again in the backward pass: "none", "selective" or "full", all but what '
         'torchtitan\'s selective mode saves ("alternate"), or modules '
