@@ -48,21 +48,26 @@ def imported_parts(imported: Imported, saved: str | None) -> list[str | Table]:
     return [*parts, saved_line(saved)]
 
 
-def _changed_lines(run: Plan, found: Plan) -> list[str]:
+def _changed_lines(run: Plan, better: Plan) -> list[str]:
     """The step of the plan found beside that of the run, and the settings that lead to it."""
-    if run.predicted.step <= found.predicted.step:
+    if run.predicted.step <= better.predicted.step:
         return [f"no faster plan was found for {run.target}"]
-    share = found.predicted.step / run.predicted.step - 1
+    share = better.predicted.step / run.predicted.step - 1
     said = (
-        f"found for {run.target}: {seconds_text(found.predicted.step)} a step for "
+        f"found for {run.target}: {seconds_text(better.predicted.step)} a step for "
         f"{seconds_text(run.predicted.step)} ({share:+.1%})"
     )
-    changed = changes(run, found, run.target)
+    changed = changes(run, better, run.target)
     if not changed:
         return [said]
-    lines = [f"  {name}: {old or '-'} -> {new or '-'}" for name, (old, new) in changed.items()]
+    lines = [f"  {name}: {_value(old)} -> {_value(new)}" for name, (old, new) in changed.items()]
     more = [f"  and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return [f"{said}; in its file change", *(printable(line) for line in lines[:SHOWN]), *more]
+
+
+def _value(text: str | None) -> str:
+    """A setting's value in words; a flag has none."""
+    return "not set" if text is None else text or "set"
 
 
 def imported_json(imported: Imported) -> dict[str, Any]:
@@ -70,11 +75,11 @@ def imported_json(imported: Imported) -> dict[str, Any]:
     plan = imported.planned.plan
     best: dict[str, Any] | None = None
     if imported.free is not None:
-        found = imported.free.plan
-        changed = changes(plan, found, plan.target)
+        better = imported.free.plan
+        changed = changes(plan, better, plan.target)
         best = {
-            "step": found.predicted.step,
-            "memory": found.predicted.memory,
+            "step": better.predicted.step,
+            "memory": better.predicted.memory,
             "changes": {name: list(values) for name, values in changed.items()},
         }
     return {

@@ -14,13 +14,13 @@ Changes = dict[str, tuple[str | None, str | None]]
 _SETTING = re.compile(r"\s*(?:\"(?P<key>[^\"]+)\"|(?P<name>[\w.-]+))(?: = |: |\s+|=)(?P<value>.*)")
 
 
-def changes(run: Plan, found: Plan, target: str) -> Changes:
+def changes(run: Plan, better: Plan, target: str) -> Changes:
     """What changes in the target's file from the run to the plan found.
 
     {} where the target cannot say one of them, as a run may have a pipeline that it writes itself.
     """
     try:
-        before, after = (dict(_settings(convert(one, target).text)) for one in (run, found))
+        before, after = (dict(_settings(convert(one, target).text)) for one in (run, better))
     except UsageError:
         return {}
     return {
