@@ -39,10 +39,13 @@ def _whole_otherwise(scheme: AxisScheme) -> AxisScheme:
     return replace(scheme, whole_heads=True, prefer=prefer)
 
 
+EXPERT_SHARD = "expert-shard"
+"""The name of ranks of experts over which all other parameters are stored split."""
 SCHEMES: Mapping[str, AxisScheme] = {
     "data": AXIS_SCHEMES["data"],
     "shard": AXIS_SCHEMES["zero3"],
     "expert": AXIS_SCHEMES["expert"],
+    EXPERT_SHARD: replace(AXIS_SCHEMES["expert"], storage="split"),
     "context": AXIS_SCHEMES["context"],
     "ulysses": AXIS_SCHEMES["ulysses"],
     "tensor": _whole_otherwise(AXIS_SCHEMES["megatron"]),
@@ -82,7 +85,13 @@ def _within(
         return None
     if request.overlap_experts and not reach.merges:
         return None
-    axes = [tuple(n for n in kind if n in reach.axes and n not in missing) for kind in KINDS]
+    said = {*reach.axes} - missing
+    if {"shard", "expert"} <= said:
+        # Who stores parameters split does so over the ranks of experts, too. Whole ones are for
+        # those who ask for a mesh or single operators.
+        free = request.mesh is None and request.uniform
+        said = said - ({"expert"} if free else set()) | {EXPERT_SHARD}
+    axes = [tuple(name for name in kind if name in said) for kind in KINDS]
     if not any(axes) or (reach.needed and not {*reach.needed} - missing):
         return None
     least, most = reach.stages

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autopar.api import plan_loaded
+from autopar.costmodel import load_cluster
+from autopar.costmodel.frameworks import framework_of
 from autopar.errors import AutoparError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.integrations.convert import TARGETS, Converted, convert, setup_of
@@ -52,12 +54,19 @@ class Planner:
     given: Mapping[str, Any]
     folder: Path | None = None
 
-    def plan(self, target: str | None = None) -> Plan:
-        """The plan within what a target can say, on all devices."""
-        path = self.folder / f"{self.name}--{target}.json" if self.folder else None
+    def plan(self, target: str, *, within: bool = True) -> Plan:
+        """The plan that a target runs on all devices; `within`: what it can say, else any."""
+        name = f"{self.name}--{target}{'' if within else '--free'}.json"
+        path = self.folder / name if self.folder else None
         if path is not None and path.exists():
             return Plan.load(path)
-        plan = plan_loaded(self.model, **self.given, fewer=False, target=target).plan
+        given = dict(self.given)
+        if within:
+            given["target"] = target
+        else:
+            cluster = load_cluster(given["cluster"]).sized(given.pop("devices"))
+            given["cluster"] = cluster.run_by(framework_of(target))
+        plan = plan_loaded(self.model, **given, fewer=False).plan
         if path is not None:
             path.write_text(plan.to_json())
         return plan
@@ -71,7 +80,6 @@ def cells(
         module, inputs = build(name)
         model = load_model(module, ModelOptions(), inputs)
         planner = Planner(name=name, model=model, given=given, folder=folder)
-        free = planner.plan()
         for target in TARGETS:
             try:
                 plan = planner.plan(target)
@@ -83,13 +91,14 @@ def cells(
                 yield Cell(model=name, target=target, outcome="refused", why=why)
                 continue
             outcome, why = _outcome(planner, target, plan, converted)
+            free = planner.plan(target, within=False).predicted.step
             yield Cell(
                 model=name,
                 target=target,
                 outcome=outcome,
                 why=why,
                 mesh=_mesh(plan),
-                slower=plan.predicted.step / free.predicted.step - 1,
+                slower=plan.predicted.step / free - 1,
                 lost=converted.lost,
             )
 

@@ -3,6 +3,7 @@
     kind of mesh axis    names
     data                 data: replicas                  shard: parameters are stored split
     expert               expert: experts are split, the batch of everything else
+                         expert-shard: the same, with all other parameters stored split
     sequence             context: ring attention         ulysses: heads inside attention
     weights              tensor: values between whole    tensor-sp: split along the sequence
                          tensor-ep, tensor-sp-ep: the same, with whole experts on these ranks
@@ -22,7 +23,13 @@ from .splittable import BY_DEGREES, Splittable
 WEIGHTS = ("tensor", "tensor-sp")
 FOLDED = ("tensor-ep", "tensor-sp-ep")
 """Weights are split, and whole experts lie on the same ranks."""
-KINDS = (("data",), ("shard",), ("expert",), ("context", "ulysses"), (*WEIGHTS, *FOLDED))
+KINDS = (
+    ("data",),
+    ("shard",),
+    ("expert", "expert-shard"),
+    ("context", "ulysses"),
+    (*WEIGHTS, *FOLDED),
+)
 """Kinds of mesh axes with their names, the outermost first, as the targets place ranks."""
 PARTLY = ("selective", "alternate", "core_attn")
 """Recomputes of parts of a layer."""

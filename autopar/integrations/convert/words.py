@@ -87,11 +87,13 @@ def _parts(setup: Setup, words: Words) -> Iterator[str]:
         (words.chunks, schedule.interleave),
         (words.expert, setup.experts),
     ]
-    data = setup.degree("data", "expert")
     if words.shards:
-        degrees += [(words.replicas, data // setup.shards), (words.shards, setup.shards)]
+        replicas = setup.degree("data") // setup.shards
+        # Ranks of experts hold shards of all other parameters.
+        shards = setup.shards * setup.degree("expert")
+        degrees += [(words.replicas, replicas), (words.shards, shards)]
     else:
-        degrees.append((words.data, data))
+        degrees.append((words.data, setup.degree("data", "expert")))
     yield from (f"{word} {degree}" for word, degree in degrees if degree > 1)
     if setup.zero in words.zero:
         yield words.zero[setup.zero]
