@@ -12,6 +12,8 @@ from autopar.integrations.convert.stage_layers import stage_layers
 from autopar.integrations.importing import Hardware, import_configuration, read_configuration
 from autopar.model import LoadedModel
 from autopar.plan import Plan
+from autopar.plan_parts import ReductionsPlan
+from autopar.sharding.schedule import UNIT_BYTES
 
 SUFFIXES: Mapping[str, str] = {
     "torchtitan": ".py",
@@ -48,4 +50,7 @@ def read_back(
 def _said(plan: Plan) -> tuple[object, ...]:
     """The parts of a plan that a configuration says; of its stages, which layers they hold."""
     stages = stage_layers(plan) or plan.stages
-    return [axis.size for axis in plan.mesh], plan.operators, plan.schedule, stages
+    # The units in which parameters travel are habits of who runs the plan.
+    units = {"reductions": ReductionsPlan(), "unit_bytes": UNIT_BYTES}
+    schedule = plan.schedule.model_copy(update=units)
+    return [axis.size for axis in plan.mesh], plan.operators, schedule, stages
