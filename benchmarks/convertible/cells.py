@@ -33,7 +33,8 @@ class Cell:
     `outcome`: "runs" (torch or transformers run the file on all ranks, with the outputs and
     gradients of one device), "same" (the file is read back as the plan), "named" (it is read back
     as another, and what it leaves out is told), "refused", or "fails", with `why`. `slower`: the
-    predicted step over that of any plan that the target's framework would run, less 1. `lost`: what the file leaves out.
+    predicted step over that of any plan that the target's framework would run, less 1. `lost`: what
+    the file leaves out.
     """
 
     model: str

@@ -43,9 +43,9 @@ is not looked at.
 SLOWER = """
 ## What a target's limits cost
 
-The predicted step of the plan within the target's limits over that of any plan, both as the target's
-framework runs them. The models are small, and what the host issues is most of their steps: a large
-model loses other shares.
+The predicted step of the plan within the target's limits over that of any plan, both as the
+target's framework runs them. The models are small, and what the host issues is most of their steps:
+a large model loses other shares.
 
 """
 REFUSED = """
