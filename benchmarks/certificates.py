@@ -83,7 +83,8 @@ def certified(row: Row, run: Run, seconds: float) -> Certified | None:
     try:
         shape, best = steps.predict(row, noting)
         number = next(i for i, (_, one) in enumerate(seen) if one is best)
-        c, cluster = seen[number][0], clusters[number]
+        c, _ = seen[number]
+        cluster = clusters[number]
         name = steps.framework(row).name
         own = plan_of_run(shape, c, cluster, name)
         free = free_plan_of_run(shape, c, cluster, name, seconds=seconds)

@@ -48,13 +48,9 @@ class Factor:
     @property
     def alone(self) -> str:
         """The name of a plan with this factor alone."""
-        return (
-            f"zero{self.zero}"
-            if self.zero and self.scheme == "data"
-            else str(self)
-            if self.zero
-            else self.scheme
-        )
+        if not self.zero:
+            return self.scheme
+        return f"zero{self.zero}" if self.scheme == "data" else str(self)
 
     def __str__(self) -> str:
         return f"{self.scheme} {self.size}" + (f" (zero{self.zero})" if self.zero else "")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autopar.ir.recipes import ATTENTIONS
 from autopar.plan import Plan
 from autopar.plan_parts import OperatorPlan
 from autopar.sharding.layout import Kind, Layout, Placement, parse_layout
@@ -88,6 +89,8 @@ def axis_work(plan: Plan, index: int) -> AxisWork:
     if folded:
         share += len(names["expert"]) / sum(len(names[kind]) for kind in kinds)
     repeated = 0 if work in ("idle", "tensor") else len(names["idle"])
+    if work == "tensor":
+        repeated = sum(_is_whole(plan, name, index) for name in plan.operators)
     if work == "sequence" and attentions:
         work = "ulysses"
     return AxisWork(
@@ -178,6 +181,13 @@ def _heads(plan: Plan, name: str, index: int, held: frozenset[str]) -> bool:
     # [batch x heads, ...] of a product, [batch, heads, ...] of an attention.
     dim = 0 if plan.operators[name].kind in FLAT else 1
     return is_split(values[0][index]) and values[0][index].dim == dim
+
+
+def _is_whole(plan: Plan, name: str, index: int) -> bool:
+    """Whether an operator is an attention that every device of an axis computes."""
+    operator = plan.operators[name]
+    layouts = [layout for _, layout in placements(operator.inputs)]
+    return operator.kind in ATTENTIONS and not any(is_split(layout[index]) for layout in layouts)
 
 
 def _is_odd(plan: Plan, name: str, index: int) -> bool:

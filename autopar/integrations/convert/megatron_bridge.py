@@ -78,7 +78,8 @@ def _precision(setup: Setup) -> str:
 
 def _recomputed(setup: Setup) -> Iterable[tuple[str, object]]:
     partly = setup.recompute in PARTLY
-    granularity = None if setup.recompute == "none" else "selective" if partly else "full"
+    granularities = {"none": None, "full": "full"}
+    granularity = granularities.get(setup.recompute, "selective")
     yield "model.recompute_granularity", granularity
     yield "model.recompute_method", "uniform" if setup.recompute == "full" else None
     yield "model.recompute_num_layers", 1 if setup.recompute == "full" else None

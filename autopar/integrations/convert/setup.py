@@ -332,7 +332,8 @@ def _axis_losses(axis: AxisWork) -> Iterable[str]:
             "there"
         )
     if axis.repeated:
-        split = "the sequence" if axis.work in ("sequence", "ulysses") else "the batch"
+        dims: dict[Work, str] = {"sequence": "the sequence", "ulysses": "the sequence"}
+        split = {**dims, "tensor": "their heads"}.get(axis.work, "the batch")
         yield (
             f"{axis.repeated} products that every device along {axis.name} repeats split {split} "
             "there as well: values stay the same"

@@ -12,7 +12,7 @@ from .setup import Setup, setup_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """What a project calls the degrees of a plan.
+    """The names of a plan's degrees in a project.
 
     `replicas`, `shards`: of the ranks with shares of the batch, those that hold the same parameters
     and those that hold parts of them; "" where one word, `data`, is for both. `zero`: by the stage

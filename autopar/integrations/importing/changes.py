@@ -15,7 +15,7 @@ _SETTING = re.compile(r"\s*(?:\"(?P<key>[^\"]+)\"|(?P<name>[\w.-]+))(?: = |: |\s
 
 
 def changes(run: Plan, better: Plan, target: str) -> Changes:
-    """What changes in the target's file from the run to the plan found.
+    """The changes in the target's file from the run to the plan found.
 
     {} where the target cannot say one of them, as a run may have a pipeline that it writes itself.
     """

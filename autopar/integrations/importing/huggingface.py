@@ -101,12 +101,15 @@ def _configuration(path: Path, fields: Mapping[str, Any]) -> Configuration:
         raise UsageError(f"{path}: tp_plan and fsdp_plan are no dicts of styles")
     tensor, shards, copies = degrees.values()
     stays = bool(units) and all(style == WHOLE_BETWEEN for style in units.values())
+    zero = None
+    if shards > 1:
+        zero = 2 if stays else 3
     sharded = Configuration(
         source=SOURCE,
         # Without shards, copies are those of the training's own data parallelism.
         data=shards * copies if shards > 1 else None,
         shards=shards if shards > 1 else None,
-        zero=(2 if stays else 3) if shards > 1 else None,
+        zero=zero,
         tensor=tensor,
     )
     if not styles:

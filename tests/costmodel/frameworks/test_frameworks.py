@@ -181,7 +181,8 @@ def test_messages_run_under_the_products_beside_them() -> None:
 
 
 def test_gathers_that_are_not_kept_are_repeated() -> None:
-    plain, repeated = _step(_with()), _step(_with(regather=True))
+    plain = _step(_with())
+    repeated = _step(_with(regather=True))
     assert repeated.communication > plain.communication and repeated.step > plain.step
 
 

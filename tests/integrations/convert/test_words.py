@@ -1,4 +1,4 @@
-"""What projects call the layout of a plan."""
+"""Layouts of plans in the words of projects."""
 
 from __future__ import annotations
 
