@@ -22,12 +22,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.errors import AutoparError
-from benchmarks.validating import steps
-from benchmarks.validating.by_plan import free_plan_of_run, plan_of_run
-from benchmarks.validating.missing import Missing
-from benchmarks.validating.rows import Row, Run, read_tables, training_rows
-from benchmarks.validating.summed import Configuration, Priced
-from benchmarks.validating.training import stated_seconds
+from benchmarks.validating.by_plan import Defined, defined, free_plan_of_run, rows_of
+from benchmarks.validating.rows import Row, Run
 
 OFF = 0.15
 """The error of a price within which a measurement below a certificate refutes it."""
@@ -54,49 +50,47 @@ class Certified:
         return "refuted" if close else "the price is off, too"
 
 
-def fastest(rows: list[tuple[Row, Run]]) -> Iterator[tuple[Row, Run]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A run by its group, model and number of devices."""
+
+    group: str
+    model: str
+    devices: int
+    run: Defined
+
+
+def fastest(rows: list[tuple[Row, Run]]) -> Iterator[Asked]:
     """The run of each group, model and number of devices that takes least for a sample."""
-    best: dict[tuple[str, str, str], tuple[float, Row, Run]] = {}
+    best: dict[tuple[str, str, int], tuple[float, Defined]] = {}
     for row, run in rows:
-        try:
-            shape, _ = steps.predict(row)
-            seconds = run.seconds or stated_seconds(run, shape)
-            each = seconds / float(row["global_batch"] or 1) if seconds else None
-        except (AutoparError, Missing, KeyError, ValueError):
+        one = defined(row, run)
+        if one is None or one.measured is None:
             continue
-        key = (run.group, str(run.model), row["gpus"])
-        if each is not None and (key not in best or each < best[key][0]):
-            best[key] = (each, row, run)
-    yield from ((row, run) for _, row, run in best.values())
+        key = (run.group, str(run.model), one.configuration.devices)
+        each = one.measured / one.configuration.global_batch
+        if key not in best or each < best[key][0]:
+            best[key] = (each, one)
+    for (group, model, devices), (_, one) in best.items():
+        yield Asked(group=group, model=model, devices=devices, run=one)
 
 
-def certified(row: Row, run: Run, seconds: float) -> Certified | None:
+def certified(asked: Asked, seconds: float) -> Certified | None:
     """The run beside its certificate; None where its plan or the search has none."""
-    seen: list[tuple[Configuration, Priced]] = []
-    clusters = []
-
-    def noting(shape, c, cluster):  # type: ignore[no-untyped-def]
-        seen.append((c, steps.price(shape, c, cluster)))
-        clusters.append(cluster)
-        return seen[-1][1]
-
+    run = asked.run
     try:
-        shape, best = steps.predict(row, noting)
-        number = next(i for i, (_, one) in enumerate(seen) if one is best)
-        c, _ = seen[number]
-        cluster = clusters[number]
-        name = steps.framework(row).name
-        own = plan_of_run(shape, c, cluster, name)
-        free = free_plan_of_run(shape, c, cluster, name, seconds=seconds)
-    except (AutoparError, Missing):
+        own = run.plan()
+        free = free_plan_of_run(
+            run.shape, run.configuration, run.cluster, run.name, seconds=seconds
+        )
+    except AutoparError:
         return None
-    measured = run.seconds or stated_seconds(run, shape)
-    assert measured is not None
+    assert run.measured is not None
     return Certified(
-        group=run.group,
-        model=str(run.model),
-        devices=c.devices,
-        measured=measured,
+        group=asked.group,
+        model=asked.model,
+        devices=asked.devices,
+        measured=run.measured,
         priced=own.predicted.step,
         bound=free.provenance.lower_bound,
     )
@@ -109,15 +103,10 @@ def main() -> None:
     parser.add_argument("--groups", nargs="*", default=(), help="names of groups (default: all)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
     arguments = parser.parse_args()
-    tables, _ = read_tables(arguments.data)
-    rows = [
-        (row, run)
-        for row, run in training_rows(tables)
-        if not arguments.groups or run.group in arguments.groups
-    ]
+    rows = rows_of(arguments.data, arguments.groups)
     table = Table(*HEADINGS)
-    for row, run in fastest(rows):
-        if (one := certified(row, run, arguments.seconds)) is None:
+    for asked in fastest(rows):
+        if (one := certified(asked, arguments.seconds)) is None:
             continue
         figures = (one.measured, one.priced, one.bound)
         if arguments.json:

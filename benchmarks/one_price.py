@@ -22,16 +22,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from autopar.costmodel import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
-from benchmarks.validating import steps
-from benchmarks.validating.by_plan import plan_of_run
-from benchmarks.validating.known import Shape
-from benchmarks.validating.missing import Missing
-from benchmarks.validating.rows import Row, Run, read_tables, thinned, training_rows
-from benchmarks.validating.summed import Configuration, Priced
-from benchmarks.validating.training import stated_seconds
+from benchmarks.validating.by_plan import defined, rows_of
+from benchmarks.validating.rows import Row, Run, thinned
+from benchmarks.validating.summed import Priced
 
 HEADINGS = ("group", "runs", "by sums", "by plan", "plan / sums", "bytes", "no plan")
 
@@ -48,23 +43,12 @@ class Both:
 
 def priced(row: Row, run: Run) -> Both | None:
     """Both prices of a row; None if it does not define its run."""
-    seen: list[tuple[Shape, Configuration, Cluster, Priced]] = []
-
-    def noting(shape: Shape, c: Configuration, cluster: Cluster) -> Priced:
-        seen.append((shape, c, cluster, steps.price(shape, c, cluster)))
-        return seen[-1][-1]
-
-    try:
-        shape, best = steps.predict(row, noting)
-    except (AutoparError, Missing):
+    if (one := defined(row, run)) is None:
         return None
-    _, c, cluster, _ = next(one for one in seen if one[-1] is best)
-    measured = run.seconds or stated_seconds(run, shape)
     try:
-        name = steps.framework(row).name
-        return Both(measured=measured, summed=best, plan=plan_of_run(shape, c, cluster, name))
+        return Both(measured=one.measured, summed=one.summed, plan=one.plan())
     except AutoparError as error:
-        return Both(measured=measured, summed=best, plan=None, reason=str(error))
+        return Both(measured=one.measured, summed=one.summed, plan=None, reason=str(error))
 
 
 def groups(rows: list[tuple[Row, Run]]) -> Iterator[tuple[str, list[Both]]]:
@@ -99,12 +83,7 @@ def main() -> None:
     parser.add_argument("--groups", nargs="*", default=(), help="names of groups (default: all)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    tables, _ = read_tables(arguments.data)
-    rows = [
-        (row, run)
-        for row, run in training_rows(tables)
-        if not arguments.groups or run.group in arguments.groups
-    ]
+    rows = rows_of(arguments.data, arguments.groups)
     table = Table(*HEADINGS)
     told = {}
     reasons: Counter[str] = Counter()

@@ -171,7 +171,9 @@ def _part(
     if held and all(held):
         return Part.WEIGHT
     if RULES[offer.call.operator.kind].products:
-        if any(held):
+        # A vector, as of the sinks of an attention, is no weight that values are multiplied with.
+        tensors = zip(held, offer.call.inputs, strict=True)
+        if any(of_model and len(tensor.shape) > 1 for of_model, tensor in tensors):
             return Part.EXPERTS if Split.EXPERT in splits else Part.PRODUCT
         return Part.CORE if FactorClass.INNER in classes else Part.OTHER
     looks_up = any(factor.special == "masked" for factor in offer.rule.factors)

@@ -31,8 +31,8 @@ class Collective:
     """One collective of a step over a group of mesh axes.
 
     `phase` is forward, backward or update; `nbytes` by the collective's convention. `most`: more
-    bytes than data can ask for, where `nbytes` are the mean over data, else 0. `inside`: rows that
-    came along an outer axis are fanned out.
+    bytes than data can ask for, where `nbytes` are the mean over data, else 0. `outermost`: the
+    first of the axes along which the rows of an exchange go in turn, else -1.
     """
 
     phase: str
@@ -41,7 +41,7 @@ class Collective:
     nbytes: int
     tensor: str
     most: int = 0
-    inside: bool = False
+    outermost: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ def operator_collectives(
             nbytes=round(float(move.nbytes[0])),
             tensor=operator.outputs[0],
             most=0 if move.most is None else round(float(move.most[0])),
-            inside=move.inside is not None and bool(move.inside[0]),
+            outermost=-1 if move.outermost is None else int(move.outermost[0]),
         )
         for axes, move in ordered
     ]

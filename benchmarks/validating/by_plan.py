@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from autopar.api import plan_loaded
 from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import LOSSES, Framework
+from autopar.errors import AutoparError
 from autopar.integrations.importing.configuration import Configuration as Imported
 from autopar.integrations.importing.configuration_plan import cuts_between, scheme_text
 from autopar.ir import Graph
@@ -19,10 +22,59 @@ from autopar.raising import raised
 from benchmarks.validating.known import Shape
 from benchmarks.validating.known.transformer import transformer
 
-from .summed import Configuration
+from . import steps
+from .missing import Missing
+from .rows import Row, Run, read_tables, training_rows
+from .summed import Configuration, Priced
 from .summed.analysed_graphs import own_kernels
 from .summed.layer_distribution import layers_of_chunks
 from .summed.part_seconds import parts_of
+from .training import stated_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defined:
+    """A run as a row defines it, with its price by sums and the measured seconds of a step."""
+
+    shape: Shape
+    configuration: Configuration
+    cluster: Cluster
+    name: str
+    summed: Priced
+    measured: float | None
+
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        return plan_of_run(self.shape, self.configuration, self.cluster, self.name)
+
+
+def defined(row: Row, run: Run) -> Defined | None:
+    """The run of a row, with the likeliest of what it leaves open; None if it defines none."""
+    seen: list[tuple[Configuration, Cluster, Priced]] = []
+
+    def noting(shape: Shape, c: Configuration, cluster: Cluster) -> Priced:
+        seen.append((c, cluster, steps.price(shape, c, cluster)))
+        return seen[-1][-1]
+
+    try:
+        shape, best = steps.predict(row, noting)
+    except (AutoparError, Missing):
+        return None
+    c, cluster, _ = next(one for one in seen if one[-1] is best)
+    return Defined(
+        shape=shape,
+        configuration=c,
+        cluster=cluster,
+        name=steps.framework(row).name,
+        summed=best,
+        measured=run.seconds or stated_seconds(run, shape),
+    )
+
+
+def rows_of(data: Path, groups: Sequence[str]) -> list[tuple[Row, Run]]:
+    """The rows of training runs in a folder, of these groups alone if there are some."""
+    tables, _ = read_tables(data)
+    return [(row, run) for row, run in training_rows(tables) if not groups or run.group in groups]
 
 
 def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = "") -> Plan:

@@ -39,7 +39,6 @@ class Host:
     """The host of one rank: the seconds that it issues calls of a program's operators for."""
 
     def __init__(self, graph: Graph, mesh: Sequence[int], cluster: Cluster) -> None:
-        self.tensors = graph.tensors
         self.mesh = mesh
         habits = cluster.framework.habits
         self.graph = graph
@@ -73,13 +72,13 @@ class Host:
     def _experts(self, step: Compute) -> int:
         """The experts of a rank."""
         own = [
-            self.tensors[name].shape[0]
+            self.graph.tensors[name].shape[0]
             // math.prod(
                 size
                 for size, placement in zip(self.mesh, layout, strict=True)
                 if placement.kind is Kind.SPLIT and placement.dim == 0
             )
             for name, layout in zip(step.operator.inputs, step.decision.inputs, strict=True)
-            if len(self.tensors[name].shape) == 3
+            if len(self.graph.tensors[name].shape) == 3
         ]
         return max(own, default=1)

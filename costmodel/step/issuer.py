@@ -43,7 +43,6 @@ class Issuer:
         self.reason = reason
         self.apart = apart
         self.known: dict[tuple[str, Axes, int], float] = {}
-        self.programs: dict[tuple[str, Axes, int, bool], float] = {}
 
     def issue(self, kind: str, axes: Axes, nbytes: int, name: str) -> Sent:
         """Start a collective behind the computation so far."""
@@ -59,10 +58,7 @@ class Issuer:
 
     def seconds(self, collective: Collective) -> float:
         """Seconds of a program's collective alone."""
-        key = (collective.kind, collective.axes, collective.nbytes, collective.inside)
-        if key not in self.programs:
-            self.programs[key] = self.prices.collective(collective)
-        return self.programs[key]
+        return self.prices.collective(collective)
 
     def for_seconds(self, collective: Collective, seconds: float) -> Sent:
         """Start a part of a program's collective, of so many seconds."""

@@ -85,7 +85,8 @@ class MeshPrices:
     """Prices of collectives over axes of a mesh on a cluster.
 
     Parameters travel in units of about `unit_bytes`. A group over several axes is priced as one
-    axis of as many devices in the same places. `operators`: seconds of operators as they were
+    axis of as many devices in the same places. `programs`: seconds of programs' collectives.
+    `operators`: seconds of operators as they were
     decided (`estimate.step_seconds`), of the mesh, too.
     """
 
@@ -93,6 +94,9 @@ class MeshPrices:
     mesh: Mesh
     unit_bytes: int = UNIT_BYTES
     known: dict[tuple[str, Axes, float], tuple[Line, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    programs: dict[tuple[str, Axes, int, int], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     operators: dict[object, tuple[float, float, float]] = field(
@@ -196,26 +200,31 @@ class MeshPrices:
 
     def collective(self, collective: Collective) -> float:
         """Seconds of a collective of a program."""
-        if collective.inside and self.fans_out:
-            return 0.0
-        return self.seconds(collective.kind, collective.axes, collective.nbytes)
+        key = (collective.kind, collective.axes, collective.nbytes, collective.outermost)
+        if key not in self.programs:
+            first = collective.outermost
+            hidden = first >= 0 and self.fans_out(first, collective.axes)
+            self.programs[key] = 0.0 if hidden else self.seconds(*key[:3])
+        return self.programs[key]
 
     def move(self, axes: Axes, move: Move) -> Floats:
         """Seconds of a collective inside an operator: array [strategies]."""
         size, level = self.place(axes)
         sent = collective_time(move.kind, move.nbytes, size, level=level, cluster=self.cluster)
         seconds = np.asarray(self.issued(size) + sent)
-        if move.inside is None or not self.fans_out:
+        if move.outermost is None:
             return seconds
-        return np.where(move.inside, 0.0, seconds)
+        hidden = np.array([self.fans_out(axis, axes) for axis in range(len(self.mesh.axes))])
+        return np.where(hidden[move.outermost], 0.0, seconds)
 
-    @property
-    def fans_out(self) -> bool:
-        """Whether kernels fan rows out inside a node while others come from outside.
+    def fans_out(self, first: int, axes: Axes) -> bool:
+        """Whether kernels fan rows out over `axes` while others come over the axis `first`.
 
-        These are hidden: the network is the slower of both.
+        Then only the messages over the slower link of that axis are seen.
         """
-        return self.cluster.framework.kernels.dispatcher == "node"
+        if self.cluster.framework.kernels.dispatcher != "node":
+            return False
+        return self.link((first,)) != self.link(axes)
 
     def issued(self, size: int) -> float:
         """Seconds of the host for a collective of so many ranks; one rank alone issues none."""

@@ -134,12 +134,7 @@ def account_of(plan: Plan, analysis: Analysis, cluster: Cluster) -> Account:
     micro = execution(plan.assignment(analysis), analysis, plan.schedule.in_stage).micro
     program = micro.program
     prices = MeshPrices(cluster=cluster, mesh=plan.mesh_, unit_bytes=plan.schedule.unit_bytes)
-    known: dict[Collective, float] = {}
-
-    def seconds(collective: Collective) -> float:
-        if collective not in known:
-            known[collective] = prices.collective(collective)
-        return known[collective]
+    seconds = prices.collective
 
     accounts: dict[str, OperatorAccount] = {}
     makers: dict[str, str] = {}

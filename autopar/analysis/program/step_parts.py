@@ -114,7 +114,8 @@ class Stepping:
         prices = self.prices(cluster)
         sums = Counter[tuple[str, str]]()
         for one in self.micro.collectives():
-            sums[one.kind, prices.place(one.axes)[1]] += prices.collective(one)  # type: ignore[assignment]
+            level = prices.place(one.axes)[1]
+            sums[one.kind, level] += prices.collective(one)  # type: ignore[assignment]
         return sums
 
 

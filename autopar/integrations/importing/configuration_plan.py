@@ -104,7 +104,7 @@ def _factors(configuration: Configuration, data: int, node: int = 0) -> list[tup
         factors.append(("data", replicas, stored if shards > 1 else ""))
     # What is no expert is shared out over the ranks of experts, too.
     nodes = expert * configuration.inner // node if node else 1
-    if not _by_node(configuration) or nodes < 2 or expert % nodes:
+    if nodes < 2 or expert % nodes or not _by_node(configuration):
         nodes = 1
     factors += [("expert", size, stored) for size in (nodes, expert // nodes) if size > 1]
     if configuration.context > 1:

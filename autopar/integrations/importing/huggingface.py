@@ -27,6 +27,7 @@ from autopar.sharding.rules import RULES
 from autopar.sharding.strategies import Option, Strategies
 
 from .configuration import Configuration
+from .python import parsed
 
 SOURCE = "transformers"
 CLASS = "DistributedConfig"
@@ -69,14 +70,10 @@ Bools = NDArray[np.bool_]
 
 def read_distributed_config(path: Path, text: str, given: Mapping[str, str]) -> Configuration:
     """The configuration of the only call of `DistributedConfig` in a file of Python."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not Python: {error}") from error
     calls = [
         node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == CLASS
+        for node in ast.walk(parsed(path, text))
+        if isinstance(node, ast.Call) and _last_name(node.func) == CLASS
     ]
     if len(calls) != 1:
         raise UsageError(f"{path}: {len(calls)} calls of {CLASS} in it, not one")
@@ -84,10 +81,17 @@ def read_distributed_config(path: Path, text: str, given: Mapping[str, str]) -> 
     for keyword in calls[0].keywords:
         try:
             fields[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError, MemoryError) as error:
             name = printable(str(keyword.arg), lines=False)
             raise UsageError(f"{path}, line {keyword.lineno}: {name} is no plain value") from error
     return _configuration(path, fields)
+
+
+def _last_name(function: ast.expr) -> str:
+    """The name of a function, without the modules before it."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _configuration(path: Path, fields: Mapping[str, Any]) -> Configuration:

@@ -137,7 +137,8 @@ def configuration_of(options: Mapping[str, str]) -> Configuration:
         degree(SOURCE, options, f"{name}-parallel-size")
         for name in ("tensor-model", "pipeline-model", "context", "expert-model")
     )
-    dispatcher_of(options)
+    if expert > 1:
+        dispatcher_of(options)
     lost += _of_recipes(options)
     optimizer = str(options.get("optimizer", "adam"))
     if optimizer not in OPTIMIZERS:

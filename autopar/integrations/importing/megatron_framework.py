@@ -125,7 +125,9 @@ def megatron_framework(configuration: Configuration) -> Framework:
     work = framework_named("megatron-bridge" if bridge else "megatron-core")
     precision = precision_of(given)
     products = RECIPES[precision].kernel if precision else ""
-    kernels = replace(work.kernels, products=products, dispatcher=dispatcher_of(given))
+    kernels = replace(work.kernels, products=products)
+    if configuration.expert > 1:
+        kernels = replace(kernels, dispatcher=dispatcher_of(given))
     return replace(work, habits=_habits(configuration, work.habits), kernels=kernels)
 
 

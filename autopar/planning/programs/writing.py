@@ -31,7 +31,7 @@ from autopar.planning.stages.parts import Part
 from autopar.planning.stages.stage import message_seconds
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.layout import format_layout
-from autopar.sharding.mesh import Axes, Mesh
+from autopar.sharding.mesh import Mesh
 from autopar.sharding.micro_batches import of_whole_batch
 from autopar.sharding.model_flops import model_flops
 from autopar.sharding.program import Assignment, Program
@@ -221,18 +221,14 @@ def _holders(best: StagedProgram) -> Iterator[tuple[str, Part]]:
 
 
 def _priced(program: Program, schedule: Schedule, prices: MeshPrices) -> Iterator[CollectivePlan]:
-    known: dict[tuple[str, Axes, int, bool], float] = {}
     for c in scheduled(program, schedule).collectives():
         axis = prices.mesh.name(c.axes)
-        key = (c.kind, c.axes, c.nbytes, c.inside)
-        if key not in known:
-            known[key] = prices.collective(c)
         yield CollectivePlan(
             phase=c.phase,
             kind=c.kind,
             axis=axis,
             nbytes=c.nbytes,
-            seconds=known[key],
+            seconds=prices.collective(c),
             tensor=c.tensor,
         )
 

@@ -30,9 +30,8 @@ from autopar.ir import Role, Tensor
 from autopar.planning.tables.parameters.handling import Handled, handling, home_seconds, way_of
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.layout import Layout
-from autopar.sharding.mesh import Axes, degree_of
+from autopar.sharding.mesh import degree_of
 from autopar.sharding.program import (
-    Collective,
     Compute,
     Program,
     Redistribute,
@@ -182,8 +181,7 @@ class _Adder:
         self.covers = Covers.of(
             self.program, self.prices.cluster.framework.habits, self._seconds_of
         )
-        # Equal collectives and parameters are priced once.
-        self._collectives: dict[tuple[str, Axes, int, bool], float] = {}
+        # Equal parameters are priced once.
         self._handlings: dict[object, Handled] = {}
         self._shares: dict[tuple[tuple[int, ...], Layout], Share] = {}
 
@@ -226,9 +224,9 @@ class _Adder:
             gradients = self.program.assignment.gradients
             for c in operator_collectives(self.graph, step, self.mesh, gradients):
                 if c.phase == "backward":
-                    back += self._collective(c)
+                    back += self.prices.collective(c)
                 else:
-                    ahead += self._collective(c)
+                    ahead += self.prices.collective(c)
         # The backward pass of a recomputed operator runs its forward pass again.
         repeated = name in self.recomputed
         issued = self.host.issues(step, seconds)
@@ -264,8 +262,8 @@ class _Adder:
             self._bring(tensor, step, index)
             return
         forward, backward = chain_collectives(self.graph, step, self.mesh, self.types)
-        ahead = sum(map(self._collective, forward))
-        back = sum(map(self._collective, backward))
+        ahead = sum(map(self.prices.collective, forward))
+        back = sum(map(self.prices.collective, backward))
         repeated = self.graph.operators[index].name in self.recomputed
         if self.covers is not None and (forward or backward):
             ranks = degree_of((*forward, *backward)[0].axes, self.mesh)
@@ -315,13 +313,6 @@ class _Adder:
         self.costs.forward[index] += ahead
         self.costs.backward[index] += back + repeated_seconds
         self.costs.moved[index] += ahead + back + repeated_seconds
-
-    def _collective(self, collective: Collective) -> float:
-        """Return the seconds of a collective of values."""
-        key = (collective.kind, collective.axes, collective.nbytes, collective.inside)
-        if key not in self._collectives:
-            self._collectives[key] = self.prices.collective(collective)
-        return self._collectives[key]
 
     # --- parameters ---
 

@@ -21,8 +21,8 @@ class Move:
 
     `phase`: forward or backward. `nbytes` [strategies]: by the collective's convention. `most`:
     of an exchange whose `nbytes` are the mean over what data may ask for, the largest number.
-    `home`: whether the innermost axis comes first, as in an ordinary backward pass. `inside`
-    [strategies]: whether rows that came along an outer axis are fanned out.
+    `home`: whether the innermost axis comes first, as in an ordinary backward pass. `outermost`
+    [strategies]: the first of the axes along which the rows of an exchange go in turn.
     """
 
     phase: str
@@ -30,7 +30,7 @@ class Move:
     nbytes: Floats
     most: Floats | None = None
     home: bool | None = None
-    inside: NDArray[np.bool_] | None = None
+    outermost: NDArray[np.int64] | None = None
 
     @property
     def inside_first(self) -> bool:
@@ -43,7 +43,7 @@ class Split:
     """An operator with `factor` split in a group of `size` ranks.
 
     `local`: local factor sizes [strategies, factors]. `outside` [strategies]: the ranks on further
-    axes of the same option, outside of this one.
+    axes of the same option, outside of this one; `outermost`: the first of all its axes.
     """
 
     call: Call
@@ -52,6 +52,7 @@ class Split:
     size: int
     local: Floats
     outside: Floats
+    outermost: NDArray[np.int64]
     gradients: frozenset[str]
 
     @property

@@ -264,6 +264,7 @@ def operator_traffic(
                     factor=option.factor,
                     size=size,
                     outside=before.prod(axis=1)[rows],
+                    outermost=taken[rows].argmax(axis=1),
                     local=local[rows],
                     gradients=gradients,
                 )

@@ -144,7 +144,7 @@ def rows_travel_once(split: Split) -> list[Move]:
             nbytes=rows * nbytes,
             most=most * nbytes,
             home=home,
-            inside=split.outside > 1,
+            outermost=split.outermost,
         )
 
     # Eight bytes for each rank's number of rows for each place.

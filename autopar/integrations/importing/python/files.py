@@ -15,6 +15,18 @@ from autopar.printable import printable
 from autopar.reading import read_text
 
 
+def parsed(path: Path, text: str) -> ast.Module:
+    """The tree of a text; `UsageError` with the line for what is no Python."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        said = getattr(error, "msg", None) or type(error).__name__
+        raise UsageError(
+            printable(f"{path}, line {line}: not Python: {said}", lines=False)
+        ) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """A name of another module: `name` of `module`, as `from module import name` says."""
@@ -40,16 +52,8 @@ class PythonFile:
     @classmethod
     def of(cls, path: Path, text: str) -> PythonFile:
         """The file of a text; `UsageError` with the line for what is no Python."""
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            line = getattr(error, "lineno", None) or 1
-            said = getattr(error, "msg", None) or type(error).__name__
-            raise UsageError(
-                printable(f"{path}, line {line}: not Python: {said}", lines=False)
-            ) from error
         made = cls(path=path)
-        for node in tree.body:
+        for node in parsed(path, text).body:
             made._take(node)
         return made
 
