@@ -21,6 +21,7 @@ from autopar.costmodel.device.elementwise import memory_seconds
 from autopar.costmodel.device.kernel_seconds import product_seconds
 from autopar.costmodel.device.operator_seconds import operator_seconds
 from autopar.costmodel.device.products import Product
+from autopar.costmodel.frameworks import framework_named
 from autopar.costmodel.step import estimate as estimate_module
 from autopar.costmodel.step.estimate import estimate, step_seconds
 from autopar.costmodel.step.mesh_prices import (
@@ -39,7 +40,7 @@ from autopar.order.scheduled import scheduled
 from autopar.planning.space.candidates import name_axes
 from autopar.sharding.analysis import analyse
 from autopar.sharding.candidates import strategies_of
-from autopar.sharding.program import Compute, Decision
+from autopar.sharding.program import Collective, Compute, Decision
 
 ROWS = 4096
 IN = 2048
@@ -344,3 +345,18 @@ def test_operators_of_one_mesh_are_priced_once(monkeypatch: pytest.MonkeyPatch) 
     assert len(set(alone)) > 1
     monkeypatch.setattr(estimate_module, "operator_parts", None)
     assert [step_seconds(step, analysis, shared) for step in steps] == alone
+
+
+def test_rows_are_fanned_out_under_messages_of_a_slower_link_alone() -> None:
+    work = framework_named("megatron-core")
+    node = replace(work, kernels=replace(work.kernels, dispatcher="node"))
+    for framework, hidden in ((node, True), (work, False)):
+        cluster = choose_cluster("dgx-h100", 16)[0].run_by(framework)
+        levels = bind_axes(cluster, (2, 4, 2))
+        assert levels is not None
+        prices = MeshPrices(cluster=cluster, mesh=name_axes(cluster, (2, 4, 2), levels))
+        rows = Collective(phase="forward", kind="all_to_all", axes=(2,), nbytes=2**24, tensor="x")
+        # Over the network first, over an axis of the same node first, and by itself.
+        seconds = [prices.collective(replace(rows, outermost=first)) for first in (0, 1, 2, -1)]
+        assert (seconds[0] == 0.0) == hidden
+        assert seconds[1] == seconds[2] == seconds[3] > 0.0
