@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +17,11 @@ from autopar.sharding.analysis import Analysis
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.micro_batches import split_batch
 
-from .axis import axis_limits, offered
+from .axis import AxisScheme, axis_limits, offered
 from .known import Scheme
+
+MOST = 0.95
+"""The share of the parameters' bytes that is to lie in shards of an axis."""
 
 
 def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
@@ -32,6 +36,8 @@ def pinned(request: Request, scheme: Scheme, analysis: Analysis) -> Request:
     zero = request.zero if request.zero is not None else scheme.zero
     if zero is not None and request.zero is not None:
         scheme = scheme.with_storage(zero)
+    if request.mesh is None:
+        scheme = storable(scheme, analysis)
     mesh = request.mesh or _wanted(scheme, request.cluster, stages or 1)
     tried = [mesh] if mesh is not None else meshes(request.cluster, stages or 1)
     count = request.micro_batches or 1
@@ -76,6 +82,35 @@ class Possible:
         if any(able and not here.get(name, True) for name, able in whole.items()):
             raise NoAssignment
         return axis_limits(by_axis, analysis, profiles, mesh)
+
+
+def storable(scheme: Scheme, analysis: Analysis) -> Scheme:
+    """The scheme with parameters split over as many devices of an axis as they divide over.
+
+    The rest of the axis replicates the shards: of 48 devices, 3 x 16 where dims are powers of two.
+    """
+    sizes: list[int] = []
+    axes: list[AxisScheme] = []
+    for size, axis in zip(scheme.sizes, scheme.axes, strict=bool(scheme.sizes)):
+        shards = _shards(size, analysis) if axis.storage == "split" else size
+        if 1 < shards < size:
+            sizes.append(size // shards)
+            axes.append(replace(axis, storage="whole"))
+        sizes.append(size if shards == 1 else shards)
+        axes.append(axis)
+    return replace(scheme, sizes=tuple(sizes), axes=tuple(axes)) if sizes else scheme
+
+
+def _shards(devices: int, analysis: Analysis) -> int:
+    """The most devices, of a divisor of these, over which most bytes of parameters divide."""
+    nbytes: Counter[tuple[int, ...]] = Counter()
+    for tensor in analysis.graph.parameters:
+        nbytes[tensor.shape] += tensor.bytes
+    for shards in (n for n in range(devices, 1, -1) if devices % n == 0):
+        divided = sum(of for shape, of in nbytes.items() if any(d % shards == 0 for d in shape))
+        if divided >= MOST * nbytes.total():
+            return shards
+    return 1
 
 
 def _wanted(scheme: Scheme, cluster: Cluster, stages: int) -> Mesh | None:

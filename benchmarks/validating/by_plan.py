@@ -9,14 +9,16 @@ from typing import Any
 
 from autopar.api import plan_loaded
 from autopar.costmodel import Cluster
+from autopar.costmodel.device.narrow_kernels import recipes_of
 from autopar.costmodel.frameworks import LOSSES, Framework
 from autopar.errors import AutoparError
 from autopar.integrations.importing.configuration import Configuration as Imported
 from autopar.integrations.importing.configuration_plan import cuts_between, scheme_text
 from autopar.ir import Graph
+from autopar.ir.recipes import PLAIN, RECIPES, with_precision
 from autopar.model import LoadedModel
 from autopar.plan import Plan
-from autopar.planning.model.recompute import modules_of
+from autopar.planning.model.recompute import MODULES, modules_of
 from autopar.planning.model.request import WITHOUT_LIMIT
 from autopar.raising import raised
 from benchmarks.validating.known import Shape
@@ -82,7 +84,7 @@ def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = ""
 
     `name`: of the framework. Raises as `autopar.plan` does.
     """
-    model = _model(shape, c)
+    model = _model(shape, c, cluster)
     asked: dict[str, Any] = {
         "cluster": _cluster(c, cluster, name),
         "memory": WITHOUT_LIMIT,
@@ -109,14 +111,27 @@ def free_plan_of_run(
 ) -> Plan:
     """The best plan of a run's model, batch and devices for its framework, within CPU seconds."""
     here = _cluster(c, cluster, name)
-    return plan_loaded(_model(shape, c), cluster=here, memory=WITHOUT_LIMIT, seconds=seconds).plan
+    return plan_loaded(
+        _model(shape, c, cluster), cluster=here, memory=WITHOUT_LIMIT, seconds=seconds
+    ).plan
 
 
-def _model(shape: Shape, c: Configuration) -> LoadedModel:
-    kernels = replace(own_kernels(shape, c), wide_loss=LOSSES[c.habits.loss].wide)
+def _model(shape: Shape, c: Configuration, cluster: Cluster) -> LoadedModel:
+    recipe = _recipe(c.kernels.products, cluster)
+    kernels = replace(
+        own_kernels(shape, c),
+        wide_loss=LOSSES[c.habits.loss].wide,
+        products="" if recipe else c.kernels.products,
+    )
     spelled = transformer(shape, batch=c.global_batch, dtype=c.dtype, kernels=kernels).graph
-    graph = raised(spelled)
-    return LoadedModel(graph=graph, source=graph, dtype=c.dtype)
+    graph = with_precision(raised(spelled), recipe)
+    return LoadedModel(graph=graph, source=graph, dtype=c.dtype, precision=recipe or PLAIN)
+
+
+def _recipe(products: str, cluster: Cluster) -> str | None:
+    """The recipe whose products run on kernels of this type."""
+    has = [name for name in recipes_of(cluster.device) if name in RECIPES]
+    return next((name for name in reversed(has) if RECIPES[name].kernel == products), None)
 
 
 def _cluster(c: Configuration, cluster: Cluster, name: str) -> Cluster:
@@ -130,7 +145,8 @@ def _recompute(c: Configuration, graph: Graph) -> str:
         return c.recompute
     if c.habits.saved_outputs:
         return "alternate"
-    return ",".join(modules_of(graph, ["core_attn"])) or "selective"
+    named = [name for name in c.recompute_modules or ["core_attn"] if name in MODULES]
+    return ",".join(modules_of(graph, named)) or "selective"
 
 
 def _scheme(c: Configuration) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autopar.costmodel.device.host_actions import HOST_ACTIONS
+from autopar.sharding.rules.saved_for_backward import TORCH, Saving
 
-from .habits import Habits
+from .habits import LOSSES, Habits
 from .kernels import Kernels
 
 OWN = "autopar"
@@ -58,6 +59,13 @@ class Framework:
     def fuses(self) -> bool:
         """Whether each pointwise body is one kernel."""
         return self.habits.fused or self.habits.compiled or self.name == OWN
+
+    @property
+    def saving(self) -> Saving:
+        """How its kernels save for the backward pass."""
+        if self.name == OWN:
+            return TORCH
+        return Saving(fused=self.habits.fused, scores=LOSSES[self.habits.loss].at_most)
 
     def takes(self, action: str) -> bool:
         """Whether an action of `HOST_ACTIONS` takes its host what was measured on the own runtime.

@@ -32,10 +32,12 @@ class Recompute:
 
     They are recomputed group by group, and not saved. `discarded`: further operators, whose results
     are given up after use and made again from their first input where the backward pass reads them.
+    `kept`: operators of the groups whose results stay.
     """
 
     segments: tuple[tuple[str, ...], ...] = ()
     discarded: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
 
 
 NO_RECOMPUTE = Recompute()
@@ -47,8 +49,9 @@ class Autograd:
 
     `accumulating`: gradients are added to permanent buffers. `regather`: of gathered values only
     the shard is kept, and they are gathered again in the backward pass (parameters: ZeRO-3;
-    activations: Megatron's sequence parallelism). `units`: the same of parameters alone. `types`:
-    of gradients, and of stored parameters, whose casts are counted apart.
+    activations: Megatron's sequence parallelism). `units`: the same of parameters alone. `fused`:
+    products add gradients of weights to buffers that are there. `types`: of gradients, and of
+    stored parameters, whose casts are counted apart.
     """
 
     train: bool = True
@@ -56,6 +59,7 @@ class Autograd:
     accumulating: bool = False
     regather: bool = False
     units: bool = False
+    fused: bool = False
     types: Types = PLAIN.types
 
 
@@ -79,7 +83,9 @@ class _Walk(Steps):
             regather=passes.regather,
             units=passes.units,
             discarded=passes.recompute.discarded,
+            kept=passes.recompute.kept,
             casts=True,
+            fused=passes.fused,
         )
         super().__init__(program, facts, passes.types, habits)
         self.accumulating = passes.accumulating

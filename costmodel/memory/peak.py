@@ -18,17 +18,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autopar.costmodel.frameworks.framework import AUTOPAR, Framework
 from autopar.order.scheduled import Scheduled, scheduled
 from autopar.sharding.analysis import Analysis
 from autopar.sharding.program import Program
+from autopar.sharding.rules.saved_for_backward import Saving
 from autopar.sharding.schedule import PLAIN, Schedule
 
 from .autograd_liveness import AUTOGRAD, Autograd, live_bytes
 from .live_bytes import Live
 from .precision import Precision
 from .runtime_liveness import step_bytes
-from .saved_values import facts_of
+from .saved_values import facts_of, with_outputs
 from .states import States, Training, states_of
+from .step_script import Habits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +83,10 @@ def predicted_memory(
     *,
     optimizer: str,
     composite: bool = False,
+    framework: Framework = AUTOPAR,
     schedule: Schedule = PLAIN,
 ) -> Memory:
-    """Return the bytes of one device at the peak of a step in the runtime.
+    """Return the bytes of one device at the peak of a step, as a framework keeps its values.
 
     The step runs under the program's own schedule or `schedule`. With micro-batches the program is
     that of one of them. `composite`: with a CPU's kernels (see `rules.saved_for_backward`), where
@@ -92,9 +96,14 @@ def predicted_memory(
     chosen = Precision(types=plan.schedule.types)
     training = Training(optimizer=optimizer, precision=chosen)
     states = states_of(plan.program, analysis, training)
-    live = step_bytes(
-        plan, facts_of(analysis, composite=composite, counted=True), train=analysis.train
-    )
+    saving = replace(framework.saving, composite=composite, counted=True)
+    facts = facts_of(analysis, saving)
+    kept: frozenset[str] = frozenset()
+    if framework.habits.saved_outputs and plan.schedule.recompute:
+        layers, kept = with_outputs(plan.schedule.recompute, analysis)
+        plan = scheduled(plan.program, replace(plan.schedule, recompute=layers))
+    habits = Habits(regather=framework.habits.regather, kept=kept)
+    live = step_bytes(plan, facts, habits, train=analysis.train)
     return _at_peak(
         states,
         live,
@@ -120,7 +129,7 @@ def autograd_memory(
     """
     states = states_of(program, analysis, training)
     main = analysis.train and (training.precision.main or in_flight > 1)
-    facts = facts_of(analysis, composite=composite)
+    facts = facts_of(analysis, Saving(composite=composite))
     live = live_bytes(program, facts, replace(passes, train=analysis.train, accumulating=main))
     temporaries = states.temporaries(training.optimizer, training.precision, one_by_one=composite)
     return _at_peak(states, live, main=main, in_flight=in_flight, temporaries=temporaries)

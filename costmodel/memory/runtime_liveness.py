@@ -30,12 +30,15 @@ from .step_memories import Here, Saved, Way
 from .step_script import Habits
 from .unit_memories import UnitMemories
 
+PLAIN = Habits()
 PLAYED = 3
 
 
-def step_bytes(plan: Scheduled, facts: Mapping[str, Facts], *, train: bool) -> Live:
+def step_bytes(
+    plan: Scheduled, facts: Mapping[str, Facts], habits: Habits = PLAIN, *, train: bool
+) -> Live:
     """Play a step of a program under its schedule."""
-    return _Played(plan, facts, train).live(accumulating=False)
+    return _Played(plan, facts, habits, train).live(accumulating=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,10 +63,13 @@ class _Played(UnitMemories):
     each segment in the order in which they work.
     """
 
-    def __init__(self, plan: Scheduled, facts: Mapping[str, Facts], train: bool) -> None:
+    def __init__(
+        self, plan: Scheduled, facts: Mapping[str, Facts], habits: Habits, train: bool
+    ) -> None:
         count = plan.schedule.micro_batches
         schedule = replace(plan.schedule, micro_batches=min(count, PLAYED))
-        super().__init__(replace(plan, schedule=schedule), facts, Habits(once=count > 1))
+        habits = replace(habits, once=count > 1)
+        super().__init__(replace(plan, schedule=schedule), facts, habits)
         self.count = count
         self.train = train
         program = plan.program

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from autopar.ir import Graph, Operator, Role
 from autopar.ir.recipes import ATTENTIONS
 from autopar.sharding.analysis import Analysis
+from autopar.sharding.layer_numbers import by_layer
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.saved_for_backward import (
+    TORCH,
     Keeps,
     Made,
+    Saving,
     backward_scratch,
-    drops,
     keeps,
     passes_gradient,
     shares_memory,
@@ -73,14 +75,8 @@ class SavedValues:
 
 
 @functools.lru_cache(maxsize=16)
-def facts_of(
-    analysis: Analysis, *, composite: bool = False, counted: bool = False
-) -> Mapping[str, Facts]:
-    """Return the facts of every operator of a graph, remembered for the last few graphs.
-
-    `composite`: with a CPU's kernels (see `rules.saved_for_backward`). `counted`: with dropout by
-    counted masks, as in the runtime, which is not composite.
-    """
+def facts_of(analysis: Analysis, saving: Saving = TORCH) -> Mapping[str, Facts]:
+    """Return the facts of every operator of a graph, remembered for the last few graphs."""
     graph = analysis.graph
     gradients = analysis.gradients
     orders = _Orders(graph)
@@ -96,20 +92,32 @@ def facts_of(
             view = operator.kind in RULES and shares_memory(call, contiguous=contiguous)
             known[key] = Facts(
                 view=view,
-                keeps=keeps(call, flows, composite=composite and not (counted and drops(call)))
-                if backward
-                else Keeps(),
+                keeps=keeps(call, flows, saving) if backward else Keeps(),
                 flows=tuple(
                     (i, passes_gradient(call, i, view=view))
                     for i, flows in enumerate(flows)
                     if flows and backward
                 ),
-                scratch=backward_scratch(call) if backward else (),
+                scratch=backward_scratch(call, saving) if backward else (),
                 backward=backward,
             )
         facts[operator.name] = known[key]
         orders.make(operator, known[key].view)
     return facts
+
+
+def with_outputs(
+    segments: Sequence[Sequence[str]], analysis: Analysis
+) -> tuple[tuple[tuple[str, ...], ...], frozenset[str]]:
+    """The layers of which segments are recomputed, and their other operators.
+
+    Where the latter keep their results, a layer as a whole is made again of these and its inputs
+    (torch's selective activation checkpointing).
+    """
+    repeated = {name for segment in segments for name in segment}
+    layers = by_layer(op.name for op in analysis.warm)
+    some = tuple(layer for layer in layers if not repeated.isdisjoint(layer))
+    return some, frozenset(name for layer in some for name in layer) - repeated
 
 
 class _Orders:
@@ -179,7 +187,9 @@ def _permuted(
     return tuple(dims.index(d) for d in order)
 
 
-def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> SavedValues:
+def saved_values(
+    analysis: Analysis, segments: Sequence[Sequence[str]] = (), saving: Saving = TORCH
+) -> SavedValues:
     """The shares of every operator; nothing is saved outside training.
 
     Operators of `segments` are recomputed in the backward pass: only the inputs of each segment
@@ -187,7 +197,7 @@ def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> 
     """
     if not analysis.train:
         return SavedValues(shares={}, weights=frozenset())
-    facts = facts_of(analysis)
+    facts = facts_of(analysis, saving)
     tensors = analysis.graph.tensors
     segment_of = {name: number for number, segment in enumerate(segments) for name in segment}
     roots = roots_of(analysis, facts)
@@ -210,7 +220,9 @@ def saved_values(analysis: Analysis, segments: Sequence[Sequence[str]] = ()) -> 
             shares[op.name] = tuple(own)
     used = frozenset(name for name in count if tensors[name].role is Role.PARAMETER)
     return SavedValues(
-        shares=shares, weights=used, passing=_passing(analysis, segments[-1]) if segments else {}
+        shares=shares,
+        weights=used,
+        passing=_passing(analysis, segments[-1], saving) if segments else {},
     )
 
 
@@ -255,9 +267,11 @@ def places_saved(
     return places
 
 
-def _passing(analysis: Analysis, segment: Sequence[str]) -> dict[str, tuple[Share, ...]]:
+def _passing(
+    analysis: Analysis, segment: Sequence[str], saving: Saving
+) -> dict[str, tuple[Share, ...]]:
     """Shares of a segment's operators while it is recomputed: activations only."""
-    shares = saved_values(analysis).shares
+    shares = saved_values(analysis, (), saving).shares
     activations = (
         (name, tuple(share for share in shares.get(name, ()) if not share.weight))
         for name in segment

@@ -16,7 +16,9 @@ from .step_script import Computed, Habits, Redistributed, StepScript
 Here: TypeAlias = list[int]
 """The memory at every place, or `MISSING`."""
 Saved: TypeAlias = dict[int, list[int]]
-"""The memories that operators keep for their backward passes, by their steps."""
+"""The memories that operators keep for their backward passes, by their steps; results that stay
+while a step is recomputed are at the complement of its number.
+"""
 
 
 class Way(Enum):
@@ -76,8 +78,12 @@ class Steps(LiveBytes):
                 saves = self._compute(step, here, keep=keep)
                 if keep and saves is not None:
                     saved[index] = saves
+                elif step.stays:
+                    saved[~index] = self._results(step, here)
             elif step.like.backward:
                 self._compute_back(step, saved.get(index, ()))
+                for memory in saved.pop(~index, ()):
+                    self.read(memory)
 
     def begin_back(self, place: int, gradient: int) -> None:
         """Put the gradient with which a backward pass begins at its place."""
@@ -115,6 +121,14 @@ class Steps(LiveBytes):
             if memory >= 0 and memories.keeper[memory] < 0:
                 memories.keeper[memory] = step.worker
         return saves
+
+    def _results(self, step: Computed, here: Here) -> list[int]:
+        """The memories of an operator's results, which stay until its backward pass."""
+        keeper = self.memories.keeper
+        results = [here[place] for place in step.outputs]
+        for memory in results:
+            keeper[memory] = step.worker if keeper[memory] < 0 else keeper[memory]
+        return results
 
     def _redistribute(self, step: Redistributed, here: Here) -> None:
         self.memories.moments.append(step.worker)

@@ -15,6 +15,7 @@ from autopar.ir import Operator, Role
 from autopar.sharding.layout import Kind, Layout
 from autopar.sharding.program import Compute, Decision, Program, Redistribute
 from autopar.sharding.redistribution import change
+from autopar.sharding.rules import RULES
 from autopar.sharding.rules.saved_for_backward import Made
 from autopar.sharding.schedule import Types
 from autopar.sharding.strategies import splits_plainly
@@ -31,15 +32,19 @@ class Habits:
 
     `once`: what no strategy splits is made once for all micro-batches. `regather`: gathered values
     are given up, and gathered again where the backward pass reads them; `units`: the same of
-    parameters alone. `discarded`: operators whose results are given up, too. `casts`: a gradient is
-    made in the type of its value, and cast.
+    parameters alone. `discarded`: operators whose results are given up, too; `kept`: those whose results stay though
+    they are recomputed. `casts`: a gradient is
+    made in the type of its value, and cast. `fused`: products add gradients of weights to buffers
+    that are there.
     """
 
     once: bool = False
     regather: bool = False
     units: bool = False
     discarded: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
     casts: bool = False
+    fused: bool = False
 
 
 def made_for_each(decision: Decision, made: Made, mesh: Sequence[int]) -> float:
@@ -53,6 +58,7 @@ def made_for_each(decision: Decision, made: Made, mesh: Sequence[int]) -> float:
             size
             for option, size in zip(decision.options, mesh, strict=True)
             if splits_plainly(option, decision.rule, made.factors)
+            or (made.inside and option.passes(decision.rule, made.factors))
         )
     if made.passed:
         shards = math.prod(
@@ -97,13 +103,15 @@ class Alike(NamedTuple):
 class Computed(NamedTuple):
     """The step of an operator, by the numbers of places.
 
-    `remade`: its results are given up, and made again from its first input.
+    `remade`: its results are given up, and made again from its first input. `stays`: they are kept
+    where it is recomputed.
     """
 
     worker: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     remade: bool
+    stays: bool
     like: Alike
 
 
@@ -226,7 +234,8 @@ class StepScript:
         outs = map(self.number, zip(operator.outputs, step.decision.outputs, strict=True))
         # Operators are discarded by name, so that this is no property of those that are alike.
         remade = operator.name in self.habits.discarded
-        return Computed(worker, tuple(ins), tuple(outs), remade, self._alike[key])
+        stays = operator.name in self.habits.kept
+        return Computed(worker, tuple(ins), tuple(outs), remade, stays, self._alike[key])
 
     def _casts(self, operator: Operator, facts: Facts) -> tuple[bool, ...]:
         """Whether each gradient of an operator's inputs is cast as it is made."""
@@ -239,7 +248,11 @@ class StepScript:
         ins = list(zip(operator.inputs, step.decision.inputs, strict=True))
         outs = zip(operator.outputs, step.decision.outputs, strict=True)
         flows = []
+        weighs = self.habits.fused and RULES[operator.kind].products
         for (position, same), is_cast in zip(facts.flows, casts, strict=True):
+            if weighs and self.tensors[operator.inputs[position]].role is Role.PARAMETER:
+                flows.append(Flow(position, False, 0.0, None))
+                continue
             # Autograd makes the gradient in the value's type, and it lives until it is cast.
             made = self.made_gradient_bytes(*ins[position])
             size = self.gradient_bytes(*ins[position]) if is_cast else made

@@ -67,7 +67,11 @@ def estimate(
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
     # Gloo's devices are CPUs, whose kernels are composed of smaller ones.
     memory = memory or predicted_memory(
-        plan, analysis, optimizer=optimizer, composite=prices.cluster.backend == "gloo"
+        plan,
+        analysis,
+        optimizer=optimizer,
+        composite=prices.cluster.backend == "gloo",
+        framework=prices.cluster.framework,
     )
     played = timeline(plan, analysis, prices, optimizer=optimizer)
     return estimate_of(plan, prices, optimizer, played, memory)

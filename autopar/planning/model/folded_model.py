@@ -26,7 +26,7 @@ from autopar.sharding.rules import is_product
 
 from .counts import Counts, Segments
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
-from .recompute import stretches
+from .recompute import ALTERNATE, stretches
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
@@ -182,7 +182,10 @@ class FoldedModel:
             names = {op.name for op in self.folding.graph.operators}
             # Of the folded graph only whole layers that are in it are repeated.
             folded = {one.names: one.key for one in all_of if names.issuperset(one.names)}
-            chosen = worthwhile(self.analysis(short=True), tuple(folded)) if folded else ()
+            chosen = tuple(folded)
+            # What another framework saves is not what each stretch saves by itself.
+            if folded and recompute != ALTERNATE:
+                chosen = worthwhile(self.analysis(short=True), chosen)
             # The last of equal layers, which represents all behind the first, speaks for them.
             last = {where: group for group, where in folded.items()}
             taken = {where for where, group in last.items() if group in chosen}

@@ -55,7 +55,9 @@ def once(tables: Tables, work: Multiplicities) -> Tables:
     """
     if work.zero != 1 or not work.accumulating:
         return tables
-    saved = saved_values(tables.analysis, work.segments).weights
+    saved = saved_values(
+        tables.analysis, work.segments, tables.prices.cluster.framework.saving
+    ).weights
 
     def spared(tensor: Tensor, shards: Ints) -> Floats:
         return _gradient(tables, tensor, shards) * (tensor.name in saved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autopar.costmodel.frameworks import OWN
 from autopar.costmodel.memory.peak import Memory, predicted_memory
 from autopar.costmodel.step.estimate import Estimate, estimate_of, timeline
 from autopar.costmodel.step.mesh_prices import LEAST_UNIT
@@ -83,9 +84,12 @@ class DraftProgram:
         return DraftProgram(tables=tables, solution=solution, plan=scheduled(program, schedule))
 
     def without_waste(self) -> DraftProgram:
-        """The same program without its recompute, if that saves nothing at the peak."""
+        """The same program without its recompute, if that saves nothing at the peak.
+
+        Another framework runs what a mode says.
+        """
         schedule = self.plan.schedule
-        if not schedule.recompute:
+        if not schedule.recompute or self.tables.prices.cluster.framework.name != OWN:
             return self
         # Each recomputed segment holds its inputs to its end, which small ones do not earn.
         plain = self.under(replace(schedule, recompute=()))
@@ -100,6 +104,7 @@ class DraftProgram:
             tables.analysis,
             optimizer=tables.optimizer,
             composite=tables.prices.cluster.backend == "gloo",
+            framework=tables.prices.cluster.framework,
         )
 
     @cached_property

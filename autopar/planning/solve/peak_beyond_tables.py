@@ -39,7 +39,7 @@ def bytes_beyond(
     The units of parameters are made smaller if the peak would exceed `room`.
     """
     program = build_program(tables.analysis.graph, decode(tables, solution.choices))
-    composite = tables.prices.cluster.backend == "gloo"
+    cluster = tables.prices.cluster
     # The folded program has every layer once, so its peak is compared with sums that have, too.
     once, shared = _sums(tables, solution, lambda variable: 1 / _count(variable, counts))
     _, all_shared = _sums(tables, solution, lambda variable: 1.0)
@@ -50,7 +50,11 @@ def bytes_beyond(
     for unit in dict.fromkeys((schedule.unit_bytes, LEAST_UNIT)):
         plan = scheduled(program, replace(schedule, unit_bytes=min(unit, schedule.unit_bytes)))
         peak = predicted_memory(
-            plan, tables.analysis, optimizer=tables.optimizer, composite=composite
+            plan,
+            tables.analysis,
+            optimizer=tables.optimizer,
+            composite=cluster.backend == "gloo",
+            framework=cluster.framework,
         ).total + _copies_of_other_layers(plan, counts)
         least = min(least, peak - certain_bytes(tables.analysis) - once - repeated)
         if solution.memory + least <= room:

@@ -25,7 +25,7 @@ from autopar.sharding.schedule import UNIT_BYTES
 
 from .even_cuts import EvenCuts
 from .piece_costs import PieceCosts
-from .stage import Pipeline, Place, Slower, Stage, message_seconds, once_of
+from .stage import Pipeline, Place, Slower, Stage, message_seconds, on_one_device, once_of
 
 SHIFTS = 8
 """The most rounds in which every cut is shifted by a piece."""
@@ -242,12 +242,13 @@ class Cutter:
         seconds = step_seconds(schedule, times, self.count, interleave)
         once = [once_of(own, self.unit_bytes, cluster) for own in held]
         seconds += once_seconds(once, cluster.backend, interleave) + self.figures[0].call
+        settled = [on_one_device(own) for own in held]
         return Pipeline(
-            stages=tuple(chunks),
+            stages=tuple(settled[k % stages][k // stages] for k in range(len(chunks))),
             schedule=schedule,
             interleave=interleave,
             step=shared_seconds(cluster, seconds, [device.busy(self.count) for device in once]),
-            memory=max(math.fsum(chunk.memory for chunk in own) for own in held),
+            memory=max(math.fsum(chunk.memory for chunk in own) for own in settled),
         )
 
     def _handed(self, chunks: Sequence[Stage]) -> list[float]:

@@ -147,7 +147,7 @@ def _carries_parameter(tables: Tables, variable: Variable) -> bool:
 
 def saved_bytes(tables: Tables, solution: Solution, work: Multiplicities) -> float:
     """Return the bytes saved of a micro-batch from its forward to its backward pass."""
-    saved = saved_values(tables.analysis, work.segments)
+    saved = saved_values(tables.analysis, work.segments, tables.prices.cluster.framework.saving)
     total = []
     for variable, choice in zip(tables.variables, solution.choices, strict=True):
         row = int(variable.rows[choice])

@@ -19,6 +19,7 @@ import numpy as np
 from autopar.search import balance, least_worst, partition
 
 from .piece_costs import Floats, PieceCosts
+from .stage import on_one_device
 from .stage_memory import Ints
 
 WIDE = 3.0
@@ -51,7 +52,7 @@ class EvenCuts:
         """Return the least bytes of a device with which stages hold the whole model."""
         low = 0.0
         high = max(
-            self.costs.memory(stage).of(flown, 0, self.costs.count)
+            self.costs.memory(stage).of(flown, 0, self.costs.count)[0]
             for stage, flown in enumerate(flying)
         )
         for _ in range(HALVINGS):
@@ -86,12 +87,14 @@ class EvenCuts:
     def fit_together(self, cuts: tuple[int, ...], flying: Sequence[float]) -> bool:
         """Return whether the chunks of every device fit it, and its host."""
         stages = len(self.limits)
-        held = [0.0] * stages
+        chunks = []
         hosted = [0.0] * stages
         for chunk, (i, j) in enumerate(itertools.pairwise(cuts)):
             stage = chunk % stages
-            held[stage] += self.costs.stage(stage, i, j, flying[chunk]).memory
+            chunks.append(self.costs.stage(stage, i, j, flying[chunk]))
             hosted[stage] += self.costs.memory(stage).host_of(i, j)
+        each = (on_one_device(chunks[stage::stages]) for stage in range(stages))
+        held = [math.fsum(chunk.memory for chunk in own) for own in each]
         return all(
             used <= limit * ROUNDED
             for used, limit in zip((*held, *hosted), (*self.limits, *self.hosts), strict=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute, live_bytes
-from autopar.costmodel.memory.saved_values import facts_of
+from autopar.costmodel.memory.saved_values import facts_of, with_outputs
 from autopar.ir import Role
 from autopar.sharding.layout import Kind
 from autopar.sharding.program import Redistribute, inputs_read, only_casts
@@ -32,13 +32,21 @@ def saved_and_excess(costed: CostedProgram) -> tuple[Floats, Floats]:
     count = len(costed.graph.operators)
     saved = np.zeros(count)
     excess = np.zeros(count)
+    framework = costed.prices.cluster.framework
+    facts = facts_of(costed.analysis, framework.saving)
+    recompute = Recompute(segments=costed.schedule.recompute)
+    if framework.habits.saved_outputs and recompute.segments:
+        layers, kept = with_outputs(recompute.segments, costed.analysis)
+        recompute = Recompute(segments=layers, kept=kept)
     live = live_bytes(
         costed.program,
-        facts_of(costed.analysis),
+        facts,
         Autograd(
             train=costed.analysis.train,
-            recompute=Recompute(segments=costed.schedule.recompute),
+            recompute=recompute,
             accumulating=True,
+            regather=framework.habits.regather,
+            fused=framework.habits.fused_accumulation,
             units=True,
             types=costed.types,
         ),

@@ -139,8 +139,9 @@ class PieceCosts:
             sums["update"] += figures.uneven(start, stop)
             sums["forward"] += figures.visit
             sums["backward"] += figures.visit
+            memory, working = self._memories[figures].of(flying, i, j)
             self._stages[key] = Stage(
-                start=start, stop=stop, memory=self._memories[figures].of(flying, i, j), **sums
+                start=start, stop=stop, memory=memory, working=working, **sums
             )
         return self._stages[key]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.cluster.stage_messages import crossing, send_seconds
@@ -17,7 +17,7 @@ class Stage:
     """The operators `start` to `stop` - 1 on the devices of one place.
 
     The seconds and bytes are sums of those of `OperatorCosts`; `memory`: the peak bytes of a
-    device.
+    device, of which `working` are there only while a pass of the stage runs.
     """
 
     start: int
@@ -32,11 +32,21 @@ class Stage:
     update: float
     moved: float
     memory: float
+    working: float
 
     @property
     def passes(self) -> tuple[float, float, float, float]:
         """Return the seconds of a micro-batch: of both passes, and the parts of them."""
         return self.forward, self.backward, self.weight, self.hidden
+
+
+def on_one_device(chunks: Sequence[Stage]) -> list[Stage]:
+    """Chunks of one device, of which one is at work at a time: that which needs most for it."""
+    most = max(chunks, key=lambda chunk: chunk.working)
+    return [
+        chunk if chunk is most else replace(chunk, memory=chunk.memory - chunk.working)
+        for chunk in chunks
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

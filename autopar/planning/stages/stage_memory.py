@@ -45,20 +45,17 @@ class StageMemory:
         self.highest_last = np.maximum.reduceat(alive - flat, begins)
         self._doubled: list[tuple[Floats, Floats]] = []
 
-    def of(self, flying: float, i: int, j: int) -> float:
-        """Return the bytes of a stage that holds the pieces i to j - 1.
+    def of(self, flying: float, i: int, j: int) -> tuple[float, float]:
+        """Return the bytes of a stage that holds the pieces i to j - 1, at work and beyond rest.
 
-        `flying`: micro-batches in flight.
+        `flying`: micro-batches in flight. At rest a stage holds what all of them have saved.
         """
         saved = float(self.saved[j] - self.saved[i])
         during = float(self.highest[i:j].max())
         # In the last backward pass no other micro-batch is in flight.
         last = float(self.highest_last[i:j].max() + self.flat[j])
-        return (
-            float(self.stored[j] - self.stored[i])
-            + max((flying - 1) * saved + during, last)
-            - float(self.saved[i])
-        )
+        peak = max((flying - 1) * saved + during, last) - float(self.saved[i])
+        return float(self.stored[j] - self.stored[i]) + peak, max(peak - flying * saved, 0.0)
 
     def host_of(self, i: int, j: int) -> float:
         """Return the bytes in host memory of the pieces i to j - 1."""

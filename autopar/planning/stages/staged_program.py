@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.costmodel.frameworks import OWN
 from autopar.planning.model import Request
 from autopar.planning.solve.within_limits import solve_within
 from autopar.planning.tables import Tables
@@ -201,9 +202,10 @@ def _fitting(
 def _without_waste(best: StagedProgram, terms: Terms) -> StagedProgram:
     """Return the same solutions without their recompute, where that needs no more memory.
 
-    A short stage with little in flight holds at its peak what its layers make either way.
+    A short stage with little in flight holds at its peak what its layers make either way. Another
+    framework runs what a mode says.
     """
-    if not terms.schedule.recompute:
+    if not terms.schedule.recompute or terms.request.cluster.framework.name != OWN:
         return best
     schedule = replace(terms.schedule, recompute=())
     plain = replace(terms, schedule=schedule)

@@ -274,8 +274,9 @@ class Choosing:
 def saved_by_operators(basis: Basis) -> SavedValues:
     """Return the values that every operator saves for its backward pass."""
     segments = basis.work.segments
+    saving = basis.prices.cluster.framework.saving
     return basis.known.once(
-        ("saved values", segments), lambda: saved_values(basis.analysis, segments)
+        ("saved values", segments, saving), lambda: saved_values(basis.analysis, segments, saving)
     )
 
 

@@ -220,6 +220,8 @@ def share_bytes(strategies: Strategies, mesh: Sequence[int], shares: Iterable[Sh
         # Such a value is split by these factors without communication.
         if made is not None and made.factors:
             elements = elements / strategies.plain_degree(tuple(mesh), made.factors)
+            if made.inside:
+                elements = elements / strategies.passing_degree(tuple(mesh), made.factors)
         if made is not None and made.passed:
             shards = strategies.passing_degree(tuple(mesh), made.passed)
             elements = elements * made.times(shards, strategies.rule.size_of(made.passed))

@@ -11,7 +11,7 @@ from autopar.ir.stored_products import LINEAR_LOSS
 
 from .indexing import MEAN, SUM
 from .registry import Call, register
-from .saved_for_backward import OWN, Keeps, Made, Own
+from .saved_for_backward import OWN, Keeps, Made, Own, Saving
 from .selection import all_whole
 from .shape import letters
 
@@ -106,8 +106,14 @@ def _linear_loss(call: Call) -> str:
     return f"{' '.join(rows)} !h, v !h, {target} -> | {tail}v: vocabulary"
 
 
-def _keeps_gradients(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
-    """The gradients of rows and of the matrix, which the forward pass makes."""
+def _keeps_gradients(call: Call, gradients: Sequence[bool], saving: Saving) -> Keeps:
+    """The gradients of rows and of the matrix, which the forward pass makes.
+
+    Where all scores are made at once, they are kept beside the rows.
+    """
+    if saving.scores is not None:
+        size = float(DTYPE_BYTES[call.inputs[0].dtype])
+        return Keeps(inputs=(0,), made=(_scores(call, size),))
     made = (
         Made(output=False, position=place, nbytes=float(DTYPE_BYTES[call.inputs[place].dtype]))
         for place in range(2)
@@ -116,12 +122,20 @@ def _keeps_gradients(call: Call, gradients: Sequence[bool], composite: bool) -> 
     return Keeps(made=tuple(made))
 
 
-def _scores_at_once(call: Call) -> tuple[Made, ...]:
+def _scores(call: Call, nbytes: float) -> Made:
+    """So many bytes for each of all scores."""
+    each = nbytes * call.inputs[1].shape[0] / call.inputs[0].shape[-1]
+    return Made(output=False, position=0, nbytes=each, factors=("v",), inside=True)
+
+
+def _scores_at_once(call: Call, saving: Saving) -> tuple[Made, ...]:
     """The scores of a few rows, as far as they are more than the matrix.
 
     The forward pass has them, right before a backward pass that they count to. That one has the
     gradient of the matrix twice instead.
     """
+    if saving.scores is not None:
+        return (_scores(call, max(saving.scores - DTYPE_BYTES[call.inputs[0].dtype], 0.0)),)
     rows = call.inputs[0].size / max(call.inputs[0].shape[-1], 1)
     scores = min(rows * call.inputs[1].shape[0], SCORES_AT_ONCE)
     more = max(BYTES_OF_SCORE * scores - call.inputs[1].bytes, 0.0)

@@ -11,7 +11,7 @@ from autopar.ir import DTYPE_BYTES, Operator, Ref, Tensor, Value
 
 from .experts import BIAS, EXPERTS, Inner, Result, network_of, rows_of
 from .registry import Call
-from .saved_for_backward import OWN, Keeps, Made, Own, keeps, shares_memory
+from .saved_for_backward import OWN, Keeps, Made, Own, Saving, keeps, shares_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,12 @@ class _Step:
 
 
 def _steps(
-    call: Call, gradients: Sequence[bool], composite: bool
+    call: Call, gradients: Sequence[bool], saving: Saving
 ) -> tuple[list[_Step], Mapping[str, Result]]:
     """The calls inside, and width, type and dims of their values."""
     values = {"%rows": Result(width=call.inputs[0].shape[1], dtype=call.inputs[0].dtype, dims="!h")}
     roots: dict[str, str] = {}
+    products: set[str] = set()
     steps = []
     for inner in network_of(call):
         makes = [f"%{len(values) - 1 + i}" for i in range(len(inner.results))]
@@ -41,11 +42,14 @@ def _steps(
         if shares_memory(given, contiguous=True):
             roots.update(dict.fromkeys(makes, roots.get(takes[0], takes[0])))
         wanted = keeps(
-            given,
-            tuple(not n.startswith("%w") or gradients[2 + int(n[2:])] for n in takes),
-            composite=composite,
+            given, tuple(not n.startswith("%w") or gradients[2 + int(n[2:])] for n in takes), saving
         )
         saved = [takes[i] for i in wanted.inputs] + [makes[i] for i in wanted.outputs]
+        if any(name.startswith("%w") for name in takes):
+            products.update(makes)
+        elif saving.fused:
+            # One kernel from product to product keeps what the first has made.
+            saved = [name for name in takes if roots.get(name, name) in products]
         steps.append(
             _Step(
                 takes=tuple(takes),
@@ -93,13 +97,13 @@ def _made(call: Call, nbytes: float, *, inner: bool) -> Made:
     return Made(output=True, position=0, nbytes=each, factors=factors)
 
 
-def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
+def _keeps(call: Call, gradients: Sequence[bool], saving: Saving) -> Keeps:
     """The weights, the sorted rows, results, each memory once; and where each row went."""
-    steps, values = _steps(call, gradients, composite)
+    steps, values = _steps(call, gradients, saving)
     saved = dict.fromkeys(name for step in steps for name in step.keeps)
     scores = call.position("scores")
     # The gradients of scores are those of the sums times the results.
-    if scores is not None and gradients[scores]:
+    if scores is not None and gradients[scores] and not saving.fused:
         saved[steps[-1].makes[0]] = None
     weights = tuple(sorted(2 + int(name[2:]) for name in saved if name.startswith("%w")))
     made = [
@@ -114,14 +118,14 @@ def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
     return Keeps(inputs=weights, made=(*made, _made(call, own, inner=False)))
 
 
-def _scratch(call: Call) -> tuple[Made, ...]:
+def _scratch(call: Call, saving: Saving) -> tuple[Made, ...]:
     """The largest excess of live gradients over the saved tensors that are no longer needed.
 
     scratch = max over the calls, from last to first, of (gradients alive + saved by it and the
     calls before it) - saved by all
     """
     # All weights count as trained, which is the most that can be alive.
-    steps, values = _steps(call, [True] * len(call.inputs), composite=False)
+    steps, values = _steps(call, [True] * len(call.inputs), saving)
     alive = {steps[-1].makes[0]}
     saved = [name for step in steps for name in step.keeps if name in values]
     most = 0.0

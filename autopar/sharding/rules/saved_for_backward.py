@@ -33,7 +33,7 @@ class Made:
     an input or output.
 
     `factors`: names of factors that the tensor lacks; splitting one of them without communication
-    divides the bytes too. `passed`: factors whose shards pass something on; the buffer is there
+    divides the bytes too, and, with `inside`, splitting it with communication. `passed`: factors whose shards pass something on; the buffer is there
     where a split of one communicates, and with `gathered` holds one element for each shard of it,
     in place of the rank's own.
     """
@@ -42,6 +42,7 @@ class Made:
     position: int
     nbytes: float
     factors: tuple[str, ...] = ()
+    inside: bool = False
     passed: tuple[str, ...] = ()
     gathered: bool = False
 
@@ -62,13 +63,32 @@ class Keeps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
-    """A composite operator's own count of saved tensors (from its inputs' gradients and
-    `composite`) and temporaries.
+class Saving:
+    """How the kernels of whoever runs a model save.
+
+    `composite`: the CPU's, where dropout and RMS norm are several operators; else the fused ones of
+    GPUs. `counted`: dropout by counted masks, as in the runtime, which is not composite. `fused`:
+    what is between the products of experts, their scores included, is one kernel. `scores`: bytes
+    for each score that a cross entropy has at its peak (None: torch's).
     """
 
-    keeps: Callable[[Call, Sequence[bool], bool], Keeps]
-    scratch: Callable[[Call], tuple[Made, ...]]
+    composite: bool = False
+    counted: bool = False
+    fused: bool = False
+    scores: float | None = None
+
+
+TORCH = Saving()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """A composite operator's own count of saved tensors (from its inputs' gradients) and
+    temporaries.
+    """
+
+    keeps: Callable[[Call, Sequence[bool], Saving], Keeps]
+    scratch: Callable[[Call, Saving], tuple[Made, ...]]
 
 
 OWN: dict[str, Own] = {}
@@ -282,18 +302,17 @@ def drops(call: Call) -> bool:
     return bool(rate) and call.get("train", "training_mode", default=True) is not False
 
 
-def keeps(call: Call, gradients: Sequence[bool], *, composite: bool = False) -> Keeps:
-    """The tensors that a call keeps; `gradients`: whether each input has a gradient.
-
-    `composite`: the CPU's kernels, where dropout and RMS norm are several operators; else the fused
-    ones of GPUs.
-    """
+def keeps(call: Call, gradients: Sequence[bool], saving: Saving = TORCH) -> Keeps:
+    """The tensors that a call keeps; `gradients`: whether each input has a gradient."""
     kind = call.operator.kind
+    composite = saving.composite and not (saving.counted and drops(call))
     # Without a gradient to pass on, autograd does not record the call.
     if not any(gradients):
         return Keeps()
     if kind in OWN:
-        return OWN[kind].keeps(call, gradients, composite)
+        return OWN[kind].keeps(call, gradients, saving)
+    if kind == CROSS_ENTROPY and saving.scores is not None:
+        return Keeps()
     if kind not in SAVED:
         entry = RULES[kind]
         if entry.view or not entry.saves:
@@ -332,8 +351,9 @@ def _made(call: Call, composite: bool) -> tuple[Made, ...]:
     return _MADE[call.operator.kind](call, composite) if call.operator.kind in _MADE else ()
 
 
+CROSS_ENTROPY = "aten.cross_entropy_loss.default"
 _SCRATCH: Mapping[str, float] = {
-    "aten.cross_entropy_loss.default": 1,
+    CROSS_ENTROPY: 1,
     "aten.pow.Tensor_Scalar": 2,
     "aten.rsqrt.default": 1,
     "aten.where.self": 1,
@@ -341,16 +361,19 @@ _SCRATCH: Mapping[str, float] = {
 """Temporaries of the backward formula besides the gradients, as multiples of the first input."""
 
 
-def backward_scratch(call: Call) -> tuple[Made, ...]:
+def backward_scratch(call: Call, saving: Saving = TORCH) -> tuple[Made, ...]:
     """Temporaries of a call's backward formula."""
     if call.operator.kind in OWN:
-        return OWN[call.operator.kind].scratch(call)
+        return OWN[call.operator.kind].scratch(call, saving)
     if (recipe := recipe_of(call.operator)) is not None:
         # Narrow copies of the weights and of the result's gradient.
         places = ((False, 1), (True, 0))
         return tuple(Made(output=o, position=i, nbytes=recipe.bytes) for o, i in places)
     times = _SCRATCH.get(call.operator.kind)
-    if call.operator.kind == POINTWISE:
+    if call.operator.kind == CROSS_ENTROPY and saving.scores is not None:
+        more = max(saving.scores - DTYPE_BYTES[call.inputs[0].dtype], 0.0)  # beside the gradient
+        return (Made(output=False, position=0, nbytes=more),)
+    if call.operator.kind == POINTWISE and not saving.fused:
         # The values inside, which are made again, and their gradients.
         inside = sum(1 for _ in parts(body_of(call.operator))) - 1
         nbytes = 2.0 * inside * DTYPE_BYTES[call.outputs[0].dtype]

@@ -20,7 +20,7 @@ from autopar.ir import DTYPE_BYTES
 
 from .recurrent import DELTA_RULE, STATE_SPACE, TRITON_SCAN
 from .registry import Call
-from .saved_for_backward import OWN, Keeps, Made, Own
+from .saved_for_backward import OWN, Keeps, Made, Own, Saving
 
 CHANNEL_ROWS = 16
 """Rows of a chunk where every channel decays, as in `torch_operators.chunked`."""
@@ -69,7 +69,7 @@ class _Sizes:
         )
 
 
-def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
+def _keeps(call: Call, gradients: Sequence[bool], saving: Saving) -> Keeps:
     """The inputs.
 
     Where the sequence is split, also what every shard makes of the state [w, e] before it, and of a
@@ -86,7 +86,7 @@ def _keeps(call: Call, gradients: Sequence[bool], composite: bool) -> Keeps:
     return Keeps(inputs=tuple(range(len(call.inputs))), made=tuple(made))
 
 
-def _scratch(call: Call) -> tuple[Made, ...]:
+def _scratch(call: Call, saving: Saving) -> tuple[Made, ...]:
     """Buffers that are held while the rest is computed again."""
     size = _Sizes.of(call)
     width = size.width
