@@ -1,5 +1,6 @@
 """Raises a graph from an exporter's operators to the words of the field."""
 
-from .raised import raised
+from .attention import attention
+from .raised import ROWS, raised
 
-__all__ = ["raised"]
+__all__ = ["ROWS", "attention", "raised"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.ir import Graph, Operator, needed_operators
@@ -33,7 +33,7 @@ ROWS: tuple[Row, ...] = (
 """What is known by a name: each row reads the last operator that it takes the place of."""
 
 
-def raised(graph: Graph) -> Graph:
+def raised(graph: Graph, rows: Sequence[Row] = ROWS) -> Graph:
     """The graph with an operator of its own for each thing that a row knows, of equal values.
 
     Views that change no shape go.
@@ -44,7 +44,7 @@ def raised(graph: Graph) -> Graph:
     for operator in graph.operators:
         if _is_idle(operator, spelling):
             same[operator.outputs[0]] = same.get(operator.inputs[0], operator.inputs[0])
-        for row in ROWS:
+        for row in rows:
             if (whole := row(operator, spelling)) is not None:
                 instead[whole.outputs[0]] = whole
     # A row may end in a view that goes.
