@@ -22,7 +22,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.errors import AutoparError
-from benchmarks.validating.by_plan import Defined, defined, free_plan_of_run, rows_of
+from benchmarks.validating.by_plan import Defined, defined, rows_of
 from benchmarks.validating.rows import Row, Run
 
 OFF = 0.15
@@ -79,10 +79,7 @@ def certified(asked: Asked, seconds: float) -> Certified | None:
     """The run beside its certificate; None where its plan or the search has none."""
     run = asked.run
     try:
-        own = run.plan()
-        free = free_plan_of_run(
-            run.shape, run.configuration, run.cluster, run.name, seconds=seconds
-        )
+        free = run.free_plan(seconds)
     except AutoparError:
         return None
     assert run.measured is not None
@@ -91,7 +88,7 @@ def certified(asked: Asked, seconds: float) -> Certified | None:
         model=asked.model,
         devices=asked.devices,
         measured=run.measured,
-        priced=own.predicted.step,
+        priced=run.priced.step,
         bound=free.provenance.lower_bound,
     )
 

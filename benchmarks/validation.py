@@ -37,7 +37,7 @@ from benchmarks.validating.seen import saw
 from benchmarks.validating.tables import tables
 from benchmarks.validating.variants import variants
 
-QUICK = 40
+QUICK = 8
 """Rows of a group that --quick prices."""
 
 TARGETS = {
@@ -93,7 +93,6 @@ HEADINGS = (
     "bias",
     "null mean",
     "peer",
-    "arithmetic",
     "fitted",
     "sweeps",
     "Spearman",
@@ -168,7 +167,6 @@ def shown(groups: Sequence[Group], scores: Sequence[Score], others: Sequence[str
             percent(scored.bias, "+"),
             percent(scored.null_error),
             peer(group.name, scored),
-            percent(scored.arithmetic),
             saw(group.name),
             str(scored.sweeps or "-"),
             plain(scored.spearman),

@@ -13,7 +13,7 @@ from autopar.costmodel.device.device import TF32
 
 from .frameworks import NEUTRAL, described
 from .missing import Missing
-from .networks import ONE_PORT, network_of, runs_alone
+from .networks import network_of, runs_alone
 from .sizes import Row, number
 
 USED = (
@@ -162,17 +162,3 @@ def open_facts(row: Row) -> Iterator[str]:
         yield "interleave"
     if not row["recompute"] and not row["framework"].startswith(RECIPES):
         yield "recompute"
-
-
-def others(row: Row) -> Iterator[Row]:
-    """The row with an open fact closed otherwise than by default, one at a time."""
-    open_ones = set(open_facts(row))
-    if "network" in open_ones:
-        yield {**row, "network": ONE_PORT}
-    if "recompute" in open_ones:
-        yield from ({**row, "recompute": word} for word in ("selective", "full"))
-    if "interleave" in open_ones:
-        chunks = (
-            n for n in STAGES_IN_CHUNKS if number(row, "layers", 0) % (number(row, "pp") * n) == 0
-        )
-        yield from ({**row, "interleave": str(n)} for n in chunks)

@@ -15,12 +15,13 @@ from .collectives import BIG, Point, scored
 from .layers import layer_groups
 from .megatron_files import experts_layer, golden, golden_group, simumax
 from .mist import aceso, mist, stage_samples
-from .published_memory import memory_groups
+from .processes import each
 from .rows import Row, Table, read_tables, thinned, training_rows
 from .sailor import layer_sample, sailor
 from .scores import Group, Sample
 from .seen import unseeing, without
 from .training import attempted, training_groups, unprofiled_groups
+from .variants import MOST
 
 
 def all_groups(folder: Path, *, most: int | None = None) -> tuple[list[Group], list[str]]:
@@ -28,20 +29,11 @@ def all_groups(folder: Path, *, most: int | None = None) -> tuple[list[Group], l
     tables, others = read_tables(folder)
     rows = training_rows(tables)
     chosen = thinned(rows, most) if most is not None else rows
-    groups = [*training_groups(chosen), *unprofiled_groups(chosen)]
+    some = thinned(chosen, MOST)
+    groups = [*training_groups(chosen), *unprofiled_groups(some)]
     layers = [group for table in tables if table.kind == "layers" for group in layer_groups(table)]
     files = [group for table in tables if table.kind in FILES for group in file_groups(table)]
-    memory = [
-        group for table in tables if table.kind == "memory" for group in memory_groups(table, rows)
-    ]
-    return [
-        *groups,
-        *files,
-        *stage_groups(tables),
-        *layers,
-        *memory,
-        *collective_groups(tables),
-    ], others
+    return [*groups, *files, *stage_groups(tables), *layers, *collective_groups(tables)], others
 
 
 FILES: Mapping[str, Callable[[Row], list[tuple[str, Sample]]]] = {
@@ -64,8 +56,7 @@ def file_groups(table: Table) -> list[Group]:
     """The groups of a file of runs."""
     samples: dict[str, list[Sample]] = {}
     left_out: Counter[str] = Counter()
-    for row in table.rows:
-        priced = attempted(partial(FILES[table.kind], row))
+    for priced in each(partial(_of_file, table.kind), table.rows):
         if isinstance(priced, str):
             left_out[priced] += 1
             continue
@@ -80,9 +71,15 @@ def file_groups(table: Table) -> list[Group]:
     return [Group(name=table.name, samples=(), left_out=left_out)]
 
 
+def _of_file(kind: str, row: Row) -> list[tuple[str, Sample]] | str:
+    """The samples of a row of a file, or the reason why there are none."""
+    return attempted(partial(FILES[kind], row))
+
+
 def unseen(table: Table, name: str) -> list[Sample]:
     """The samples of a group without what was read off its rows or machines."""
-    priced = [attempted(partial(FILES[table.kind], unseeing(row, name))) for row in table.rows]
+    rows = [unseeing(row, name) for row in table.rows]
+    priced = each(partial(_of_file, table.kind), rows)
     return [
         sample
         for one in priced

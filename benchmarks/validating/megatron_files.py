@@ -12,13 +12,13 @@ from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import Framework, framework_named
 from autopar.integrations.importing.pipeline_layout import chunks_of
 from benchmarks.validating.known.shape import Latent, Shape
-from benchmarks.validating.summed.configuration import Configuration
-from benchmarks.validating.summed.priced_step import price
 
+from .configuration import Configuration
 from .facts import precision_of
 from .machines import cluster_of, without_features
 from .missing import Missing
 from .prepared import Prepared
+from .priced import price
 from .scores import Sample
 from .sizes import Row, number
 from .steps import DISPATCHERS
@@ -92,6 +92,7 @@ def golden(row: Row) -> Prepared:
         label=f"{row['case']} on {devices} {row['gpu']}",
         shape=_golden_shape(row),
         configuration=c.run_by(work),
+        framework=work.name,
         cluster=_golden_cluster(row),
         measured=measured,
         stage=-1,
@@ -145,14 +146,10 @@ def _golden_framework(row: Row) -> Framework:
         pipelined_tensor=_flag(row, "tp_comm_overlap"),
     )
     if _flag(row, "deterministic"):
-        # New tensors are filled before they are written, sums of gradients are passes of their own,
-        # and norms of parameters and gradients and their zeros are logged (model_config.yaml of
-        # these cases).
+        # Sums of gradients are passes of their own, and norms of parameters and gradients and their
+        # zeros are logged (model_config.yaml of these cases).
         habits = replace(
-            habits,
-            filled=True,
-            fused_accumulation=False,
-            update_traffic=CORE.habits.update_traffic + 18.0,
+            habits, fused_accumulation=False, update_traffic=CORE.habits.update_traffic + 18.0
         )
     narrow = ""
     if "mxfp8" in row["precision"]:
@@ -234,6 +231,7 @@ def simumax(row: Row) -> Prepared:
         label=row["case"],
         shape=shape,
         configuration=c.run_by(work),
+        framework=work.name,
         cluster=cluster_of("B200", source="simumax"),
         measured=float(row["real_step_s"]),
         memory=float(row["real_alloc_gib_max_rank"]) * 2**30
@@ -288,7 +286,7 @@ def experts_layer(row: Row) -> list[tuple[str, Sample]]:
     work = replace(CORE, kernels=replace(CORE.kernels, products=narrow))
     cluster = cluster_of(row["gpu"])
     with_experts, without = (
-        price(s, c.run_by(work), cluster)
+        price(s, c.run_by(work), cluster, work.name)
         for s in (shape, replace(shape, experts=0, shared_ffn=0, ffn=1))
     )
     samples = []

@@ -2,9 +2,8 @@
 
 Source: Dazz993/Mist@d69e530a.
 
-Stages have devices, layers and recompute of their own (`known.uneven`). In Aceso's plans 13
-operators are a layer, and recompute is given operator by operator. A layer that two stages share
-counts by its operators.
+Of their plans those whose stages are alike but for their numbers of layers. In Aceso's plans 13
+operators are a layer, and recompute is given operator by operator.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import accumulate, chain, pairwise, repeat
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import framework_named
 from benchmarks.validating.known import Shape
-from benchmarks.validating.summed import Configuration, Priced
 
+from .configuration import Configuration
 from .machines import cluster_of, locked, unlocked
 from .missing import Missing
 from .prepared import Prepared
+from .priced import Priced
 from .scores import Sample
 from .seen import taken_away
 from .sizes import Row, number
-from .uneven_pipelines import Stage
 
 STAGE = re.compile(r"gpus=(\d+) ops=(\d+) tp=(\d+)x(\d+) dp=(\d+)x(\d+) recompute=(.*)")
 OPERATORS = (
@@ -67,29 +66,28 @@ def mist(row: Row) -> Prepared:
         json.loads(row[name])
         for name in ("layer_partitions", "recomputed_layers_per_stage", "stage_strategies")
     )
-    stages = list[Stage]()
-    start = 0
-    for layers, repeated, strategy in zip(counts, again, strategies, strict=True):
-        micro, data, tensor = strategy[:3]
-        states = work.habits.state_bytes * (1 - strategy[HOSTED])
-        c = Configuration(
-            global_batch=number(row, "global_batch"),
-            micro_batch=micro,
-            tensor=tensor,
-            pipeline=len(counts),
-            data=data,
-            zero=1 if strategy[SHARDED] else 0,
-            dtype="float16",
-            habits=replace(work.habits, state_bytes=states),
-            kernels=work.kernels,
-        )
-        groups = ((repeated, replace(c, recompute="full")), (layers - repeated, c))
-        stages.append(Stage(layers=tuple(group for group in groups if group[0]), start=start))
-        start += tensor * data
+    ways = {tuple(strategy) for strategy in strategies}
+    if len(ways) > 1 or (any(again) and again != counts):
+        raise Missing("stages on meshes, or with recompute, of their own")
+    micro, data, tensor, *rest = ways.pop()
+    states = work.habits.state_bytes * (1 - rest[HOSTED - 3])
+    c = Configuration(
+        global_batch=number(row, "global_batch"),
+        micro_batch=micro,
+        tensor=tensor,
+        pipeline=len(counts),
+        data=data,
+        dealt=tuple(counts),
+        zero=1 if rest[SHARDED - 3] else 0,
+        recompute="full" if any(again) else "none",
+        dtype="float16",
+        habits=replace(work.habits, state_bytes=states),
+        kernels=work.kernels,
+    )
     label = f"mist {row['family']} {row['model']} on {row['gpus']} {row['gpu']}, {kind}"
     shape = _shape(row, gated=row["gated"] == "1", vocab=number(row, "vocab")).run_by(work)
     memory = max(json.loads(row["stage_peak_allocated_MB"])) * MIB
-    return replace(_prepared(label, row, shape, stages), memory=memory)
+    return replace(_prepared(label, row, shape, c), memory=memory, framework=work.name)
 
 
 def aceso(row: Row) -> Prepared:
@@ -108,33 +106,29 @@ def aceso_plan(row: Row) -> Prepared:
         raise Missing("operators of one stage on different meshes")
     matches = [match for match in parsed if match]
     flags = list(chain.from_iterable(_flags(match[7]) for match in matches))
-    stages = list[Stage]()
-    start = 0
-    device = 0
-    for match in matches:
-        count = int(match[2])
-        tensor = int(match[3])
-        data = int(match[5])
-        c = Configuration(
-            global_batch=number(row, "global_batch"),
-            micro_batch=max(number(row, "micro_batch") // data, 1),
-            tensor=tensor,
-            pipeline=len(matches),
-            data=data,
-            dtype="float16",
-        ).run_by(work)
-        groups = _groups(flags, start, start + count, shape.layers)
-        start += count
-        layers = tuple((share, _repeating(c, words)) for words, share in groups.items()) or (
-            (0.0, c),
-        )
-        stages.append(Stage(layers=layers, start=device))
-        device += tensor * data
-    label = f"{row['system']} {row['model']} on {row['gpus']} {row['gpu']}, {len(stages)} stages"
-    one = replace(_prepared(label, row, shape, stages), peer=_seconds(row["pred_step_s"]))
+    counts = _layers([int(match[2]) for match in matches])
+    meshes = {(int(match[3]), int(match[5])) for match in matches}
+    if len(meshes) > 1 or len(set(flags[1 : 1 + len(OPERATORS) * shape.layers])) > 1:
+        raise Missing("stages on meshes, or with recompute, of their own")
+    if sum(counts) != shape.layers or min(counts) < 1:
+        raise Missing("stages that share a layer")
+    tensor, data = meshes.pop()
+    c = Configuration(
+        global_batch=number(row, "global_batch"),
+        micro_batch=max(number(row, "micro_batch") // data, 1),
+        tensor=tensor,
+        pipeline=len(matches),
+        data=data,
+        dealt=tuple(counts),
+        recompute="full" if flags[1] else "none",
+        dtype="float16",
+    ).run_by(work)
+    label = f"{row['system']} {row['model']} on {row['gpus']} {row['gpu']}, {len(counts)} stages"
+    one = _prepared(label, row, shape, c)
+    one = replace(one, peer=_seconds(row["pred_step_s"]), framework=work.name)
     # Mist's own runs are at the clock of the profile.
     cluster, others = unlocked(_machines(row), row["gpu"], profiled=_profiled(row))
-    return replace(one, cluster=cluster, others=others, open="clock" if others else "")
+    return replace(one, cluster=cluster, open="clock" if others else "")
 
 
 def stage_samples(
@@ -153,14 +147,17 @@ def stage_samples(
         else:
             left_out["its plan is in no table" if row["stage"] else "its stage is not given"] += 1
     samples: dict[str, list[Sample]] = {}
-    priced: dict[tuple[str, ...], tuple[Prepared, tuple[Priced, ...]]] = {}
+    priced: dict[tuple[str, ...], tuple[Prepared, Priced]] = {}
     for (*run, stage), members in ranks.items():
         key = tuple(run)
-        if key not in priced:
-            plan = aceso_plan(known[key])
-            priced[key] = plan, tuple(map(plan.priced, (plan.cluster, *plan.others)))
-        plan, prices = priced[key]
-        price = prices[0]
+        try:
+            if key not in priced:
+                plan = aceso_plan(known[key])
+                priced[key] = plan, plan.priced()
+        except Missing as error:
+            left_out[str(error)] += 1
+            continue
+        plan, price = priced[key]
         index = int(stage)
         micro_batches = plan.configuration.micro_batches
         seconds = (
@@ -169,14 +166,12 @@ def stage_samples(
             / micro_batches
             * 1e-3
         )
-        both = [one.forward[index] + one.backward[index] for one in prices]
         samples.setdefault(key[0].partition("-")[0], []).append(
             Sample(
                 label=f"{plan.label}: stage {stage}",
                 measured=seconds,
-                predicted=both[0],
+                predicted=price.forward[index] + price.backward[index],
                 open=(plan.open,) if plan.open else (),
-                range=(min(both), max(both)) if plan.others else None,
                 memory=max(float(row["max_allocated_MB"]) for row in members) * MIB,
                 told_memory=price.allocated[index],
             )
@@ -194,30 +189,10 @@ def _flags(text: str) -> Iterator[bool]:
         yield from repeat(flag == "1", int(count))
 
 
-def _groups(
-    flags: Sequence[bool], start: int, stop: int, layers: int
-) -> dict[tuple[str, ...], float]:
-    """Count a stage's layers between operators `start` and `stop` by the operators recomputed.
-
-    Operator 0 is the embedding.
-    """
-    seconds: dict[tuple[str, ...], float] = {}
-    for index in range(layers):
-        first = 1 + len(OPERATORS) * index
-        own = len(range(max(first, start), min(first + len(OPERATORS), stop)))
-        if own:
-            words = tuple(word for place, word in enumerate(OPERATORS) if flags[first + place])
-            seconds[words] = seconds.get(words, 0.0) + own / len(OPERATORS)
-    return seconds
-
-
-def _repeating(c: Configuration, words: tuple[str, ...]) -> Configuration:
-    """The configuration with these operators of a layer recomputed."""
-    if len(words) == len(OPERATORS):
-        return replace(c, recompute="full")
-    return (
-        replace(c, recompute="selective", habits=replace(c.habits, selective=words)) if words else c
-    )
+def _layers(operators: Sequence[int]) -> list[int]:
+    """The layers of stages of so many operators, of which the first is the embedding."""
+    ends = [round((end - 1) / len(OPERATORS)) for end in accumulate(operators)]
+    return [end - start for start, end in pairwise((0, *ends))]
 
 
 def _shape(row: Row, *, gated: bool, vocab: int) -> Shape:
@@ -251,13 +226,12 @@ def _machines(row: Row) -> Cluster:
     return machines.sized(number(row, "gpus"))
 
 
-def _prepared(label: str, row: Row, shape: Shape, stages: Sequence[Stage]) -> Prepared:
+def _prepared(label: str, row: Row, shape: Shape, c: Configuration) -> Prepared:
     return Prepared(
         label=label,
         shape=shape,
-        configuration=stages[0].own,
+        configuration=c,
         cluster=locked(_machines(row), row["gpu"], profiled=_profiled(row)),
-        pipelines=(tuple(stages),),
         measured=_seconds(row["step_s"]),
     )
 

@@ -33,7 +33,8 @@ INTRODUCTION = """# Errors on published runs
   priced as `--framework neutral` is: by the habits of most frameworks, and by no constant that has
   seen them.
 - *Stated*: the error of the rows that leave no fact open. *Open*: facts that rows do not state, and
-  the number of those rows; *nearest*: the error of the nearest prediction in their range.
+  the number of those rows.
+- *Before*: the mean error in the last version.
 - *Trends*: the slope of log(predicted / measured) for each doubling, where it is above 2 %, all
   figures taken together.
 """
@@ -85,15 +86,21 @@ def write_page(path: Path, scored: Sequence[tuple[Group, Score, str]], left_out:
     beside = path.with_suffix(".json")
     before = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
     now = figures_of({group.name: score for group, score, _ in scored})
-    path.write_text(_page(scored, worse(before, now), left_out), encoding="utf-8")
+    path.write_text(_page(scored, before, left_out), encoding="utf-8")
     beside.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _page(scored: Sequence[tuple[Group, Score, str]], losses: Sequence[str], left_out: str) -> str:
-    header = "group rows mean largest bias null peer saw stated open nearest trends fit memory"
+def _page(
+    scored: Sequence[tuple[Group, Score, str]], before: Mapping[str, Any], left_out: str
+) -> str:
+    header = "group rows mean before largest bias null peer saw stated open trends fit memory"
     names = header.split()
     lines = [INTRODUCTION, f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    lines += [_row(group, score, peer) for group, score, peer in scored if score.n]
+    lines += [
+        _row(group, score, peer, before.get(group.name, {}))
+        for group, score, peer in scored
+        if score.n
+    ]
     lines += ["", *_without_profiles(scored)]
     lines += ["", "## Constants that saw what is scored", ""]
     lines += [
@@ -109,7 +116,8 @@ def _page(scored: Sequence[tuple[Group, Score, str]], losses: Sequence[str], lef
         for reason, count in score.left_out.items()
     ]
     lines += ["", "## Worse than in the last version", ""]
-    lines += [f"- {loss}." for loss in losses] or ["Nothing."]
+    now = figures_of({group.name: score for group, score, _ in scored})
+    lines += [f"- {loss}." for loss in worse(before, now)] or ["Nothing."]
     return "\n".join(lines) + "\n"
 
 
@@ -134,7 +142,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(given) / len(given) if given else None
 
 
-def _row(group: Group, score: Score, peer: str) -> str:
+def _row(group: Group, score: Score, peer: str, before: Mapping[str, float]) -> str:
     facts = ", ".join(f"{fact} {count}" for fact, count in score.open_facts.items())
     trends = ", ".join(
         f"{name} {slope:+.0%}" for name, slope in score.trends.items() if abs(slope) > TREND
@@ -143,6 +151,7 @@ def _row(group: Group, score: Score, peer: str) -> str:
         group.name,
         str(score.n),
         _percent(score.mean_error),
+        _percent(before.get("mean_error")),
         _percent(score.max_error),
         _percent(score.bias, "+"),
         _percent(score.null_error),
@@ -150,7 +159,6 @@ def _row(group: Group, score: Score, peer: str) -> str:
         saw(group.name),
         _percent(score.stated_error) if score.open_facts else "-",
         facts or "-",
-        _percent(score.range_error),
         trends or "-",
         _percent(score.oom_accuracy),
         _percent(score.memory_error),

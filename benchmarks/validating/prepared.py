@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster
 from autopar.costmodel.calibration.run_kinds import run_kind
 from autopar.costmodel.device.device import TF32
 from benchmarks.validating.known import Shape
-from benchmarks.validating.summed import Configuration, Priced, price
 
+from .configuration import Configuration
+from .priced import Priced, price
 from .scores import Sample
 from .sizes import forward_flops
-from .uneven_pipelines import Stage, price_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class Prepared:
     `measured`: seconds. `memory`: bytes that torch allocated at the peak, on the stage with index
     `stage` (None: the fullest); `occupied`: memory of the whole device, with the context.
     `deterministic`: kernels whose sums have one order. `peer`: seconds that the source's own model
-    predicts. `open`: a fact that is not stated; `others`: the clusters at the ends of its range.
-    `pipelines`: if stages differ; the cluster then has exactly their devices.
+    predicts. `open`: a fact that is not stated.
+    `framework`: its name.
     """
 
     label: str
@@ -36,37 +36,25 @@ class Prepared:
     stage: int | None = None
     peer: float | None = None
     sweep: Hashable = None
-    pipelines: Sequence[Sequence[Stage]] = ()
+    framework: str = ""
     occupied: bool = False
     open: str = ""
-    others: Sequence[Cluster] = ()
     deterministic: bool = False
 
     def priced(self, cluster: Cluster | None = None) -> Priced:
         """The price of the run, on its own cluster or another one."""
-        cluster = cluster or self.cluster
-        if self.pipelines:
-            return price_stages(self.shape, self.pipelines, cluster)
-        return price(self.shape, self.configuration, cluster)
-
-    def range(self, priced: Priced) -> tuple[float, float] | None:
-        """The least and the most seconds on the clusters that are as possible as its own."""
-        if not self.others:
-            return None
-        steps = [priced.step, *(self.priced(other).step for other in self.others)]
-        return min(steps), max(steps)
+        return price(self.shape, self.configuration, cluster or self.cluster, self.framework)
 
     def sample(self) -> Sample:
         """The run priced."""
         priced = self.priced()
         told = max(priced.allocated) if self.stage is None else priced.allocated[self.stage]
-        devices = self.cluster.devices if self.pipelines else self.configuration.devices
         work = (
             3.0
             * forward_flops(self.shape)
             * self.configuration.global_batch
             * self.shape.sequence
-            / devices
+            / self.configuration.devices
         )
         return Sample(
             label=self.label,
@@ -79,9 +67,7 @@ class Prepared:
             memory=self.memory,
             told_memory=priced.memory if self.occupied else told,
             peer=self.peer,
-            arithmetic=priced.arithmetic,
             open=(self.open,) if self.open else (),
-            range=self.range(priced),
             kind=self.kind,
         )
 
@@ -99,7 +85,5 @@ class Prepared:
 
 def second_layer(one: Prepared) -> tuple[Priced, Priced]:
     """The prices of a model of one layer and of two."""
-    first, second = (
-        price(replace(one.shape, layers=n), one.configuration, one.cluster) for n in (1, 2)
-    )
+    first, second = (replace(one, shape=replace(one.shape, layers=n)).priced() for n in (1, 2))
     return first, second

@@ -12,24 +12,22 @@ the head as a layer each.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.costmodel import Cluster, load_cluster
-from autopar.costmodel.cluster.cluster import join
 from autopar.costmodel.cluster.level import Level
 from autopar.costmodel.cluster.measured_collectives import Curve, Measured
 from autopar.costmodel.device.device import TF32
 from autopar.costmodel.frameworks import Framework, framework_named
 from benchmarks.validating.known import Shape
-from benchmarks.validating.summed import Configuration
 
+from .configuration import Configuration
 from .missing import Missing
 from .prepared import Prepared, second_layer
 from .scores import Sample
 from .seen import taken_away
 from .sizes import Row, number
-from .uneven_pipelines import Stage
 
 STAGE = re.compile(r"L(\d+):(.*)")
 ITEM = re.compile(r"([\w-]+)xTP(\d+)\*(\d+)")
@@ -196,9 +194,7 @@ def framework(word: str) -> Framework:
     Float32, states without a master, updates in one kernel, gradients zeroed.
     """
     work = framework_named("megatron-deepspeed")
-    habits = replace(
-        work.habits, gradient_bytes=4, reduced_bytes=4, state_bytes=8, update_traffic=32.0
-    )
+    habits = replace(work.habits, gradient_bytes=4, reduced_bytes=4, update_traffic=32.0)
     products = TF32 if word in HOSTS and HOSTS[word].tensor else ""
     return replace(
         work,
@@ -208,7 +204,7 @@ def framework(word: str) -> Framework:
 
 
 def sailor(row: Row) -> Prepared:
-    """A run; replicas on other devices are pipelines of their own."""
+    """A run on devices of one kind."""
     if "model has" in row["trap"]:
         raise Missing(f"a trap: {row['trap']}")
     stages = [STAGE.fullmatch(text.strip()) for text in row["stages"].split(";")]
@@ -225,68 +221,32 @@ def sailor(row: Row) -> Prepared:
         [(word, int(tensor)) for word, tensor, often in stage for _ in range(int(often))]
         for stage in items
     ]
-    alike = len({one for stage in replicas for one in stage}) == 1
-    pipelines, cluster = (_alike if alike else _mixed)(row, counts, replicas)
+    if len({one for stage in replicas for one in stage}) > 1:
+        raise Missing("replicas on devices of several kinds")
+    word, tensor = replicas[0][0]
+    c = _configuration(row, word, tensor, len(replicas[0]), counts)
     return Prepared(
         label=f"{row['model']} on {row['gpus']} {row['gpu_types']}: {row['stages']}",
         shape=_shape(row),
-        cluster=cluster,
-        configuration=pipelines[0][0].own,
-        pipelines=pipelines,
+        cluster=node(word, unfitted="host" in taken_away(row)).sized(number(row, "gpus")),
+        configuration=c,
+        framework=framework(word).name,
         measured=float(row["step_s"]),
         memory=float(row["peak_mem_bytes"]),
         occupied=True,
     )
 
 
-Replicas = list[list[tuple[str, int]]]
-
-
-def _alike(row: Row, counts: list[int], replicas: Replicas) -> tuple[list[list[Stage]], Cluster]:
-    """One pipeline, with its replicas on neighbouring devices."""
-    word, tensor = replicas[0][0]
-    data = len(replicas[0])
-    c = _configuration(row, word, tensor, data, len(counts))
-    stages = [
-        Stage(layers=((count, c),), start=index * tensor * data)
-        for index, count in enumerate(counts)
-    ]
-    return [stages], node(word, unfitted="host" in taken_away(row)).sized(number(row, "gpus"))
-
-
-def _mixed(row: Row, counts: list[int], replicas: Replicas) -> tuple[list[list[Stage]], Cluster]:
-    """A pipeline for each replica, with a node for each of its stages.
-
-    Messages between nodes cross one network, at its slowest port.
-    """
-    data = len(replicas[0])
-    if any(len(stage) != data for stage in replicas) or any(
-        HOSTS[word].devices != tensor for stage in replicas for word, tensor in stage
-    ):
-        raise Missing("stages of other than whole nodes")
-    pools = []
-    pipelines = [list[Stage]() for _ in range(data)]
-    start = 0
-    for count, stage in zip(counts, replicas, strict=True):
-        for chain, (word, tensor) in enumerate(stage):
-            c = _configuration(row, word, tensor, data, len(counts))
-            pipelines[chain].append(Stage(layers=((count, c),), start=start))
-            pools.append(node(word))
-            start += tensor
-    port = min((HOSTS[word] for stage in replicas for word, _ in stage), key=lambda host: host.port)
-    between = Level(
-        name="between", size=1, latency=3e-5, bandwidth=port.port, shared_by=port.shared_by
-    )
-    return pipelines, join(row["cluster"], pools, between=between)
-
-
-def _configuration(row: Row, word: str, tensor: int, data: int, stages: int) -> Configuration:
+def _configuration(
+    row: Row, word: str, tensor: int, data: int, counts: Sequence[int]
+) -> Configuration:
     return Configuration(
         global_batch=number(row, "global_batch"),
         micro_batch=number(row, "micro_batch"),
         tensor=tensor,
-        pipeline=stages,
+        pipeline=len(counts),
         data=data,
+        dealt=tuple(counts),
         dtype="float32",
     ).run_by(framework(word))
 
@@ -329,6 +289,7 @@ def layer_sample(row: Row) -> tuple[str, Sample]:
         label="",
         shape=_shape(row).run_by(work),
         configuration=c.run_by(work),
+        framework=work.name,
         cluster=node(word, unfitted="host" in taken_away(row)).sized(tensor),
         measured=None,
     )

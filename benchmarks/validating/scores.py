@@ -38,11 +38,9 @@ class Sample:
     None if not known.
 
     `work`: the quantity to which the null model takes seconds to be proportional. `peer`: seconds
-    that another model predicts. `arithmetic`: seconds of products and attention alone at the rates
-    measured on the device. `open`: facts that the row does not state; `range`: the least and the
-    most seconds predicted with other facts there. `scale`: figures against which residuals are
-    shown. `pair`: the common key of runs on different devices, with the `device` and the `tokens`
-    of a step on each of them.
+    that another model predicts. `open`: facts that the row does not state. `scale`: figures against
+    which residuals are shown. `pair`: the common key of runs on different devices, with the
+    `device` and the `tokens` of a step on each of them.
     """
 
     label: str
@@ -55,9 +53,7 @@ class Sample:
     memory: float | None = None
     told_memory: float | None = None
     peer: float | None = None
-    arithmetic: float | None = None
     open: tuple[str, ...] = ()
-    range: tuple[float, float] | None = None
     scale: Mapping[str, float] = field(default_factory=dict)
     pair: tuple[str, str, str] | None = None
     kind: str = WIDE_TYPES
@@ -68,14 +64,6 @@ class Sample:
     def timed(self) -> bool:
         """Whether there is a time to compare."""
         return self.measured is not None and self.predicted is not None
-
-    @property
-    def beyond(self) -> float | None:
-        """The error of the nearest prediction in the range of the row's open facts."""
-        if self.measured is None or self.range is None:
-            return None
-        low, high = self.range
-        return min(max(self.measured, low), high) / self.measured - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +85,9 @@ class Score:
 
     `oom`: the numbers of rows predicted out of memory that were, predicted that were not, not
     predicted that were, and neither. `stated_error`: of the `stated_n` rows that leave no fact
-    open; `open_facts`: the number of rows that leave each open, `range_error`: the error of their
-    nearest predictions. `trends`: the slope of the residual for each doubling of a figure.
-    `arithmetic`: the median share of products and attention in the measured time. `chosen_oom`:
-    sweeps in which the best row predicted to fit ran out of memory.
+    open; `open_facts`: the number of rows that leave each open. `trends`: the slope of the
+    residual for each doubling of a figure. `chosen_oom`: sweeps in which the best row predicted to
+    fit ran out of memory.
     """
 
     n: int
@@ -109,7 +96,6 @@ class Score:
     bias: float | None = None
     null_error: float | None = None
     peer_error: float | None = None
-    arithmetic: float | None = None
     sweeps: int = 0
     spearman: float | None = None
     worst_spearman: float | None = None
@@ -124,7 +110,6 @@ class Score:
     stated_n: int = 0
     stated_error: float | None = None
     open_facts: Mapping[str, int] = field(default_factory=dict)
-    range_error: float | None = None
     trends: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
 
@@ -155,9 +140,6 @@ def score(group: Group) -> Score:
         max_error=float(np.abs(errors).max()) if timed else None,
         bias=_mean(errors),
         null_error=null_error(timed),
-        arithmetic=_median(
-            [s.arithmetic / s.measured for s in timed if s.arithmetic and s.measured]
-        ),
         peer_error=_mean(np.abs(relative([s.peer for s in known], [s.measured for s in known]))),
         sweeps=len(sweeps),
         spearman=_mean(ranks),
@@ -173,7 +155,6 @@ def score(group: Group) -> Score:
         stated_n=len(stated),
         stated_error=_errors(stated),
         open_facts=dict(Counter(fact for s in timed for fact in s.open)),
-        range_error=_mean(np.abs([s.beyond for s in timed if s.beyond is not None])),
         trends=trends(timed),
         left_out=dict(sorted(group.left_out.items())),
     )

@@ -16,14 +16,13 @@ from autopar.costmodel import Cluster
 from autopar.costmodel.frameworks import Framework, Habits, Kernels, framework_named
 from autopar.errors import AutoparError
 from benchmarks.validating.known.shape import Shape
-from benchmarks.validating.summed.configuration import RECOMPUTE, Configuration
-from benchmarks.validating.summed.dispatch import SMS
-from benchmarks.validating.summed.priced_step import Priced, price
 
+from .configuration import RECOMPUTE, Configuration
 from .facts import precision_of
 from .frameworks import NEUTRAL, attention_of, described, framework_of_row, recipe_of
 from .machines import cluster_of
 from .missing import Missing
+from .priced import Priced, price
 from .seen import PROFILE, taken_away
 from .sizes import Row, number, shape_of
 
@@ -61,12 +60,6 @@ def framework(row: Row) -> Framework:
         kernels = replace(kernels, norm="fused")
     narrow = precision_of(row)[1]
     habits = work.habits if neutral else _chosen(_habits(row, work.habits), row)
-    if "gather rate" in taken_away(row):
-        habits = replace(habits, gather_rate=math.inf)
-    if narrow == "float8_e4m3fn" and "torchtitan" in row["framework"]:
-        # Parameters are gathered in 8 bits, but not by rows. Kept values are the same: a product of
-        # narrow tensors is a torch.mm, too.
-        habits = replace(habits, gathered_bytes=None if "rowwise" in row["precision"] else 1.0)
     return replace(work, habits=habits, kernels=replace(kernels, products=narrow))
 
 
@@ -89,18 +82,11 @@ def _habits(row: Row, habits: Habits) -> Habits:
     if row["precision"].startswith(
         "bf16 (fp32 grad"
     ):  # a float32 buffer, to which kernels of their own add 16-bit gradients
-        habits = replace(
-            habits, gradient_bytes=6, accumulation_bytes=18.0, reduce_whole=True, partition="items"
-        )
+        habits = replace(habits, accumulation_bytes=18.0, partition="items")
     if "async TP" in row["notes"]:
         habits = replace(habits, pipelined_tensor=True)
     if "overlap-grad-reduce" in row["notes"]:
         habits = replace(habits, overlap_gradients=True, overlap_gather=True, pipelined_tensor=True)
-    if row["framework"].startswith("PyTorch FSDP") and row["hfu_pct"]:
-        # The share of recomputed layers is not published; model and hardware FLOP/s differ by a
-        # third of it.
-        share = 3 * (float(row["hfu_pct"]) / float(row["mfu_pct"]) - 1)
-        habits = replace(habits, recomputed=min(max(share, 0.0), 1.0))
     return habits
 
 
@@ -128,7 +114,6 @@ def _chosen(habits: Habits, row: Row) -> Habits:
             compiled=choices.get("graphs") == "step",
             graphed=choices.get("graphs") == "layers",
             pipelined_tensor=dense and row["precision"] != "NVFP4",
-            offloaded=choices.get("offloaded_layers", 0) / number(row, "layers", 80),
             state_bytes=8 if row["model"].startswith("DeepSeek") else 12,
             overlap_gradients="DeepSeek" not in row["model"] or not row["gpu"].startswith("H100"),
         )
@@ -258,8 +243,6 @@ def configuration_of(row: Row, work: Framework) -> Configuration:
         expert=number(row, "ep"),
         expert_tensor=_expert_tensor(row),
         dispatcher=DISPATCHERS.get(choices.get("dispatcher", ""), "alltoall"),
-        # The recipes of this project's performance tests give HybridEP more (perf_recipes).
-        dispatcher_sms=32 if choices.get("dispatcher") == "hybridep" else SMS,
         overlap_experts=bool(choices.get("overlap_experts")),
         zero=_zero(row),
         shards=_shards(row),
@@ -272,7 +255,7 @@ def configuration_of(row: Row, work: Framework) -> Configuration:
     return c.run_by(work)
 
 
-Prices = Callable[[Shape, Configuration, Cluster], Priced]
+Prices = Callable[[Shape, Configuration, Cluster, str], Priced]
 
 
 def predict(row: Row, by: Prices = price) -> tuple[Shape, Priced]:
@@ -304,14 +287,15 @@ def _tried(row: Row, work: Framework, shape: Shape, by: Prices) -> Iterator[Pric
     cluster = machines_of(row)
     layouts = list(_layouts(row))
     if len(layouts) == 1 and row["micro_batch"]:
-        yield by(shape, configuration_of(row, work), cluster)
+        yield by(shape, configuration_of(row, work), cluster, work.name)
         return
     told = Missing("not given: tp, pp, dp, micro_batch")
     priced = False
     for layout in layouts:
         for micro in [row["micro_batch"]] if row["micro_batch"] else map(str, MICRO_BATCHES):
             try:
-                yield by(shape, configuration_of({**layout, "micro_batch": micro}, work), cluster)
+                c = configuration_of({**layout, "micro_batch": micro}, work)
+                yield by(shape, c, cluster, work.name)
                 priced = True
             except AutoparError:
                 continue

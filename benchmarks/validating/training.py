@@ -25,13 +25,14 @@ from autopar.costmodel.calibration.run_kinds import run_kind
 from autopar.costmodel.device.device import TF32
 from autopar.errors import AutoparError
 from benchmarks.validating.known.shape import Shape
-from benchmarks.validating.summed.priced_step import Priced
 
-from .facts import open_facts, others, precision_of
+from .facts import open_facts, precision_of
 from .missing import Missing
+from .priced import Priced
+from .processes import each
 from .rows import Row, Run
 from .scores import Group, Sample
-from .seen import KERNELS, PROFILE, taken_away, unseeing, without
+from .seen import PROFILE, unseeing, without
 from .sizes import attention_flops, forward_flops, layer_flops
 from .steps import predict
 
@@ -120,6 +121,7 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
     left_out: dict[str, Counter[str]] = {}
     parts: dict[str, list[str]] = {}
     apart: dict[str, list[Sample]] = {}
+    outcomes = iter(samples_of(rows, predicted))
     for row, run in rows:
         names = [run.group]
         if run.group in DIVIDED:
@@ -130,7 +132,7 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
             members = parts.setdefault(run.group, [])
             if name not in members:
                 members.append(name)
-        outcome = sample(row, run, predicted)
+        outcome = next(outcomes)
         for name in names:
             if isinstance(outcome, str):
                 left_out[name][outcome] += 1
@@ -152,13 +154,22 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
 def unprofiled_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predict) -> list[Group]:
     """The groups of rows priced as if nothing of their frameworks was read, nor off the rows."""
     samples: dict[str, list[Sample]] = {}
-    for row, run in rows:
-        unread = sample(unseeing(row, run.group, PROFILE), run, predicted)
+    unseen = [(unseeing(row, run.group, PROFILE), run) for row, run in rows]
+    for (_, run), unread in zip(rows, samples_of(unseen, predicted), strict=True):
         if not isinstance(unread, str):
             # Pairs of devices are told of the rows themselves.
             members = samples.setdefault(f"{run.group}{BY_NEUTRAL}", [])
             members.append(replace(unread, pair=None))
     return [Group(name=name, samples=tuple(members)) for name, members in samples.items()]
+
+
+def samples_of(rows: Sequence[tuple[Row, Run]], predicted: Predict = predict) -> list[Sample | str]:
+    """The priced rows, or the reasons for leaving them out."""
+    return each(partial(_sample_of, predicted=predicted), rows)
+
+
+def _sample_of(pair: tuple[Row, Run], predicted: Predict) -> Sample | str:
+    return sample(*pair, predicted)
 
 
 SINKS = re.compile("gpt-?oss", re.IGNORECASE)
@@ -212,15 +223,6 @@ def told_memory(row: Row, price: Priced) -> float:
     return price.memory - price.reserved if row["framework"].startswith(ALLOCATOR) else price.memory
 
 
-def _range(row: Row, price: Priced, predicted: Predict) -> tuple[float, float] | None:
-    """The least and the most seconds of a row whose open facts are others; None if none is."""
-    if taken_away(row) & {KERNELS, PROFILE}:
-        return None
-    prices = [attempted(partial(predicted, other)) for other in others(row)]
-    steps = [one[1].step for one in prices if not isinstance(one, str)]
-    return (min(price.step, *steps), max(price.step, *steps)) if steps else None
-
-
 def _scale(run: Run) -> dict[str, float]:
     """The figures of a run against which residuals are shown."""
     figures = {
@@ -252,9 +254,7 @@ def sample(row: Row, run: Run, predicted: Predict) -> Sample | str:
         told_oom=not price.fits,
         memory=None if run.peak_mem_gib is None or oom else run.peak_mem_gib * GIB,
         told_memory=told_memory(row, price),
-        arithmetic=price.arithmetic,
         open=() if isinstance(facts, str) else facts,
-        range=_range(row, price, predicted),
         scale=_scale(run),
         pair=(
             FAMILY.match(run.framework)[0],

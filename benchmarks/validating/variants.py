@@ -14,13 +14,12 @@ from .held_out import whole
 from .rows import Row, Run, thinned
 from .scores import Group, Sample
 from .seen import KERNELS, UNFITTED
-from .steps import predict
-from .training import BY_NEUTRAL, sample
+from .training import BY_NEUTRAL, samples_of
 
 AS_IT_RAN = "as it ran"
 NO_PROFILE = "no profile"
 NO_KERNELS = "data sheet"
-MOST = 80
+MOST = 24
 """Rows of a group that are priced by data sheets."""
 Priced = Mapping[str, Sequence[Group]]
 """Groups by how they were priced."""
@@ -47,8 +46,8 @@ def unprofiled(groups: Sequence[Group]) -> list[Group]:
 def by_data_sheets(rows: Sequence[tuple[Row, Run]]) -> list[Group]:
     """Some rows of each group, by kernels that saw no row of their device."""
     samples: dict[str, list[Sample]] = {}
-    for row, run in thinned(rows, MOST):
-        priced = sample({**row, UNFITTED: KERNELS}, run, predict)
+    chosen = [({**row, UNFITTED: KERNELS}, run) for row, run in thinned(rows, MOST)]
+    for (_, run), priced in zip(chosen, samples_of(chosen), strict=True):
         if isinstance(priced, Sample) and priced.timed:
             samples.setdefault(run.group, []).append(priced)
     return [Group(name=name, samples=tuple(members)) for name, members in samples.items()]

@@ -16,6 +16,8 @@ from .kernels import Kernels
 
 OWN = "autopar"
 """The name of this project's own runtime, the only one that `autopar calibrate` measures."""
+MASTER = 4
+"""Bytes of an element of a master weight."""
 TORCH_UPDATE = 84.0
 """Bytes of a parameter that AdamW of torch moves: 21 tensors of float32 (`mesh_prices.py`)."""
 
@@ -61,6 +63,11 @@ class Framework:
         return self.habits.fused or self.habits.compiled or self.name == OWN
 
     @property
+    def moment(self) -> float | None:
+        """Bytes of an element of each of the optimizer's tensors; None: as it is stored."""
+        return None if self.name == OWN else (self.habits.state_bytes - MASTER) / 2
+
+    @property
     def saving(self) -> Saving:
         """How its kernels save for the backward pass."""
         if self.name == OWN:
@@ -92,7 +99,6 @@ AUTOPAR = Framework(
     habits=Habits(
         overlap_gradients=True,
         overlap_gather=True,
-        overlap_context=True,
         overlap_sends=True,
         scatter_sends=False,
         by_layer=False,

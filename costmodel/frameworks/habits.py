@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -76,7 +75,6 @@ class Habits:
       weight gradients.
     - `pipelined_tensor`: tensor-parallel collectives of both passes run piece by piece under
       neighbouring products.
-    - `overlap_context`: messages of ring attention run under it.
     - `overlap_gradients`: the reduction of gradients runs under the last backward pass.
     - `overlap_gather`: with ZeRO-1 updated parameters are gathered under the next step's first
       forward pass.
@@ -89,17 +87,9 @@ class Habits:
 
     - `regather`: results of sequence-parallel gathers are not kept, but gathered again under the
       input gradient's product.
-    - `scatter_sends`: tensor-parallel ranks send a share each and gather on arrival;
-      `send_gathers`: the number of such gathers.
-    - `reduce_whole`: ZeRO-1 reduces whole gradients on every rank.
-    - `gather_rate`: the highest rate at which ZeRO-3 gathers and scatters, in B/s.
-    - `whole_ends`: embedding and head are the outermost unit of ZeRO-3, which stays gathered until
-      its gradients are reduced.
+    - `scatter_sends`: tensor-parallel ranks send a share each and gather on arrival.
     - `whole_stages`: with stages, ZeRO-3 gathers a stage's parameters once a step, under its first
-      forward pass, and sums whole gradients, which are reduced behind its last backward pass.
-    - `defers`: ZeRO-3 sums whole gradients over micro-batches and reduces them in the last one.
-    - `unpacks`: what ZeRO-3 gathers is copied from the message to the parameters. `packed_bytes`:
-      moved per gathered parameter to bring its gradient into the message of the reduction.
+      forward pass.
 
     Kernels and host:
 
@@ -107,40 +97,27 @@ class Habits:
       without a pass of their own.
     - `casts_gradients`: gradients are cast to the type of their sum, and added, by kernels of their
       own.
-    - `fused`: chains of elementwise operators are one kernel.
+    - `fused`: chains of elementwise operators are one kernel, which keeps what goes in.
     - `compiled`: the host runs ahead of the device whatever the kernels; `blocking`: it waits for
       every kernel. `graphed`: attention and routers are recorded graphs, so that of a layer the
       host issues experts alone.
-    - `filled`: every new tensor is filled before a kernel writes it.
     - `loss`: of `LOSSES`. `partition`: of layers over stages, of `PARTITIONS`.
-
-    Recompute:
-
-    - `recompute_ends`: embedding and head are recomputed too. `recomputed`: the share of the layers
-      in full recompute.
-    - `selective`: operators with one of these words in their names are recomputed selectively.
-    - `saved_outputs`: instead, operators with these words save their outputs and all others are
-      recomputed.
 
     Bytes:
 
+    - `saves_outputs`: of a layer of which some is recomputed, the other operators keep what they
+      make, and their inputs are made again.
     - `gradient_bytes`: of an element of gradients summed over micro-batches.
-    - `reduced_bytes`: of an element in the reduction; `gathered_bytes`: in the gather of parameters
-      (None: as used).
+    - `reduced_bytes`: of an element in the reduction.
     - `accumulation_bytes`: moved per parameter and micro-batch by such a sum (None: read both,
       write one).
     - `state_bytes`: of the optimizer per parameter (master weight and moments).
     - `update_traffic`: moved per parameter by an update.
-    - `weight_bytes`: of a stored parameter in use (None: of the dtype).
-    - `offloaded`: the share of the layers whose activations wait in host memory. `workspace`:
-      allocated for good by the framework's libraries. `expandable`: the allocator's segments grow
-      (`memory.stage_occupancy`).
     """
 
     overlap_tensor: bool = False
     pipelined_tensor: bool = False
     regather: bool = False
-    overlap_context: bool = False
     overlap_gradients: bool = False
     overlap_gather: bool = False
     overlap_sends: bool = False
@@ -152,33 +129,17 @@ class Habits:
     casts_gradients: bool = False
     compiled: bool = False
     graphed: bool = False
-    filled: bool = False
     fused: bool = False
     loss: str = "torch"
     gradient_bytes: int = 4
     reduced_bytes: int = 4
-    gathered_bytes: float | None = None
-    reduce_whole: bool = False
     accumulation_bytes: float | None = None
-    blocking: bool = False
     partition: str = "even"
-    send_gathers: float = 1.0
-    recompute_ends: bool = False
-    selective: tuple[str, ...] = (".core",)
-    saved_outputs: tuple[str, ...] = ()
-    recomputed: float = 1.0
-    gather_rate: float = math.inf
-    whole_ends: bool = False
+    blocking: bool = False
+    saves_outputs: bool = False
     whole_stages: bool = False
-    defers: bool = False
-    unpacks: bool = False
-    packed_bytes: float = 0.0
     state_bytes: float = 12
     update_traffic: float = 34
-    offloaded: float = 0.0
-    workspace: float = 0.0
-    expandable: bool = False
-    weight_bytes: float | None = None
 
     def overlaps_sends(self, chunks: int) -> bool:
         """Whether messages between stages of so many chunks run under computation."""

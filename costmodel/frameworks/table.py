@@ -1,4 +1,4 @@
-"""The habits of training frameworks, read in their sources; one rate alone was read off runs.
+"""The habits of training frameworks, read in their sources.
 
 They are kernels, fusions, overlaps and precision.
 
@@ -54,7 +54,6 @@ _MEGATRON_CORE = Framework(
         fused=True,
         loss="megatron",
         update_traffic=42.0,
-        overlap_context=True,
     ),
     kernels=Kernels(attention="cudnn", joined=True, biases_apart=True),
 )
@@ -73,40 +72,22 @@ _NEMO = replace(
         reduced_bytes=2,
     ),
 )
-# Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits, segments of
-# memory grow.
-_BRIDGE = replace(
-    _NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place", expandable=True)
-)
-# Messages in shares, gathered once forward and twice backward; gradients are summed and reduced in
-# 16 bits.
+# Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits.
+_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place"))
+# Gradients are summed and reduced in 16 bits.
 _DEEPSPEED = Framework(
-    habits=Habits(gradient_bytes=2, reduced_bytes=2, send_gathers=1.5, loss="megatron"),
+    habits=Habits(gradient_bytes=2, reduced_bytes=2, loss="megatron"),
     kernels=Kernels(attention="fused", skips_masked=True),
 )
 # Parameters and states in float32 shards, gathered in 16 bits, gradients scattered in float32.
-# Embedding and head are the root's, which FSDP gathers once: the backward pass begins with it.
-_FSDP = Habits(gradient_bytes=4, reduced_bytes=4, state_bytes=10, whole_ends=True)
-# FSDP1 gathers into the flat parameter itself. Gradients are joined in a flat one (4 bytes), cast
-# to float32 (6) and divided (8) before they are reduced (torch, fsdp/_runtime_utils.py,
-# _flat_param.py); in 16 bits they are joined and divided (4).
-_FLAT = replace(_FSDP, packed_bytes=18.0)
-_FLAT_NARROW = replace(_FSDP, reduced_bytes=2, packed_bytes=8.0)
-# FSDP2 copies each parameter out of the gathered message, and each gradient into a float32 one,
-# whose reduction divides it (torch, fsdp/_fully_shard/_fsdp_collectives.py).
-_SHARDED = replace(_FSDP, unpacks=True, packed_bytes=6.0)
+_FSDP = Habits()
+_FSDP_NARROW = Habits(reduced_bytes=2)
 # Every second product is saved (wq, wv, w1, w2), and so is attention, whose keys and values are
 # copied for every head. The optimizer of 2024 is a chain of kernels over all parameters (foreach):
 # it reads and writes 22 tensors of four bytes. With stages nothing is resharded behind a pass, and
 # gradients are reduced behind the last one (parallelize_llama.py; torch's pipelining/stage.py).
 _TITAN = Framework(
-    habits=replace(
-        _SHARDED,
-        saved_outputs=(".query", ".core", ".mlp.gate", ".mlp.down"),
-        update_traffic=88.0,
-        expandable=True,
-        whole_stages=True,
-    ),
+    habits=replace(_FSDP, saves_outputs=True, update_traffic=88.0, whole_stages=True),
     kernels=Kernels(norm="unfused", repeats_keys=True),
     one_rotation=False,
 )
@@ -122,12 +103,12 @@ _COMPILED = replace(
 # entropy and a perplexity, each of all logits (composer/trainer/trainer.py, _eval_train_metrics;
 # llmfoundry/models/mpt/modeling_mpt.py).
 _COMPOSER = Framework(
-    habits=replace(_FLAT, loss="one-kernel, two metrics", update_traffic=84.0),
+    habits=replace(_FSDP, loss="one-kernel, two metrics", update_traffic=84.0),
     kernels=Kernels(attention="triton"),
 )
 # Gradients are reduced in 16 bits (mixed precision PURE).
 _COMPOSER_NARROW = replace(
-    _COMPOSER, habits=replace(_FLAT_NARROW, loss="one-kernel, two metrics", update_traffic=84.0)
+    _COMPOSER, habits=replace(_FSDP_NARROW, loss="one-kernel, two metrics", update_traffic=84.0)
 )
 
 # Parameters, gradients and their reduction in 16 bits over float32 shards of master and moments,
@@ -145,14 +126,7 @@ _NANOTRON = Framework(
 # are fused, and collectives take turns with computation on one stream. Parameters are stored in
 # float32, cast where they are used.
 _LIBAI = Framework(
-    habits=Habits(
-        fused=True,
-        compiled=True,
-        loss="one-kernel",
-        weight_bytes=4,
-        state_bytes=8,
-        update_traffic=28.0,
-    ),
+    habits=Habits(fused=True, compiled=True, loss="one-kernel", update_traffic=28.0),
     kernels=Kernels(attention="fused"),
 )
 # From 2026 norms are torch's kernel without a compiler, too, and attention reads keys and values of
@@ -170,18 +144,15 @@ _MAXTEXT = Framework(
         loss="compiled",
         gradient_bytes=4,
         reduced_bytes=2,
-        weight_bytes=4,
-        state_bytes=8,
         update_traffic=28.0,
         overlap_gradients=True,
         overlap_gather=True,
     ),
     kernels=Kernels(attention="cudnn"),
 )
-# FSDP2 of torch around layers of Transformer Engine, in eager mode. Gradients are summed whole over
-# micro-batches and reduced in the last one.
+# FSDP2 of torch around layers of Transformer Engine, in eager mode.
 _AUTOMODEL = Framework(
-    habits=replace(_SHARDED, whole_stages=True, defers=True, loss="torch", update_traffic=28.0),
+    habits=replace(_FSDP, whole_stages=True, loss="torch", update_traffic=28.0),
     kernels=Kernels(attention="cudnn"),
 )
 # Megatron-Core's layers, gradients summed and reduced in float32 by its default, the loss fused by
@@ -194,7 +165,6 @@ _MOE_ZOO = replace(
         overlap_gather=True,
         overlap_chunk_sends=True,
         loss="megatron-fused",
-        expandable=True,
     ),
 )
 # FSDP does not reshard between the passes, gradients are summed and reduced in float32, messages
@@ -215,10 +185,8 @@ _NEUTRAL = Framework(
 
 _BY_NAME: Mapping[str, Framework] = {
     "megatron-2021": _MEGATRON_2021,
-    # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six
-    # published runs come to, whatever their size.
     "megatron-2021 zero-3": replace(
-        _MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, reduced_bytes=2, gather_rate=1.7e10)
+        _MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, reduced_bytes=2)
     ),
     "megatron-2022": _MEGATRON_2022,
     "megatron-core": _MEGATRON_CORE,
@@ -241,17 +209,9 @@ _BY_NAME: Mapping[str, Framework] = {
         _DEEPSPEED, habits=replace(_DEEPSPEED.habits, blocking=True, partition="greedy")
     ),
     # Five all-reduces a layer (gate and up have one each backward), the loss on gathered logits,
-    # messages whole from every rank, gradients reduced whole in float32 although the optimizer is
-    # sharded, embedding and head recomputed with the layers.
+    # messages whole from every rank.
     "scaling": Framework(
-        habits=Habits(
-            gradient_bytes=2,
-            reduced_bytes=4,
-            reduce_whole=True,
-            scatter_sends=False,
-            partition="balanced",
-            recompute_ends=True,
-        ),
+        habits=Habits(gradient_bytes=2, reduced_bytes=4, scatter_sends=False, partition="balanced"),
         kernels=Kernels(norm="unfused"),
         one_rotation=False,
         gathered_logits=True,
@@ -269,7 +229,7 @@ _BY_NAME: Mapping[str, Framework] = {
     "llama-3": _LLAMA_3,
     "neutral": _NEUTRAL,
     "fms-fsdp": Framework(
-        habits=replace(_FLAT_NARROW, gradient_bytes=2, fused=True, compiled=True, loss="compiled")
+        habits=replace(_FSDP_NARROW, gradient_bytes=2, fused=True, compiled=True, loss="compiled")
     ),
     "llm-foundry-2023.05": _COMPOSER_NARROW,
     "llm-foundry-2023.10": _COMPOSER,

@@ -93,13 +93,13 @@ def predicted_memory(
     the optimizer takes one parameter after another.
     """
     plan = scheduled(program, schedule) if isinstance(program, Program) else program
-    chosen = Precision(types=plan.schedule.types)
+    chosen = Precision(types=plan.schedule.types, state=framework.moment)
     training = Training(optimizer=optimizer, precision=chosen)
     states = states_of(plan.program, analysis, training)
     saving = replace(framework.saving, composite=composite, counted=True)
     facts = facts_of(analysis, saving)
     kept: frozenset[str] = frozenset()
-    if framework.habits.saved_outputs and plan.schedule.recompute:
+    if framework.habits.saves_outputs and plan.schedule.recompute:
         layers, kept = with_outputs(plan.schedule.recompute, analysis)
         plan = scheduled(plan.program, replace(plan.schedule, recompute=layers))
     habits = Habits(regather=framework.habits.regather, kept=kept)

@@ -33,7 +33,7 @@ class Precision:
         if self.types is None or not self.types.casts(tensor):
             return self.sizes(tensor.dtype)
         stored = float(DTYPE_BYTES[self.types.stored(tensor)])
-        return stored, stored, stored
+        return stored, stored, stored if self.state is None else self.state
 
     def sizes(self, dtype: str) -> tuple[float, float, float]:
         """The bytes of gradient, master and state for a parameter stored in `dtype`."""

@@ -32,10 +32,9 @@ class Habits:
 
     `once`: what no strategy splits is made once for all micro-batches. `regather`: gathered values
     are given up, and gathered again where the backward pass reads them; `units`: the same of
-    parameters alone. `discarded`: operators whose results are given up, too; `kept`: those whose results stay though
-    they are recomputed. `casts`: a gradient is
-    made in the type of its value, and cast. `fused`: products add gradients of weights to buffers
-    that are there.
+    parameters alone. `discarded`: operators whose results are given up, too; `kept`: those whose
+    results stay though they are recomputed. `casts`: a gradient is made in the type of its value,
+    and cast. `fused`: products add gradients of weights to buffers that are there.
     """
 
     once: bool = False

@@ -338,14 +338,18 @@ def storage_bytes(
     *,
     train: bool,
     types: Types = PLAIN.types,
+    moment: float | None = None,
 ) -> Floats:
-    """Bytes of a stored parameter with its gradient and optimizer state: array [layouts]."""
+    """Bytes of a stored parameter with its gradient and optimizer state: array [layouts].
+
+    `moment`: bytes of an element of each of the optimizer's tensors (None: as it is stored).
+    """
     if not train or not tensor.trainable:
         return np.asarray(tensor.own_bytes / shards, dtype=np.float64)
     stored = types.stored_bytes(tensor)
     # A gradient is summed in the type in which it travels, and cast to that of storage at the end:
     # the wider of both is allocated.
-    whole = (1 + optimizer_named(optimizer).states) * stored + max(
-        stored, types.reduced_bytes(tensor)
-    )
+    states = optimizer_named(optimizer).states
+    each = stored if moment is None or not types.casts(tensor) else moment * tensor.size
+    whole = stored + states * each + max(stored, types.reduced_bytes(tensor))
     return np.asarray(whole / shards, dtype=np.float64)

@@ -155,7 +155,6 @@ def _habits(configuration: Configuration, habits: Habits) -> Habits:
         state_bytes=_state_bytes(given),
         compiled="full_iteration" in (graphs, *scope),
         graphed=graphs == "transformer_engine" and "attn" in scope,
-        expandable=habits.expandable or "expandable-segments" in given,
     )
 
 

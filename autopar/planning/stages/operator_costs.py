@@ -349,7 +349,14 @@ class _Adder:
         layout = self.program.assignment.storage[tensor.name]
         size = local_bytes(layout, tensor.own_bytes, self.mesh)
         shards = np.array([max(tensor.own_bytes // max(size, 1), 1)])
-        stored = storage_bytes(tensor, shards, optimizer, train=train, types=self.types)
+        stored = storage_bytes(
+            tensor,
+            shards,
+            optimizer,
+            train=train,
+            types=self.types,
+            moment=cluster.framework.moment,
+        )
         costs.stored[index] += float(stored[0])
         if tensor.name not in self.handled_parameters:
             # It is used as it is stored, so no redistribution brought it.

@@ -35,7 +35,7 @@ def saved_and_excess(costed: CostedProgram) -> tuple[Floats, Floats]:
     framework = costed.prices.cluster.framework
     facts = facts_of(costed.analysis, framework.saving)
     recompute = Recompute(segments=costed.schedule.recompute)
-    if framework.habits.saved_outputs and recompute.segments:
+    if framework.habits.saves_outputs and recompute.segments:
         layers, kept = with_outputs(recompute.segments, costed.analysis)
         recompute = Recompute(segments=layers, kept=kept)
     live = live_bytes(

@@ -120,7 +120,14 @@ class Choosing:
             own = [share_of(tensor, layout, basis.prices).seconds for layout in layouts]
             seconds = seconds + np.array(own)
         method = optimizer_of(tensor, basis.optimizer, basis.matrices)
-        memory = storage_bytes(tensor, shards, method, train=train, types=basis.types)
+        memory = storage_bytes(
+            tensor,
+            shards,
+            method,
+            train=train,
+            types=basis.types,
+            moment=basis.prices.cluster.framework.moment,
+        )
         if counted:
             memory = memory - tensor.bytes / shards
         return Choices(

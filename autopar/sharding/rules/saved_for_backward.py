@@ -33,9 +33,9 @@ class Made:
     an input or output.
 
     `factors`: names of factors that the tensor lacks; splitting one of them without communication
-    divides the bytes too, and, with `inside`, splitting it with communication. `passed`: factors whose shards pass something on; the buffer is there
-    where a split of one communicates, and with `gathered` holds one element for each shard of it,
-    in place of the rank's own.
+    divides the bytes too, and, with `inside`, splitting it with communication. `passed`: factors
+    whose shards pass something on; the buffer is there where a split of one communicates, and with
+    `gathered` holds one element for each shard of it, in place of the rank's own.
     """
 
     output: bool
@@ -314,15 +314,7 @@ def keeps(call: Call, gradients: Sequence[bool], saving: Saving = TORCH) -> Keep
     if kind == CROSS_ENTROPY and saving.scores is not None:
         return Keeps()
     if kind not in SAVED:
-        entry = RULES[kind]
-        if entry.view or not entry.saves:
-            return Keeps(made=_made(call, composite))
-        positions = tuple(range(len(call.outputs if entry.saves == "output" else call.inputs)))
-        return (
-            Keeps(outputs=positions)
-            if entry.saves == "output"
-            else Keeps(inputs=positions, made=_made(call, composite))
-        )
+        return _by_rule(call, composite)
     inputs: list[int] = []
     outputs: list[int] = []
     for word in SAVED[kind].split():
@@ -345,6 +337,16 @@ def keeps(call: Call, gradients: Sequence[bool], saving: Saving = TORCH) -> Keep
         inputs = [index for index in inputs if index != 0]
         made = (*made, Made(output=False, position=0, nbytes=recipe.bytes))
     return Keeps(inputs=tuple(dict.fromkeys(inputs)), outputs=tuple(outputs), made=made)
+
+
+def _by_rule(call: Call, composite: bool) -> Keeps:
+    """The tensors that the call's rule names."""
+    entry = RULES[call.operator.kind]
+    if entry.view or not entry.saves:
+        return Keeps(made=_made(call, composite))
+    if entry.saves == "output":
+        return Keeps(outputs=tuple(range(len(call.outputs))))
+    return Keeps(inputs=tuple(range(len(call.inputs))), made=_made(call, composite))
 
 
 def _made(call: Call, composite: bool) -> tuple[Made, ...]:
