@@ -24,8 +24,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from autopar.costmodel import bind_axes, load_cluster
-from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute
+from autopar.costmodel.memory.autograd_liveness import Autograd
 from autopar.costmodel.memory.peak import Memory, autograd_memory, predicted_memory
+from autopar.costmodel.memory.recompute import Recompute
 from autopar.costmodel.memory.states import Training
 from autopar.frontends.torch import import_torch
 from autopar.ir import Graph

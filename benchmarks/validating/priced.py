@@ -6,6 +6,7 @@ Its price is that of the plan, whatever memory it needs.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,14 @@ from .layer_distribution import layers_of_chunks
 
 AS_SPELLED = tuple(row for row in ROWS if row is not attention)
 """The rows for shapes: attention is in one kernel where the run's was."""
+
+MODULES_OF_LATENT: Mapping[str, str] = {
+    "q_norm": "q_a_layernorm",
+    "query": "q_b_proj",
+    "kv_norm": "kv_a_layernorm",
+    "kv_up": "kv_b_proj",
+}
+"""Modules of latent attention by their names in graphs of shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +104,7 @@ def plan_of_run(shape: Shape, c: Configuration, cluster: Cluster, name: str = ""
         "offload": "none",
         "overlap_experts": "on" if _merges(c) else "off",
     }
-    if scheme := _scheme(c):
+    if scheme := _scheme(c, cluster.levels[0].size):
         asked["scheme"] = scheme
         if c.copies == 1:
             asked["zero"] = c.zero
@@ -115,8 +124,19 @@ def model_of_run(shape: Shape, c: Configuration, cluster: Cluster) -> LoadedMode
         products=c.kernels.products if c.kernels.products == TF32 else "",
     )
     spelled = transformer(shape, batch=c.global_batch, dtype=c.dtype, kernels=kernels).graph
-    graph = with_precision(raised(spelled, AS_SPELLED), recipe)
+    graph = with_precision(_in_modules(raised(spelled, AS_SPELLED)), recipe)
     return LoadedModel(graph=graph, source=graph, dtype=c.dtype, precision=recipe or PLAIN)
+
+
+def _in_modules(graph: Graph) -> Graph:
+    """The graph with operators named by their modules, as those of Hugging Face are."""
+    operators = []
+    for operator in graph.operators:
+        module = operator.name.partition("/")[0]
+        for ours, theirs in MODULES_OF_LATENT.items():
+            module = module.replace(f".attention.{ours}", f".attention.{theirs}")
+        operators.append(replace(operator, name=f"{module}/{operator.kind.split('.')[1]}"))
+    return replace(graph, operators=tuple(operators))
 
 
 def cluster_of_run(c: Configuration, cluster: Cluster, name: str) -> Cluster:
@@ -166,8 +186,9 @@ def _merges(c: Configuration) -> bool:
     return c.overlap_experts and c.micro_batches > 1
 
 
-def _scheme(c: Configuration) -> str:
-    """The degrees of a run, as `autopar import` reads them in a file."""
+def _scheme(c: Configuration, node: int) -> str:
+    """The degrees of a run, as `autopar import` reads them in a file; `node`: devices of a node."""
+    by_node = {"moe-token-dispatcher-type": "flex"} if c.dispatcher == "node" else {}
     said = Imported(
         source="run",
         data=c.data,
@@ -182,5 +203,6 @@ def _scheme(c: Configuration) -> str:
         stages=c.pipeline,
         schedule=_schedule(c),
         interleave=c.interleave,
+        arguments=by_node,
     )
-    return scheme_text(said, c.data)
+    return scheme_text(said, c.data, node)

@@ -138,9 +138,10 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
                 left_out[name][outcome] += 1
             else:
                 samples[name].append(outcome)
-        if name := without(run.group):
-            unfitted = sample(unseeing(row, run.group), run, predicted)
-            apart.setdefault(name, []).extend([] if isinstance(unfitted, str) else [unfitted])
+    unseen = [(unseeing(row, run.group), run) for row, run in rows if without(run.group)]
+    for (_, run), unfitted in zip(unseen, samples_of(unseen, predicted), strict=True):
+        members = apart.setdefault(without(run.group), [])
+        members.extend([] if isinstance(unfitted, str) else [unfitted])
     ordered = [name for members in parts.values() for name in members]
     return [
         *(

@@ -80,14 +80,13 @@ class Layer:
         if self.recipe is not None:
             self.casts = self.recipe.traffic
         self.network = network_of(call)
-        apart = cluster.framework.kernels.biases_apart
-        self.biases_apart = call.get("biases_apart") is True or (apart and is_biased(call))
+        self.biases_apart = cluster.framework.kernels.biases_apart and is_biased(call)
         names = [factor.name for factor in strategies.rule.factors]
         sizes = {factor.name: factor.size for factor in strategies.rule.factors}
         own = {name: local[:, i] for i, name in enumerate(names)}
         come = strategies.travel_degree(tuple(mesh))
         self.experts = own["e"]
-        self.tokens = own["t"] if "t" in own else own["b"] * own["s"]
+        self.tokens = own["t"]
         self.rows = self.tokens * per_token(call) * come * self.experts / sizes["e"]
         # Experts of a fixed capacity are padded to it.
         self.rows = self.rows * (_number(call, "capacity", 0.0) or 1.0)
@@ -95,8 +94,7 @@ class Layer:
         # Rows that go once to each place are copied for all of them, on every axis.
         self.copies = self.tokens * places_on_the_way(call, strategies, mesh)
         # Others are sorted before they leave and again where they arrive.
-        sorts = _number(call, "sorts", 1.0)
-        self.passes = np.where((come > 1) & (self.copies == 0), 2.0, sorts)
+        self.passes = np.where((come > 1) & (self.copies == 0), 2.0, 1.0)
         # A dispatcher's own kernels copy while they send.
         if cluster.framework.kernels.dispatcher == "node":
             self.copies = np.zeros(len(local))

@@ -107,6 +107,8 @@ class Habits:
 
     - `saves_outputs`: of a layer of which some is recomputed, the other operators keep what they
       make, and their inputs are made again.
+    - `discards_outputs`: results of what is recomputed, but attention and experts, are given up,
+      too, and made again by their readers.
     - `gradient_bytes`: of an element of gradients summed over micro-batches.
     - `reduced_bytes`: of an element in the reduction.
     - `accumulation_bytes`: moved per parameter and micro-batch by such a sum (None: read both,
@@ -137,6 +139,7 @@ class Habits:
     partition: str = "even"
     blocking: bool = False
     saves_outputs: bool = False
+    discards_outputs: bool = False
     whole_stages: bool = False
     state_bytes: float = 12
     update_traffic: float = 34

@@ -46,6 +46,8 @@ _MEGATRON_2022 = replace(
 # context parallelism run under it. An update reads the norm's gradients (4), gradient, master and
 # moments (16), writes the latter (12), reads the master and writes the parameter (6), and zeroes
 # gradients (4). Last biases of experts: megatron/core/transformer/moe/experts.py (_apply_bias).
+# Norms and latent projections that are recomputed: megatron/core/tensor_parallel/random.py
+# (CheckpointWithoutOutput).
 _MEGATRON_CORE = Framework(
     habits=Habits(
         overlap_tensor=True,
@@ -54,6 +56,7 @@ _MEGATRON_CORE = Framework(
         fused=True,
         loss="megatron",
         update_traffic=42.0,
+        discards_outputs=True,
     ),
     kernels=Kernels(attention="cudnn", joined=True, biases_apart=True),
 )

@@ -21,26 +21,10 @@ from autopar.sharding.program import Program
 from autopar.sharding.schedule import PLAIN, Types
 
 from .live_bytes import BUFFER, GRADIENT, MISSING, STORED, Live
+from .recompute import NO_RECOMPUTE, Recompute
 from .saved_values import Facts
 from .step_memories import Saved, Steps, Way
 from .step_script import Habits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recompute:
-    """Groups of operators, by name, whose values are recomputed in the backward pass.
-
-    They are recomputed group by group, and not saved. `discarded`: further operators, whose results
-    are given up after use and made again from their first input where the backward pass reads them.
-    `kept`: operators of the groups whose results stay.
-    """
-
-    segments: tuple[tuple[str, ...], ...] = ()
-    discarded: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
-
-
-NO_RECOMPUTE = Recompute()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +67,7 @@ class _Walk(Steps):
             regather=passes.regather,
             units=passes.units,
             discarded=passes.recompute.discarded,
-            kept=passes.recompute.kept,
+            stays=passes.recompute.stays,
             casts=True,
             fused=passes.fused,
         )

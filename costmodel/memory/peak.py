@@ -4,11 +4,10 @@
            + max over the moments t of (activations(t) + gradients(t) + buffers(t) + passing(t))
 
 `predicted_memory` plays the order of the runtime's step (see `runtime_liveness`); `autograd_memory`
-walks a program as plain autograd runs it (see `autograd_liveness`); `stage_occupancy` adds
-allocator and context. `in_flight`: the number of micro-batches (of a pipeline stage, times the
-layers that the program stands for) whose activations count. `optimizer_shards`,
-`gradient_shards`: the number of devices over which optimizer state (with master weights) and
-gradients are split, besides the storage of their parameters (ZeRO 1 and 2).
+walks a program as plain autograd runs it (see `autograd_liveness`). `in_flight`: the number of
+micro-batches (of a pipeline stage, times the layers that the program stands for) whose activations
+count. `optimizer_shards`, `gradient_shards`: the number of devices over which optimizer state (with
+master weights) and gradients are split, besides the storage of their parameters (ZeRO 1 and 2).
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from autopar.sharding.schedule import PLAIN, Schedule
 from .autograd_liveness import AUTOGRAD, Autograd, live_bytes
 from .live_bytes import Live
 from .precision import Precision
+from .recompute import recompute_by
 from .runtime_liveness import step_bytes
-from .saved_values import facts_of, with_outputs
+from .saved_values import facts_of
 from .states import States, Training, states_of
 from .step_script import Habits
 
@@ -97,13 +97,12 @@ def predicted_memory(
     training = Training(optimizer=optimizer, precision=chosen)
     states = states_of(plan.program, analysis, training)
     saving = replace(framework.saving, composite=composite, counted=True)
-    facts = facts_of(analysis, saving)
-    kept: frozenset[str] = frozenset()
-    if framework.habits.saves_outputs and plan.schedule.recompute:
-        layers, kept = with_outputs(plan.schedule.recompute, analysis)
-        plan = scheduled(plan.program, replace(plan.schedule, recompute=layers))
-    habits = Habits(regather=framework.habits.regather, kept=kept)
-    live = step_bytes(plan, facts, habits, train=analysis.train)
+    own = framework.habits
+    recompute = recompute_by(own, plan.schedule.recompute, analysis)
+    if recompute.segments != plan.schedule.recompute:
+        plan = scheduled(plan.program, replace(plan.schedule, recompute=recompute.segments))
+    habits = Habits(regather=own.regather, discarded=recompute.discarded, stays=recompute.stays)
+    live = step_bytes(plan, facts_of(analysis, saving), habits, train=analysis.train)
     return _at_peak(
         states,
         live,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from autopar.ir import Graph, Operator, Role
 from autopar.ir.recipes import ATTENTIONS
 from autopar.sharding.analysis import Analysis
-from autopar.sharding.layer_numbers import by_layer
 from autopar.sharding.rules import RULES, Call
 from autopar.sharding.rules.saved_for_backward import (
     TORCH,
@@ -104,20 +103,6 @@ def facts_of(analysis: Analysis, saving: Saving = TORCH) -> Mapping[str, Facts]:
         facts[operator.name] = known[key]
         orders.make(operator, known[key].view)
     return facts
-
-
-def with_outputs(
-    segments: Sequence[Sequence[str]], analysis: Analysis
-) -> tuple[tuple[tuple[str, ...], ...], frozenset[str]]:
-    """The layers of which segments are recomputed, and their other operators.
-
-    Where the latter keep their results, a layer as a whole is made again of these and its inputs
-    (torch's selective activation checkpointing).
-    """
-    repeated = {name for segment in segments for name in segment}
-    layers = by_layer(op.name for op in analysis.warm)
-    some = tuple(layer for layer in layers if not repeated.isdisjoint(layer))
-    return some, frozenset(name for layer in some for name in layer) - repeated
 
 
 class _Orders:

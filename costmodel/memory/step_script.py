@@ -32,7 +32,7 @@ class Habits:
 
     `once`: what no strategy splits is made once for all micro-batches. `regather`: gathered values
     are given up, and gathered again where the backward pass reads them; `units`: the same of
-    parameters alone. `discarded`: operators whose results are given up, too; `kept`: those whose
+    parameters alone. `discarded`: operators whose results are given up, too; `stays`: those whose
     results stay though they are recomputed. `casts`: a gradient is made in the type of its value,
     and cast. `fused`: products add gradients of weights to buffers that are there.
     """
@@ -41,7 +41,7 @@ class Habits:
     regather: bool = False
     units: bool = False
     discarded: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
+    stays: frozenset[str] = frozenset()
     casts: bool = False
     fused: bool = False
 
@@ -233,7 +233,7 @@ class StepScript:
         outs = map(self.number, zip(operator.outputs, step.decision.outputs, strict=True))
         # Operators are discarded by name, so that this is no property of those that are alike.
         remade = operator.name in self.habits.discarded
-        stays = operator.name in self.habits.kept
+        stays = operator.name in self.habits.stays
         return Computed(worker, tuple(ins), tuple(outs), remade, stays, self._alike[key])
 
     def _casts(self, operator: Operator, facts: Facts) -> tuple[bool, ...]:

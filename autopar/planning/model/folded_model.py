@@ -26,7 +26,7 @@ from autopar.sharding.rules import is_product
 
 from .counts import Counts, Segments
 from .folding import Folding, Run, crossing_bytes, find_runs, fold
-from .recompute import ALTERNATE, stretches
+from .recompute import RECOMPUTES, stretches
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
@@ -183,8 +183,8 @@ class FoldedModel:
             # Of the folded graph only whole layers that are in it are repeated.
             folded = {one.names: one.key for one in all_of if names.issuperset(one.names)}
             chosen = tuple(folded)
-            # What another framework saves is not what each stretch saves by itself.
-            if folded and recompute != ALTERNATE:
+            # Modules that are named, and what a project recomputes, are what was asked for.
+            if folded and recompute in RECOMPUTES:
                 chosen = worthwhile(self.analysis(short=True), chosen)
             # The last of equal layers, which represents all behind the first, speaks for them.
             last = {where: group for group, where in folded.items()}

@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute, live_bytes
-from autopar.costmodel.memory.saved_values import facts_of, with_outputs
+from autopar.costmodel.memory.autograd_liveness import Autograd, live_bytes
+from autopar.costmodel.memory.recompute import recompute_by
+from autopar.costmodel.memory.saved_values import facts_of
 from autopar.ir import Role
 from autopar.sharding.layout import Kind
 from autopar.sharding.program import Redistribute, inputs_read, only_casts
@@ -33,20 +34,16 @@ def saved_and_excess(costed: CostedProgram) -> tuple[Floats, Floats]:
     saved = np.zeros(count)
     excess = np.zeros(count)
     framework = costed.prices.cluster.framework
-    facts = facts_of(costed.analysis, framework.saving)
-    recompute = Recompute(segments=costed.schedule.recompute)
-    if framework.habits.saves_outputs and recompute.segments:
-        layers, kept = with_outputs(recompute.segments, costed.analysis)
-        recompute = Recompute(segments=layers, kept=kept)
+    habits = framework.habits
     live = live_bytes(
         costed.program,
-        facts,
+        facts_of(costed.analysis, framework.saving),
         Autograd(
             train=costed.analysis.train,
-            recompute=recompute,
+            recompute=recompute_by(habits, costed.schedule.recompute, costed.analysis),
             accumulating=True,
-            regather=framework.habits.regather,
-            fused=framework.habits.fused_accumulation,
+            regather=habits.regather,
+            fused=habits.fused_accumulation,
             units=True,
             types=costed.types,
         ),

@@ -139,19 +139,13 @@ def _experts(call: Call) -> str:
     Tokens split: each rank takes its tokens through all experts. Inner dim f split: the products
     with the last weights leave partial sums. Experts split: as a grouped product. With scores
     [t k] the results [t, o] are sums of weighed rows, and these can be made where the experts are,
-    so that what travels is a row for each place and not for each expert. With the
-    attribute `sequences` the tokens are those of as many sequences (b s), split in either; the
-    experts are then those of a rank, and its rows come from elsewhere.
+    so that what travels is a row for each place and not for each expert.
     """
     # The k rows of a token stay together, so a split of rows is one of tokens.
     k = per_token(call)
-    sequences = call.get("sequences", default=0)
-    spelled = f"b={sequences} s" if sequences else "t"
-    tokens = f"({spelled})" if sequences else "t"
-    rows = tokens if k == 1 else f"({spelled} !k={k})"
+    rows = "t" if k == 1 else f"(t !k={k})"
     scored = is_weighed(call)
     once = f"; e + t: {ONCE}" * (scored and k > 1)
-    travels = "" if sequences else f"; e + t: dispatch{once}"
     operands: dict[int, str] = {}
     dims = {"%rows": "!h"}
     count = 0
@@ -172,14 +166,12 @@ def _experts(call: Call) -> str:
             dims[f"%{count}"] = result.dims
             count += 1
     second = rows if call.position("chosen") is not None else "!n"
-    sides = ", ".join(
-        [f"{tokens} !h", second, *(operands[i] for i in sorted(operands)), *[rows] * scored]
-    )
-    results = tokens if scored else rows
+    sides = ", ".join(["t !h", second, *(operands[i] for i in sorted(operands)), *[rows] * scored])
+    results = "t" if scored else rows
     inside = "; f: sum" * any(
         result.inner for inner in network_of(call) for result in inner.results
     )
-    text = f"{sides} -> {results} !o | e: masked; e: sum{travels}{inside}"
+    text = f"{sides} -> {results} !o | e: masked; e: sum; e + t: dispatch{once}{inside}"
     return blocked_experts(call, text, _inner_size(call))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.ir import Ref, Value
 
 from .graph_builder import GraphBuilder
-from .placements import INNER, ROUTED, ROWS, SUM, SUMMED, expert_rows, tokens
+from .placements import INNER, ROWS, SUM, expert_rows, tokens
 
 GROUPED = "aten._grouped_mm.default"
 
@@ -70,26 +70,15 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
         size=(count, hidden),
     )
     chosen = b.given(f"{name}.chosen", (count * s.top_k,))
-    rows = _layer(b, name, flat, chosen, width)
-    each = (batch, length, s.top_k, hidden)
-    results = b.view(f"{name}.results", "aten.view.default", rows, each, ROUTED, size=each)
-    total = b.op(
-        f"{name}.sum",
-        "aten.sum.dim_IntList",
-        {"self": results},
-        (batch, length, hidden),
-        SUMMED,
-        dim=(2,),
-    )[0]
     # The weight of each row: its gradient flows back to the router.
     narrow = b.pointwise(f"{name}.narrow", "aten.to.dtype", share, ROWS, dtype=b.dtype)
-    total = b.op(
-        f"{name}.weigh",
-        "aten.mul.Tensor",
-        {"self": total, "other": narrow},
-        (batch, length, hidden),
-        ROUTED,
-    )[0]
+    each = (batch, length, s.top_k)
+    narrow = b.view(f"{name}.of_each", "aten.expand.default", narrow, each, ROWS, size=each)
+    every = (count * s.top_k,)
+    weights = b.view(f"{name}.weights", "aten.reshape.default", narrow, every, ROWS, size=every)
+    rows = _layer(b, name, flat, chosen, weights, width)
+    whole_rows = (batch, length, hidden)
+    total = b.view(f"{name}.sum", "aten.view.default", rows, whole_rows, SUM, size=whole_rows)
     if s.expert_hidden:
         total = b.linear(f"{name}.widen_rows", total, whole, SUM, bias=False)
     if not s.shared_ffn:
@@ -129,15 +118,14 @@ def _router(b: GraphBuilder, name: str, x: str) -> str:
     )[0]
 
 
-def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, width: int) -> str:
-    """Add all experts, or those of a rank, as one operator; its network is what each computes."""
+def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, weights: str, width: int) -> str:
+    """Add all experts, and the weighed sums of each token's results, as one operator."""
     s = b.shape
     columns = 2 * width if s.gated else width
     hidden = b.size(flat)[1]
-    own = s.experts // b.routed.ranks if b.routed else s.experts
     operands = (
-        b.weight(f"{name}.up.weight", own, hidden, columns),
-        b.weight(f"{name}.down.weight", own, width, hidden),
+        b.weight(f"{name}.up.weight", s.experts, hidden, columns),
+        b.weight(f"{name}.down.weight", s.experts, width, hidden),
     )
     first = (
         GROUPED,
@@ -167,14 +155,10 @@ def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, width: int) -> st
         "rows": Ref(0),
         "chosen": Ref(1),
         "operands": (Ref(2), Ref(3)),
+        "scores": Ref(4),
         "network": (first, *middle, final),
         **b.of_products(name),
     }
-    if s.bias and b.kernels.biases_apart:
-        attributes["biases_apart"] = True
-    if b.routed:
-        attributes |= {"sequences": b.batch, "sorts": b.routed.sorts, "capacity": b.routed.capacity}
-    rows = b.result(name, (b.size(flat)[0] * s.top_k, hidden))
-    return b.append(
-        name, "autopar.experts", (flat, chosen, *operands), rows, expert_rows(b.batch), attributes
-    )[0]
+    rows = b.result(name, (b.size(flat)[0], hidden))
+    inputs = (flat, chosen, *operands, weights)
+    return b.append(name, "autopar.experts", inputs, rows, expert_rows(b.batch), attributes)[0]

@@ -16,18 +16,6 @@ SCORES = 4
 """Matrices of scores that Megatron's kernel takes at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
-    """The experts of a rank: one in so many `ranks` has each, and rows are sorted `sorts` times.
-
-    `capacity`: rows of an expert over the mean (0: as many as come).
-    """
-
-    ranks: int = 1
-    sorts: int = 1
-    capacity: float = 0.0
-
-
 @dataclass(slots=True)
 class GraphBuilder:
     """Tensors and operators so far, and the pins of the operators."""
@@ -36,7 +24,6 @@ class GraphBuilder:
     batch: int
     dtype: str
     kernels: Kernels
-    routed: Routed | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
     wanted: dict[str, Wanted] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autopar.sharding.direct_assignment import Pin
 from autopar.sharding.layout import P, Placement, R, S
@@ -75,14 +75,3 @@ def expert_rows(sequences: int) -> Wanted:
             ("sequence", "replica"): share,
         },
     )
-
-
-_OWN_SHARE: Mapping[tuple[str, str], Pin] = {
-    ("sequence", "expert"): S(1),
-    ("sequence", "replica"): S(1),
-}
-ROUTED = Wanted(data=S(0), context=S(1), tensor=P, sequence=P, inside=_OWN_SHARE)
-SUMMED = replace(
-    ROUTED, inside={("tensor", "inner"): (P, P), ("sequence", "inner"): (P, P), **_OWN_SHARE}
-)
-"""The sum of a token's results: partial before and after it, or of a rank's share of the rows."""

@@ -16,7 +16,7 @@ from autopar.ir import Graph
 from .attention_part import attend
 from .ends_part import embed, head
 from .feed_forward_part import experts, feed_forward
-from .graph_builder import GraphBuilder, Routed
+from .graph_builder import GraphBuilder
 from .placements import INNER, ROWS, SCALAR, SUM, Wanted
 from .shape import PATTERN, Shape
 from .state_part import state_space
@@ -55,14 +55,12 @@ def transformer(
     dtype: str = "bfloat16",
     kernels: Kernels = DEFAULT_KERNELS,
     kinds: Sequence[str] | None = None,
-    routed: Routed | None = None,
 ) -> Transformer:
     """Return the training graph of `batch` sequences.
 
-    Its layers are of the given `kinds`, else all. `routed`: experts are those of a rank, and rows
-    come to it by themselves.
+    Its layers are of the given `kinds`, else all.
     """
-    b = GraphBuilder(shape, batch, dtype, kernels, routed)
+    b = GraphBuilder(shape, batch, dtype, kernels)
     layer_kinds = tuple(shape.kinds() if kinds is None else kinds)
     x = embed(b, "embed", shape.sequence)
     memory = ""
