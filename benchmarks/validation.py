@@ -31,12 +31,14 @@ from benchmarks.validating.page import write_page
 from benchmarks.validating.pairs import LARGE, Pair, pairs, within
 from benchmarks.validating.plots import leaderboard, write_plots
 from benchmarks.validating.record import RECORD, SAMPLED, read_record, write_record, write_sampled
-from benchmarks.validating.rows import read_tables, training_rows
+from benchmarks.validating.rows import read_tables, thinned, training_rows
 from benchmarks.validating.scores import Group, Score, score
 from benchmarks.validating.seen import saw
 from benchmarks.validating.tables import tables
 from benchmarks.validating.variants import variants
 
+ALL = 120
+"""Rows of a group that are priced, evenly spaced."""
 QUICK = 8
 """Rows of a group that --quick prices."""
 
@@ -291,7 +293,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     try:
-        groups, others = all_groups(arguments.data, most=QUICK if arguments.quick else None)
+        groups, others = all_groups(arguments.data, most=QUICK if arguments.quick else ALL)
         if arguments.rows:
             shown_rows(named(groups, arguments.rows))
             return
@@ -304,7 +306,7 @@ def main() -> None:
             print(path, file=sys.stderr)
     if arguments.page:
         rows = [(g, s, peer(g.name, s)) for g, s in zip(groups, scores, strict=True)]
-        runs = training_rows(read_tables(arguments.data)[0])
+        runs = thinned(training_rows(read_tables(arguments.data)[0]), ALL)
         priced = variants(groups, runs)
         write_record(RECORD, priced)
         write_sampled(SAMPLED, runs, priced)

@@ -15,6 +15,11 @@ def layers_of_chunks(shape: Shape, c: Configuration, graph: Graph) -> list[int]:
     kinds = shape.kinds()
     chunks = c.pipeline * c.interleave
     if c.dealt:
+        if len(c.dealt) != chunks or sum(c.dealt) != len(kinds):
+            raise UsageError(
+                f"{len(c.dealt)} chunks of {sum(c.dealt)} layers are not the {chunks} of a model "
+                f"of {len(kinds)}"
+            )
         return list(c.dealt)
     if c.layout:
         check(c.layout, layers=len(kinds), further=shape.mtp, pipeline=c.pipeline)

@@ -1,6 +1,6 @@
 """Published and predicted times of one transformer layer.
 
-The addition of a second layer to a step's passes.
+The addition of a fourth layer to a step's passes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import Counter
 
 from autopar.errors import UsageError
 
+from .prepared import MANY
 from .rows import COLUMNS, GRID, Row, Table, checked
 from .scores import Group, Sample
 from .steps import predict
@@ -30,7 +31,7 @@ def layer_groups(table: Table, predicted: Predict = predict) -> list[Group]:
         measured = {
             part: milliseconds(row, column, table, number) for part, column in COLUMN.items()
         }
-        sample = second_layer(row, table, number, predicted)
+        sample = further_layer(row, table, number, predicted)
         if isinstance(sample, str):
             left_out[sample] += 1
             continue
@@ -47,15 +48,15 @@ def layer_groups(table: Table, predicted: Predict = predict) -> list[Group]:
     ]
 
 
-def second_layer(
+def further_layer(
     row: Row, table: Table, number: int, predicted: Predict
 ) -> tuple[float, float, float] | str:
-    """Seconds forward and backward and the work of a second layer, or why there are none."""
+    """Seconds forward and backward and the work of a further layer, or why there are none."""
     step = step_row(row)
     if step is None:
         return "its shape is not given"
     models = []
-    for layers in ("1", "2"):
+    for layers in ("3", "4"):
         model = {**step, "layers": layers}
         run = checked(model, table.path, number)
         prices = priced(model, run, predicted)
@@ -66,7 +67,7 @@ def second_layer(
         assert flops is not None
         models.append((price.forward[0], price.backward[0], flops))
     one, two = models
-    return two[0] - one[0], two[1] - one[1], two[2] - one[2]
+    return two[0] - one[0], two[1] - one[1], (two[2] - one[2]) / MANY
 
 
 def milliseconds(row: Row, column: str, table: Table, number: int) -> float | None:
@@ -80,7 +81,7 @@ def milliseconds(row: Row, column: str, table: Table, number: int) -> float | No
 
 
 def step_row(row: Row) -> Row | None:
-    """A measured layer as a training step of a model of one layer.
+    """A measured layer as a training step of several micro-batches.
 
     The framework is Megatron-LM of 2022, whose layers were measured.
     """
@@ -94,13 +95,13 @@ def step_row(row: Row) -> Row | None:
         "group": "layer",
         "framework": "Megatron-LM 2022",
         "gpu": row["gpu"],
-        "layers": "1",
+        "layers": "3",
         "recompute": recompute,
         "seq_parallel": "1" if "sequence" in setting else "0",
         "gpus": match["tp"],
         "pp": "1",
         "dp": "1",
-        "global_batch": match["micro_batch"],
+        "global_batch": str(MANY * int(match["micro_batch"])),
         "step_time_s": "1",
     }
     return {**dict.fromkeys(sorted(COLUMNS["steps"]), ""), **GRID, **match.groupdict(), **own}

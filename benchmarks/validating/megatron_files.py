@@ -17,7 +17,7 @@ from .configuration import Configuration
 from .facts import precision_of
 from .machines import cluster_of, without_features
 from .missing import Missing
-from .prepared import Prepared
+from .prepared import MANY, Prepared
 from .priced import price
 from .scores import Sample
 from .sizes import Row, number
@@ -276,7 +276,7 @@ def experts_layer(row: Row) -> list[tuple[str, Sample]]:
         narrow = "float8_block"
     micro = number(row, "micro_batch")
     c = Configuration(
-        global_batch=micro * ranks,
+        global_batch=MANY * micro * ranks,
         micro_batch=micro,
         data=ranks,
         expert=ranks,
@@ -285,9 +285,10 @@ def experts_layer(row: Row) -> list[tuple[str, Sample]]:
     )
     work = replace(CORE, kernels=replace(CORE.kernels, products=narrow))
     cluster = cluster_of(row["gpu"])
+    dense = replace(shape, experts=0, shared_ffn=0, ffn=1)
     with_experts, without = (
-        price(s, c.run_by(work), cluster, work.name)
-        for s in (shape, replace(shape, experts=0, shared_ffn=0, ffn=1))
+        price(s, own.run_by(work), cluster, work.name)
+        for s, own in ((shape, c), (dense, replace(c, expert=1)))
     )
     samples = []
     for name in ("forward", "backward"):

@@ -26,15 +26,16 @@ INTRODUCTION = """# Errors on published runs
 `python benchmarks/validation.py --data DIR --page docs/published-runs.md` writes this page. The
 [cost model](cost-model.md#errors-against-published-runs) says what the rows are.
 
+Runs are priced as plans, at most 120 of each group, evenly spaced. *Before* is the mean error in the
+last version.
+
 - *Null*: the error of a model that knows one rate, that of all other rows of the group.
 - *Peer*: the error of the source's own model, on the same rows or as others state it.
 - *Saw*: constants that were read off these machines or rows; the list below says which. A group
   with *without* in its name has the same rows without them. *Without its profile* they are
-  priced as `--framework neutral` is: by the habits of most frameworks, and by no constant that has
-  seen them.
+  priced by the habits of most frameworks, and by no constant that has seen them.
 - *Stated*: the error of the rows that leave no fact open. *Open*: facts that rows do not state, and
   the number of those rows.
-- *Before*: the mean error in the last version.
 - *Trends*: the slope of log(predicted / measured) for each doubling, where it is above 2 %, all
   figures taken together.
 """

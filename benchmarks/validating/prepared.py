@@ -15,6 +15,9 @@ from .priced import Priced, price
 from .scores import Sample
 from .sizes import forward_flops
 
+MANY = 16
+"""Micro-batches of a step of which single layers are looked at."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -83,7 +86,14 @@ class Prepared:
         )
 
 
-def second_layer(one: Prepared) -> tuple[Priced, Priced]:
-    """The prices of a model of one layer and of two."""
-    first, second = (replace(one, shape=replace(one.shape, layers=n)).priced() for n in (1, 2))
+def further_layer(one: Prepared) -> tuple[Priced, Priced]:
+    """The prices of a model of three layers, the fewest that recompute sees, and of four.
+
+    They have so many micro-batches that what is done once a step does not matter.
+    """
+    c = one.configuration
+    c = replace(c, global_batch=MANY * c.global_batch)
+    first, second = (
+        replace(one, shape=replace(one.shape, layers=n), configuration=c).priced() for n in (3, 4)
+    )
     return first, second

@@ -18,7 +18,7 @@ from autopar.costmodel.frameworks.kernels import LIBRARY, TF32, Kernels
 from autopar.integrations.importing.configuration import Configuration as Imported
 from autopar.integrations.importing.configuration_plan import cuts_between, scheme_text
 from autopar.integrations.importing.megatron_framework import schedule_of
-from autopar.ir import Graph
+from autopar.ir import Graph, Role
 from autopar.ir.recipes import PLAIN, RECIPES, with_precision
 from autopar.model import LoadedModel
 from autopar.plan import Plan
@@ -35,13 +35,16 @@ from .layer_distribution import layers_of_chunks
 AS_SPELLED = tuple(row for row in ROWS if row is not attention)
 """The rows for shapes: attention is in one kernel where the run's was."""
 
-MODULES_OF_LATENT: Mapping[str, str] = {
-    "q_norm": "q_a_layernorm",
-    "query": "q_b_proj",
-    "kv_norm": "kv_a_layernorm",
-    "kv_up": "kv_b_proj",
+NAMES: Mapping[str, str] = {
+    ".attention.q_norm": ".attention.q_a_layernorm",
+    ".attention.query": ".attention.q_b_proj",
+    ".attention.kv_norm": ".attention.kv_a_layernorm",
+    ".attention.kv_up": ".attention.kv_b_proj",
+    ".attention.core.": ".attention.core_",
+    ".experts.shared": ".mlp.shared_experts",
+    ".experts": ".mlp.experts",
 }
-"""Modules of latent attention by their names in graphs of shapes."""
+"""Modules by their names in graphs of shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +136,14 @@ def _in_modules(graph: Graph) -> Graph:
     operators = []
     for operator in graph.operators:
         module = operator.name.partition("/")[0]
-        for ours, theirs in MODULES_OF_LATENT.items():
-            module = module.replace(f".attention.{ours}", f".attention.{theirs}")
-        operators.append(replace(operator, name=f"{module}/{operator.kind.split('.')[1]}"))
+        for ours, theirs in NAMES.items():
+            module = module.replace(ours, theirs)
+        # Products and norms are modules, other operators are what a module does itself.
+        last = operator.kind.split(".")[1]
+        parameters = (graph.tensors[name].role is Role.PARAMETER for name in operator.inputs)
+        if not any(parameters):
+            module, _, last = module.rpartition(".")
+        operators.append(replace(operator, name=f"{module}/{last}" if module else last))
     return replace(graph, operators=tuple(operators))
 
 

@@ -24,7 +24,7 @@ from benchmarks.validating.known import Shape
 
 from .configuration import Configuration
 from .missing import Missing
-from .prepared import Prepared, second_layer
+from .prepared import Prepared, further_layer
 from .scores import Sample
 from .seen import taken_away
 from .sizes import Row, number
@@ -223,6 +223,8 @@ def sailor(row: Row) -> Prepared:
     ]
     if len({one for stage in replicas for one in stage}) > 1:
         raise Missing("replicas on devices of several kinds")
+    if len(set(map(len, replicas))) > 1:
+        raise Missing("stages of other numbers of replicas")
     word, tensor = replicas[0][0]
     c = _configuration(row, word, tensor, len(replicas[0]), counts)
     return Prepared(
@@ -293,7 +295,7 @@ def layer_sample(row: Row) -> tuple[str, Sample]:
         cluster=node(word, unfitted="host" in taken_away(row)).sized(tensor),
         measured=None,
     )
-    first, second = second_layer(one)
+    first, second = further_layer(one)
     passes = ("forward", "backward")
     label = f"{row['model']}, {word}, tensor {tensor}, micro-batch {micro}"
     measured = sum(float(row[name]) for name in ("layer_fwd_s", "layer_bwd_s"))

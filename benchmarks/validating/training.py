@@ -121,8 +121,8 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
     left_out: dict[str, Counter[str]] = {}
     parts: dict[str, list[str]] = {}
     apart: dict[str, list[Sample]] = {}
-    outcomes = iter(samples_of(rows, predicted))
-    for row, run in rows:
+    outcomes = samples_of(rows, predicted)
+    for (_, run), outcome in zip(rows, outcomes, strict=True):
         names = [run.group]
         if run.group in DIVIDED:
             names.append(f"{run.group} {DIVIDED[run.group](run)}")
@@ -132,7 +132,6 @@ def training_groups(rows: Sequence[tuple[Row, Run]], predicted: Predict = predic
             members = parts.setdefault(run.group, [])
             if name not in members:
                 members.append(name)
-        outcome = next(outcomes)
         for name in names:
             if isinstance(outcome, str):
                 left_out[name][outcome] += 1

@@ -30,8 +30,10 @@ class Precision:
 
     def of(self, tensor: Tensor) -> tuple[float, float, float]:
         """Bytes of (gradient, master, one state) for each element of a trained parameter."""
-        if self.types is None or not self.types.casts(tensor):
+        if self.types is None:
             return self.sizes(tensor.dtype)
+        if not self.types.casts(tensor):
+            return SAME.sizes(tensor.dtype)
         stored = float(DTYPE_BYTES[self.types.stored(tensor)])
         return stored, stored, stored if self.state is None else self.state
 

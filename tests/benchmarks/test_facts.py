@@ -17,7 +17,6 @@ from benchmarks.validating.facts import (
     PRECISIONS,
     USED,
     open_facts,
-    others,
     precision_of,
 )
 from benchmarks.validating.frameworks import attention_of, described, framework_of
@@ -192,25 +191,19 @@ def test_open_facts_are_told(given: dict[str, Any], facts: list[str]) -> None:
     assert list(open_facts(row(**given))) == facts
 
 
-def test_a_range_holds_the_prices_of_other_facts() -> None:
-    """Without a network a run on two nodes may have one port a node, or one for each device."""
-    one = row(network="")
-    steps = [predict(other)[1].step for other in others(one)]
-    scored = sample(one, checked(one, Path("invented.csv"), 0), predict)
-    assert isinstance(scored, Sample) and scored.open == ("network",)
-    assert scored.range == (scored.predicted, max(steps)) and max(steps) > scored.predicted
-    stated = row()
-    scored = sample(stated, checked(stated, Path("invented.csv"), 0), predict)
-    assert isinstance(scored, Sample) and scored.open == () and scored.range is None
+def test_a_priced_row_tells_its_open_facts() -> None:
+    for given, facts in (({"network": ""}, ("network",)), ({}, ())):
+        one = row(**given)
+        scored = sample(one, checked(one, Path("invented.csv"), 0), predict)
+        assert isinstance(scored, Sample) and scored.open == facts
 
 
 def test_rows_with_open_facts_are_scored_apart() -> None:
     stated = Sample(label="a", measured=1.0, predicted=1.1)
-    unknown = Sample(label="b", measured=1.0, predicted=0.5, open=("network",), range=(0.5, 0.8))
-    inside = Sample(label="c", measured=1.0, predicted=0.9, open=("network",), range=(0.9, 2.0))
-    scored = score(Group(name="g", samples=(stated, unknown, inside)))
+    unknown = Sample(label="b", measured=1.0, predicted=0.5, open=("network",))
+    scored = score(Group(name="g", samples=(stated, unknown, unknown)))
     assert scored.stated_n == 1 and scored.stated_error == pytest.approx(0.1)
-    assert scored.open_facts == {"network": 2} and scored.range_error == pytest.approx(0.1)
+    assert scored.open_facts == {"network": 2}
 
 
 def test_residuals_have_slopes_over_what_varies() -> None:
@@ -236,10 +229,10 @@ def test_a_degree_follows_from_the_others() -> None:
 
 
 def test_a_row_without_a_layout_has_the_fastest_that_fits() -> None:
-    _, best = predict(row(tp="", dp="", gpus=4, zero_stage="auto", micro_batch=""))
+    _, best = predict(row(tp="", dp="", gpus=2, zero_stage="auto", micro_batch=""))
     others = (
-        predict(row(tp=tensor, dp=4 // tensor, gpus=4, zero_stage="2", micro_batch=micro))[1]
-        for tensor in (1, 2, 4)
+        predict(row(tp=tensor, dp=2 // tensor, gpus=2, zero_stage="2", micro_batch=micro))[1]
+        for tensor in (1, 2)
         for micro in (1, 2, 4, 8)
     )
     assert best.step == min(other.step for other in others)

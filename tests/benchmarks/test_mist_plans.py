@@ -1,13 +1,14 @@
-"""Plans of Mist and Aceso become pipelines whose stages have devices, layers and recompute of their
-own.
-"""
+"""Plans of Mist and Aceso become runs if their stages are alike but for their numbers of layers."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import pytest
 
 from benchmarks.validating.missing import Missing
-from benchmarks.validating.mist import OPERATORS, aceso, mist, stage_samples
+from benchmarks.validating.mist import aceso, mist, stage_samples
 
 PLAN = {
     "gpu": "L4-24GB",
@@ -18,45 +19,54 @@ PLAN = {
     "hidden": "1024",
     "heads": "16",
     "seq": "512",
-    "gpus": "3",
+    "gpus": "4",
     "micro_batch": "2",
     "global_batch": "16",
     "step_s": "1.5",
     "pred_step_s": "1.4",
-    # The embedding, one layer and half of the second; the rest with the head. Of whole layers the
-    # four operators around scores.
+    # The embedding and a layer; three layers and the head.
     "stages": (
-        "gpus=1 ops=20 tp=1x20 dp=1x20 recompute=0x3 1x4 0x13 ; gpus=2 ops=35 tp=1x35 dp=2x35 "
-        "recompute=0x7 1x26 0x2"
+        "gpus=2 ops=14 tp=1x14 dp=2x14 recompute=0x14 ; "
+        "gpus=2 ops=41 tp=1x41 dp=2x41 recompute=0x41"
     ),
 }
+ALL = (
+    "gpus=2 ops=14 tp=1x14 dp=2x14 recompute=0x1 1x13 ; "
+    "gpus=2 ops=41 tp=1x41 dp=2x41 recompute=1x39 0x2"
+)
+SOME = (
+    "gpus=2 ops=14 tp=1x14 dp=2x14 recompute=0x3 1x4 0x7 ; "
+    "gpus=2 ops=41 tp=1x41 dp=2x41 recompute=0x41"
+)
+OTHER = (
+    "gpus=2 ops=14 tp=1x14 dp=2x14 recompute=0x14 ; gpus=2 ops=41 tp=2x41 dp=1x41 recompute=0x41"
+)
+HALVES = "gpus=2 ops=5 tp=1x5 dp=2x5 recompute=0x5 ; gpus=2 ops=50 tp=1x50 dp=2x50 recompute=0x50"
 
 
-def test_stages_of_a_plan_have_their_own_meshes_and_recompute() -> None:
+def test_a_plan_of_aceso_deals_its_operators_out_by_layers() -> None:
     plan = aceso(PLAN)
-    first, second = plan.pipelines[0]
-    assert (plan.measured, plan.peer, plan.cluster.devices) == (1.5, 1.4, 3)
-    meshes = [
-        (stage.start, stage.own.tensor, stage.own.data, stage.own.micro_batch)
-        for stage in (first, second)
-    ]
-    assert meshes == [(0, 1, 1, 2), (1, 1, 2, 1)]
-    assert [count for count, _ in first.layers] == [1, pytest.approx(6 / 13)]
-    assert first.layers[0][1].habits.selective == OPERATORS[2:6]
-    assert [c.recompute for _, c in first.layers] == ["selective", "none"]
-    assert [(round(count, 3), c.recompute) for count, c in second.layers] == [
-        (0.538, "none"),
-        (2, "full"),
-    ]
+    c = plan.configuration
+    assert (plan.measured, plan.peer, plan.framework) == (1.5, 1.4, "megatron-2021")
+    assert (c.dealt, c.tensor, c.data, c.micro_batch, c.devices) == ((1, 3), 1, 2, 1, 4)
+    assert (c.recompute, aceso(PLAN | {"stages": ALL}).configuration.recompute) == ("none", "full")
+    priced = plan.priced()
+    assert priced.forward[1] > 2 * priced.forward[0]
     sample = plan.sample()
-    assert sample.predicted and sample.work
+    assert sample.predicted == priced.step and sample.work
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
-    [({"step_s": ""}, "no step time"), ({"stages": "gpus=1 ops=9 tp=1x4 2x5"}, "one stage")],
+    [
+        ({"step_s": ""}, "no step time"),
+        ({"stages": "gpus=1 ops=9 tp=1x4 2x5"}, "operators of one stage"),
+        ({"stages": OTHER}, "stages on meshes, or with recompute, of their own"),
+        ({"stages": SOME}, "stages on meshes, or with recompute, of their own"),
+        ({"stages": HALVES}, "stages that share a layer"),
+    ],
 )
-def test_plans_that_say_too_little_are_left_out(changed: dict[str, str], reason: str) -> None:
+def test_plans_that_are_no_run_are_left_out(changed: dict[str, str], reason: str) -> None:
     with pytest.raises(Missing, match=reason):
         aceso(PLAN | changed)
 
@@ -66,30 +76,35 @@ def test_stages_are_scored_by_device() -> None:
         "gpu": "L4-24GB",
         "system": "aceso",
         "run": "one",
+        "stage": "0",
         "fwd_ms": "80",
         "bwd_ms": "160",
         "max_allocated_MB": "1000",
     }
     rows = [
-        rank | {"stage": "0"},
+        rank,
         rank | {"stage": "1"},
         rank | {"stage": "1", "fwd_ms": "120"},
         rank | {"stage": ""},
         rank | {"run": "x"},
     ]
-    actual, left_out = stage_samples(
-        [row | {"stage": row.get("stage", "0")} for row in rows], [PLAN]
-    )
-    assert [sample.measured for sample in actual["L4"]] == [
-        pytest.approx(0.03),
-        pytest.approx(0.0325),
-    ], "the mean of ranks, by micro-batch"
-    assert all(sample.memory == 1000 * 2**20 and sample.told_memory for sample in actual["L4"])
+    actual, left_out = stage_samples(rows, [PLAN])
+    # The mean of ranks, by micro-batch.
+    assert [s.measured for s in actual["L4"]] == pytest.approx([0.03, 0.0325])
+    assert all(s.memory == 1000 * 2**20 and s.told_memory for s in actual["L4"])
+    first, second = (s.predicted or 0.0 for s in actual["L4"])
+    assert second > 2 * first > 0
     assert left_out == {"its plan is in no table": 1, "its stage is not given": 1}
 
 
-def test_plans_of_mist_shard_states_and_keep_some_in_host_memory() -> None:
-    row = {
+def row_of_mist(**given: Any) -> dict[str, str]:
+    own = {
+        "layer_partitions": [3, 1],
+        "recomputed_layers_per_stage": [0, 0],
+        "stage_peak_allocated_MB": [10, 20],
+        "stage_strategies": [[2, 2, 1, 0, 0, 1, 0, 0, 0.5, 0]] * 2,
+    }
+    return {
         "family": "llama",
         "model": "1b",
         "gpu": "L4-24GB",
@@ -105,14 +120,29 @@ def test_plans_of_mist_shard_states_and_keep_some_in_host_memory() -> None:
         "global_batch": "16",
         "flash_attn": "1",
         "step_s": "2",
-        "layer_partitions": "[3, 1]",
-        "recomputed_layers_per_stage": "[2, 0]",
-        "stage_peak_allocated_MB": "[10, 20]",
-        "stage_strategies": "[[2, 2, 1, 0, 0, 1, 0, 0, 0.5, 0], [2, 2, 1, 0, 0, 1, 0, 0, 0, 0]]",
-    }
-    plan = mist(row)
-    first, second = plan.pipelines[0]
-    assert [(count, c.recompute) for count, c in first.layers] == [(2, "full"), (1, "none")]
-    assert first.own.habits.state_bytes == second.own.habits.state_bytes / 2
-    assert (first.own.zero, first.own.data, second.start, plan.memory) == (1, 2, 2, 20 * 2**20)
-    assert plan.sample().told_memory
+    } | {name: json.dumps(value) for name, value in (own | given).items()}
+
+
+def test_plans_of_mist_shard_states_and_keep_some_in_host_memory() -> None:
+    half = mist(row_of_mist())
+    whole = mist(row_of_mist(stage_strategies=[[2, 2, 1, 0, 0, 1, 0, 0, 0, 0]] * 2))
+    c = half.configuration
+    assert (c.zero, c.data, c.micro_batch, c.dealt, c.recompute) == (1, 2, 2, (3, 1), "none")
+    assert half.memory == 20 * 2**20 and half.cluster.devices == 4
+    assert c.habits.state_bytes == whole.configuration.habits.state_bytes / 2
+    told, more = (plan.sample().told_memory or 0.0 for plan in (half, whole))
+    assert 0 < told < more
+    every = mist(row_of_mist(recomputed_layers_per_stage=[3, 1])).configuration
+    assert every.recompute == "full"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"recomputed_layers_per_stage": [2, 0]},
+        {"stage_strategies": [[2, 2, 1, 0, 0, 1, 0, 0, s, 0] for s in (0.5, 0)]},
+    ],
+)
+def test_plans_of_mist_whose_stages_differ_are_left_out(changed: dict[str, Any]) -> None:
+    with pytest.raises(Missing, match="of their own"):
+        mist(row_of_mist(**changed))

@@ -24,12 +24,12 @@ def group(name: str, predicted: float, **given: object) -> Group:
 
 
 def test_the_page_tells_what_a_group_has_seen_and_leaves_open(tmp_path: Path) -> None:
-    one = group("bloom", 1.25, open=("network",), range=(0.9, 1.25))
+    one = group("bloom", 1.25, open=("network",))
     page = tmp_path / "page.md"
     write_page(page, [(one, score(one), "Calculon 31.0%")])
     text = page.read_text(encoding="utf-8")
     row = next(line for line in text.splitlines() if line.startswith("| bloom |"))
-    assert "| 25.0 % |" in row and "| network | - | network 1 | 0.0 % |" in row
+    assert "| 25.0 % |" in row and "| network | - | network 1 | - |" in row
     assert "- bloom: 2, not given: dp." in text and text.endswith("Nothing.\n")
     assert json.loads((tmp_path / "page.json").read_text()) == {"bloom": {"mean_error": 0.25}}
 
@@ -39,7 +39,9 @@ def test_the_next_page_tells_what_got_worse(tmp_path: Path) -> None:
     for predicted in (1.1, 1.2):
         one = group("sc21_t1", predicted)
         write_page(page, [(one, score(one), "-")])
-    assert "- sc21_t1: mean error 10.0% before, 20.0% now." in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "- sc21_t1: mean error 10.0% before, 20.0% now." in text
+    assert "| sc21_t1 | 1 | 20.0 % | 10.0 % |" in text, "the present error beside the last one"
 
 
 def test_runs_are_set_beside_what_they_are_without_a_profile(tmp_path: Path) -> None:

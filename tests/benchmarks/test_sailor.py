@@ -1,6 +1,4 @@
-"""Sailor's rows: mixed clusters as pipelines that differ, float32 as tensor units read it, single
-layers.
-"""
+"""Sailor's rows: runs on devices of one kind, float32 as tensor units read it, single layers."""
 
 from __future__ import annotations
 
@@ -18,13 +16,14 @@ RUN = {
     "seq": "512",
     "vocab": "4096",
     "gpu_types": "x",
-    "gpus": "32",
+    "gpus": "16",
     "micro_batch": "2",
     "global_batch": "32",
     "step_s": "2.0",
     "peak_mem_bytes": "5e9",
     "trap": "",
-    "stages": "L3:RTX-3090xTP8*1+RTX-2080xTP8*1 ; L3:Titan-RTXxTP8*2",
+    # The embedding and the head count as a layer each.
+    "stages": "L3:GH-96xTP4*2 ; L3:GH-96xTP4*2",
 }
 LAYER = {
     "model": "GPT",
@@ -41,27 +40,17 @@ LAYER = {
 }
 
 
-def test_replicas_on_other_devices_are_pipelines_of_their_own() -> None:
+def test_replicas_on_equal_devices_are_a_run() -> None:
     plan = sailor(RUN)
-    assert [[stage.start for stage in chain] for chain in plan.pipelines] == [[0, 16], [8, 24]]
-    assert [pool.device.name for pool in plan.cluster.joined] == [
-        "RTX-3090",
-        "RTX-2080",
-        "Titan-RTX",
-        "Titan-RTX",
-    ]
-    assert [layers for layers, _ in (chain[0].layers[0] for chain in plan.pipelines)] == [2, 2], (
-        "the embedding counts as a layer"
-    )
-    assert plan.configuration.micro_batches == 8 and plan.configuration.dtype == "float32"
-    sample = plan.sample()
-    assert sample.predicted and sample.told_memory and sample.memory == 5e9
-
-
-def test_replicas_on_equal_devices_lie_side_by_side() -> None:
-    plan = sailor(RUN | {"stages": "L3:GH-96xTP4*2 ; L3:GH-96xTP4*2", "gpus": "16"})
-    assert [[stage.start for stage in chain] for chain in plan.pipelines] == [[0, 8]]
+    c = plan.configuration
+    assert (c.dealt, c.tensor, c.data, c.pipeline, c.devices) == ((2, 2), 4, 2, 2, 16)
     assert plan.cluster.devices == 16 and not plan.cluster.joined
+    assert c.micro_batches == 8 and c.dtype == "float32"
+    sample = plan.sample()
+    assert sample.predicted and sample.memory == 5e9
+    assert sample.told_memory == plan.priced().memory, "with the context"
+    uneven = sailor(RUN | {"stages": "L4:GH-96xTP4*2 ; L2:GH-96xTP4*2"})
+    assert uneven.configuration.dealt == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +59,9 @@ def test_replicas_on_equal_devices_lie_side_by_side() -> None:
         ({"trap": "26 layer entries, model has 34"}, "a trap"),
         ({"stages": "L3:RTX-3090xTP8*1 ; 8"}, "not understood"),
         ({"stages": "L5:GH-96xTP4*1"}, "the stages have 3 layers"),
-        ({"stages": "L3:RTX-3090xTP4*1 ; L3:RTX-2080xTP8*1"}, "whole nodes"),
+        ({"stages": "L3:RTX-3090xTP8*1+RTX-2080xTP8*1 ; L3:Titan-RTXxTP8*2"}, "several kinds"),
+        ({"stages": "L3:GH-96xTP4*2 ; L3:GH-96xTP2*4"}, "several kinds"),
+        ({"stages": "L3:GH-96xTP4*2 ; L3:GH-96xTP4*4", "gpus": "24"}, "replicas"),
         ({"stages": "L3:H20xTP8*1 ; L3:H20xTP8*1"}, "no machine for H20"),
     ],
 )

@@ -101,7 +101,6 @@ CLAIM = re.compile(r"fitted to|runs come to|profiled layers|in these very rows",
 OF_KERNELS = (
     "calibration/collective_curves.py",
     "calibration/device_kernels.py",
-    "summed/dispatch.py",
     "device/grouped_products.py",
     "device/measured_kernels.py",
     "cluster/residual.py",

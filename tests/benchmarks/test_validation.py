@@ -23,7 +23,6 @@ from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.layers import layer_groups
 from benchmarks.validating.missing import Missing
 from benchmarks.validating.plots import plot, write_plots
-from benchmarks.validating.published_memory import memory_groups
 from benchmarks.validating.rows import (
     COLUMNS,
     GRID,
@@ -80,7 +79,7 @@ def told(*, times: float = 1.0, memory: float = 1.0, fits: bool = True) -> Calla
 
     def predicted(row: Row) -> Any:
         return SHAPE, SimpleNamespace(
-            arithmetic=None, step=times * float(row["step_time_s"] or 1.0), memory=memory, fits=fits
+            step=times * float(row["step_time_s"] or 1.0), memory=memory, fits=fits
         )
 
     return predicted
@@ -293,12 +292,31 @@ def test_a_layer_is_what_a_second_one_adds() -> None:
     assert [(row["recompute"], row["seq_parallel"]) for row in asked] == [
         ("selective", "1")
     ] * 2 + [("full", "0")] * 2
-    assert {row["tp"] for row in asked} == {"2"} and {row["global_batch"] for row in asked} == {"4"}
+    assert {row["tp"] for row in asked} == {"2"} and {row["global_batch"] for row in asked} == {
+        "64"
+    }
     tokens = 4 * 128
     per_token = 24 * 1024**2 + 4 * 128 * 1024
     assert both.samples[1].work == pytest.approx(4 * tokens * per_token / 2), (
         "full recompute, without the head"
     )
+
+
+def test_a_layer_that_is_recomputed_takes_longer() -> None:
+    rows = tuple(
+        {
+            "what": LAYER,
+            "gpu": "A100-SXM4-80GB",
+            "setting": setting,
+            "forward_ms": "1",
+            "backward_ms": "1",
+            "combined_ms": "2",
+        }
+        for setting in ("baseline", "selective recompute", "full recompute")
+    )
+    both, *_ = layer_groups(Table(kind="layers", name="l", path=Path("l.csv"), rows=rows))
+    plain, selective, full = (s.predicted or 0.0 for s in both.samples)
+    assert plain < selective < full
 
 
 def test_collectives_are_scored_by_size_and_by_machine() -> None:
@@ -323,84 +341,6 @@ def test_collectives_are_scored_by_size_and_by_machine() -> None:
     assert [len(group.samples) for group in machines] == [2]
     assert [s.measured for s in machines[0].samples] == pytest.approx([8e-3, 50e-6])
     assert collective_groups([]) == []
-
-
-def test_published_memory_follows_from_the_graph() -> None:
-    """34 s b h / t bytes a layer with sequence parallelism and selective recompute (Korthikanti et
-    al. 2022, eq. 6); ZeRO's table.
-    """
-    of_megatron = {
-        "framework": "Megatron-LM 2022",
-        "tp": 8,
-        "pp": 1,
-        "dp": 1,
-        "micro_batch": 4,
-        "global_batch": 4,
-        "gpus": 8,
-        "layers": 48,
-    }
-    shape = {
-        "model": "GPT 22B",
-        "hidden": 6144,
-        "heads": 64,
-        "kv_heads": 64,
-        "ffn": 24576,
-        "seq_len": 2048,
-    }
-    kept = 34 * 2048 * 4 * 6144 / 8 * 48
-    baseline = (10 + 24 / 8 + 5 * 64 * 2048 / (6144 * 8)) * 2048 * 4 * 6144 * 48
-    given = [
-        (
-            "GPT 22B",
-            "",
-            "",
-            "activations, selective + sequence parallel",
-            kept / 2**30,
-            "GiB",
-            "analytic",
-        ),
-        (
-            "GPT 22B",
-            "",
-            "",
-            "activations, TP baseline no recompute",
-            baseline / 2**30,
-            "GiB",
-            "analytic",
-        ),
-        ("GPT 22B", "", "", "both", 100 * kept / baseline, "% of TP baseline", "ratio"),
-        (
-            "7.5B",
-            "7.5",
-            "DP=64 ZeRO stage 2 (Pos+g)",
-            "model states per GPU",
-            7.5 * (2 + 14 / 64),
-            "GB (1e9)",
-            "analytic",
-        ),
-        ("GPT 9B", "", "", "both", 1, "% of TP baseline", "ratio"),
-        ("GPT 22B", "", "", "peak memory per GPU", 47, "GB", "measured (nvidia-smi-like)"),
-        ("GPT 22B", "", "", "activation bytes per layer", "sbh", "bytes", "formula"),
-    ]
-    names = ("model", "params_b", "config", "component", "value", "unit", "kind")
-    rows = tuple(dict(zip(names, map(str, cells), strict=True)) for cells in given)
-    table = Table(kind="memory", name="memory", path=Path("memory.csv"), rows=rows)
-    actual = {group.name: group for group in memory_groups(table, runs(of_megatron | shape))}
-    assert {name: len(group.samples) for name, group in actual.items()} == {
-        "memory, ZeRO states": 1,
-        "memory, stage": 2,
-        "memory, ratio": 1,
-    }
-    for name, most in (
-        ("memory, ZeRO states", 1e-9),
-        ("memory, stage", 0.002),
-        ("memory, ratio", 0.002),
-    ):
-        error = score(actual[name]).max_error
-        assert error is not None and error <= most, name
-    assert sorted(actual["memory, ZeRO states"].left_out.values()) == [1, 1, 1]
-    with pytest.raises(UsageError, match=r"row 1, column value: 'much'"):
-        memory_groups(replace(table, rows=({**rows[0], "value": "much"},)), [])
 
 
 # --- files ---

@@ -9,7 +9,7 @@ from autopar.errors import UsageError
 from autopar.frontends.load import ModelOptions, load_model
 from autopar.planning.model.request import Request
 from autopar.schemes import AXIS_SCHEMES, SCHEMES, scheme_named
-from autopar.schemes.pinning import pinned, stage_mesh
+from autopar.schemes.pinning import pinned, stage_mesh, storable
 from autopar.sharding.analysis import Analysis, analyse
 from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.known.transformer import transformer
@@ -139,6 +139,36 @@ def test_named_axes_choose_among_the_meshes_that_have_them(analysis: Analysis) -
         pinned(request(16), scheme_named("rack:data"), analysis)
 
 
-def analyse_wide() -> Analysis:
+def analyse_wide(batch: int = 16) -> Analysis:
     shape = Shape(layers=2, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=128, sequence=32)
-    return analyse(transformer(shape, batch=16).graph, train=True)
+    return analyse(transformer(shape, batch=batch).graph, train=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "storage"),
+    [
+        ("data 24 (zero3)", (3, 8), ("whole", "split")),
+        ("data 24 (zero1)", (3, 8), ("whole", "split")),
+        ("data 16 (zero3)", (16,), ("split",)),
+        ("data 24", (24,), ("whole",)),
+        ("data 7 (zero3)", (7,), ("split",)),
+        ("data 6 (zero3) x megatron 4", (3, 2, 4), ("whole", "split", "used")),
+    ],
+)
+def test_parameters_are_split_over_as_many_devices_as_they_divide_over(
+    text: str, sizes: tuple[int, ...], storage: tuple[str, ...]
+) -> None:
+    """All dims are powers of two, so that the rest of an axis has the same shards again."""
+    scheme = scheme_named(text)
+    actual = storable(scheme, analyse_wide())
+    assert actual.sizes == sizes
+    assert tuple(axis.storage for axis in actual.axes) == storage
+    assert {axis.name for axis in actual.axes} == {axis.name for axis in scheme.axes}
+    assert (actual.zero, actual.stages, actual.pipeline) == (scheme.zero, None, None)
+
+
+def test_a_plan_has_the_mesh_of_its_shards() -> None:
+    """As many of 24 devices as parameters divide over, which are neighbours."""
+    plan = pinned(request(24), scheme_named("data 24 (zero3)"), analyse_wide(batch=24))
+    assert plan.mesh is not None and plan.mesh.shape == (3, 8)
+    assert plan.mesh.axes[1].level == "nvlink"

@@ -76,6 +76,11 @@ def schedule_of(stages: int, interleave: int, *, merged: bool) -> str | None:
         and row.merges == merged
         and bool(row.chunks) == (interleave > 1)
     ]
+    if not rows:
+        raise UsageError(
+            f"--{MERGED} with stages needs several chunks a stage, as "
+            "--num-layers-per-virtual-pipeline-stage makes"
+        )
     return min(rows, key=lambda row: row.preferred).name
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autopar.ir import Ref, Value
+from autopar.sharding.rules.experts import BIAS
 
 from .graph_builder import GraphBuilder
 from .placements import INNER, ROWS, SUM, expert_rows, tokens
@@ -123,42 +126,60 @@ def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, weights: str, wid
     s = b.shape
     columns = 2 * width if s.gated else width
     hidden = b.size(flat)[1]
-    operands = (
+    operands = [
         b.weight(f"{name}.up.weight", s.experts, hidden, columns),
         b.weight(f"{name}.down.weight", s.experts, width, hidden),
-    )
-    first = (
-        GROUPED,
-        (("self", "%rows"), ("mat2", "%w0"), ("offs", "%ends")),
-        ((columns, b.dtype, "(!c=2 f)" if s.gated else "f"),),
-    )
-    middle: tuple[Value, ...]
+    ]
+    if s.bias:
+        operands.append(b.weight(f"{name}.up.bias", s.experts, columns))
+        operands.append(b.weight(f"{name}.down.bias", s.experts, hidden))
+    up = "(!c=2 f)" if s.gated else "f"
+    network: list[Inside] = [_product("%rows", "%w0", (columns, b.dtype, up))]
+    network += _added(network, "%w2", (columns, b.dtype, up)) if s.bias else []
+    source = f"%{len(network) - 1}"
+    inner = (width, b.dtype, "f")
     if s.gated:
-        halves = (
-            "aten.chunk.default",
-            (("self", "%0"), ("chunks", 2), ("dim", -1)),
-            ((width, b.dtype, "f"), (width, b.dtype, "f")),
-        )
-        silu = ("aten.silu.default", (("self", "%1"),), ((width, b.dtype, "f"),))
-        product = ("aten.mul.Tensor", (("self", "%3"), ("other", "%2")), ((width, b.dtype, "f"),))
-        middle = (halves, silu, product)
-        last = "%4"
+        halves = (("self", source), ("chunks", 2), ("dim", -1))
+        network.append(("aten.chunk.default", halves, (inner, inner)))
+        # A chunk has two results.
+        first = len(network) - 1
+        network.append(("aten.silu.default", (("self", f"%{first}"),), (inner,)))
+        both = (("self", f"%{first + 2}"), ("other", f"%{first + 1}"))
+        network.append(("aten.mul.Tensor", both, (inner,)))
+        source = f"%{first + 3}"
     else:
-        middle = (("aten.gelu.default", (("self", "%0"),), ((width, b.dtype, "f"),)),)
-        last = "%1"
-    final = (
-        GROUPED,
-        (("self", last), ("mat2", "%w1"), ("offs", "%ends")),
-        ((hidden, b.dtype, "!o"),),
-    )
+        network.append(("aten.gelu.default", (("self", source),), (inner,)))
+        source = f"%{len(network) - 1}"
+    network.append(_product(source, "%w1", (hidden, b.dtype, "!o")))
+    if s.bias:
+        network += _added(network, "%w3", (hidden, b.dtype, "!o"))
     attributes: dict[str, Value] = {
         "rows": Ref(0),
         "chosen": Ref(1),
-        "operands": (Ref(2), Ref(3)),
-        "scores": Ref(4),
-        "network": (first, *middle, final),
+        "operands": tuple(Ref(2 + place) for place in range(len(operands))),
+        "scores": Ref(2 + len(operands)),
+        "network": tuple(network),
         **b.of_products(name),
     }
     rows = b.result(name, (b.size(flat)[0], hidden))
     inputs = (flat, chosen, *operands, weights)
     return b.append(name, "autopar.experts", inputs, rows, expert_rows(b.batch), attributes)[0]
+
+
+Inside = tuple[str, tuple[tuple[str, Value], ...], tuple[tuple[int, str, str], ...]]
+"""A call inside an expert: its kind, arguments, and width, type and dims of its results."""
+
+
+def _product(rows: str, weight: str, result: tuple[int, str, str]) -> Inside:
+    return GROUPED, (("self", rows), ("mat2", weight), ("offs", "%ends")), (result,)
+
+
+def _selected(table: str, result: tuple[int, str, str]) -> Inside:
+    return BIAS, (("self", table), ("dim", 0), ("index", "%experts")), (result,)
+
+
+def _added(network: Sequence[Inside], table: str, result: tuple[int, str, str]) -> list[Inside]:
+    """A bias of each expert, added to the last result."""
+    last = sum(len(results) for _, _, results in network) - 1
+    sides = (("self", f"%{last}"), ("other", f"%{last + 1}"))
+    return [_selected(table, result), ("aten.add.Tensor", sides, (result,))]

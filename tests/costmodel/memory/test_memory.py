@@ -18,18 +18,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from autopar.costmodel import load_cluster
 from autopar.costmodel.frameworks import Kernels
-from autopar.costmodel.memory.autograd_liveness import Autograd, Recompute, live_bytes
-from autopar.costmodel.memory.peak import Memory, autograd_memory, predicted_memory
+from autopar.costmodel.memory.autograd_liveness import Autograd, live_bytes
+from autopar.costmodel.memory.peak import autograd_memory, predicted_memory
 from autopar.costmodel.memory.precision import PRECISIONS, Precision
+from autopar.costmodel.memory.recompute import Recompute
 from autopar.costmodel.memory.saved_values import facts_of, saved_values
-from autopar.costmodel.memory.stage_occupancy import (
-    ACTIVATION_SLACK,
-    PASSING_SLACK,
-    Load,
-    loads,
-    occupied,
-    stage_memory,
-)
 from autopar.costmodel.memory.states import Training, states_of
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import DTYPE_BYTES, Graph
@@ -38,20 +31,20 @@ from autopar.planning.model.request import Request
 from autopar.planning.tables.build import build_tables
 from autopar.runtime.launch import run_ranks
 from autopar.runtime.operators.functions import function_of
+from autopar.schemes import scheme_named
+from autopar.schemes.pinning import pinned
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.layout import B, R, S
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.registry import Call
-from autopar.sharding.rules.saved_for_backward import keeps
+from autopar.sharding.rules.saved_for_backward import Saving, keeps
 from autopar.sharding.schedule import Schedule
 from benchmarks.memory import Model, bert, gpt2, graph_of, llama, planned, resnet50, segments
 from benchmarks.tracked_memory import Tracked, fake_world, track_module, track_program
 from benchmarks.validating.known.shape import Shape
-from benchmarks.validating.summed.configuration import Configuration
-from benchmarks.validating.summed.part_figures import places_of
-from benchmarks.validating.summed.part_seconds import Parts
+from benchmarks.validating.known.transformer import transformer
 from tests.costmodel.on_mesh import best_on_mesh
 from tests.runtime.helpers import GraphBuilder
 
@@ -65,6 +58,7 @@ PLANS = {"gpt2": "megatron-sp", "llama": "zero3", "bert": "megatron", "resnet50"
 """What is run on four ranks; each scheme once."""
 
 ADAMW = Training(optimizer="adamw")
+COMPOSITE = Saving(composite=True)
 
 
 # --- against the tracker ---
@@ -289,7 +283,7 @@ def _call(
 
 
 def _kept_bytes(call: Call, gradients: Sequence[bool]) -> float:
-    kept = keeps(call, gradients, composite=True)
+    kept = keeps(call, gradients, COMPOSITE)
     total = sum(call.inputs[i].bytes for i in kept.inputs) + sum(
         call.outputs[i].bytes for i in kept.outputs
     )
@@ -319,7 +313,7 @@ def test_fused_dropout_keeps_a_byte_for_each_element() -> None:
         torch.empty(4, 8),
     )
     assert [one.nbytes for one in keeps(call, flows).made] == [1.0]
-    assert [one.nbytes for one in keeps(call, flows, composite=True).made] == [4.0]
+    assert [one.nbytes for one in keeps(call, flows, COMPOSITE).made] == [4.0]
 
 
 # --- against formulas ---
@@ -327,28 +321,24 @@ def test_fused_dropout_keeps_a_byte_for_each_element() -> None:
 GPT = Shape(layers=1, hidden=256, heads=8, kv_heads=8, ffn=1024, vocab=512, sequence=64)
 
 
-def _parts(
-    tensor: int = 1,
-    *,
-    sequence: bool = False,
-    layers: int = 1,
-    batch: int = 2,
-    attention: str = "fused",
-) -> Parts:
-    kernels = Kernels(attention=attention)
-    c = Configuration(
-        global_batch=batch,
-        micro_batch=batch,
-        tensor=tensor,
-        sequence_parallel=sequence,
-        kernels=kernels,
-    )
-    cluster = load_cluster("dgx-a100").sized(max(tensor, 1))
-    return Parts(GPT, c, cluster, places_of(c, cluster), kinds=("dense",) * layers)
+def _laid_out(
+    tensor: int = 1, *, sequence: bool = False, layers: int = 1
+) -> tuple[Program, Analysis]:
+    """The program of so many layers on tensor-parallel devices, and its analysis."""
+    kinds = ("dense",) * layers
+    graph = transformer(GPT, batch=2, kernels=Kernels(attention="fused"), kinds=kinds).graph
+    analysis = analyse(graph, train=True)
+    cluster = load_cluster("dgx-a100").sized(tensor)
+    mesh = Mesh(axes=(Axis(name="gpu", size=tensor, level=cluster.levels[0].name),))
+    request = Request(cluster=cluster, mesh=mesh, memory=math.inf)
+    if tensor > 1:
+        name = "megatron-sp" if sequence else "megatron"
+        request = pinned(request, scheme_named(f"{name} {tensor}"), analysis)
+    return best_on_mesh(analysis, mesh, request).program, analysis
 
 
-def _segments(parts: Parts, layers: int, word: str) -> Recompute:
-    names = [op.name for op in parts.analysis.graph.operators]
+def _segments(analysis: Analysis, layers: int, word: str) -> Recompute:
+    names = [op.name for op in analysis.graph.operators]
     return Recompute(
         segments=tuple(
             tuple(n for n in names if n.startswith(f"layers.{i}.") and word in n)
@@ -361,10 +351,10 @@ def _layer_bytes(tensor: int, *, sequence: bool, recompute: str | None = None) -
     """The bytes that one more layer keeps."""
     results = []
     for layers in (1, 2):
-        parts = _parts(tensor, sequence=sequence, layers=layers)
-        again = Recompute() if recompute is None else _segments(parts, layers, recompute)
+        program, analysis = _laid_out(tensor, sequence=sequence, layers=layers)
+        again = Recompute() if recompute is None else _segments(analysis, layers, recompute)
         memory = autograd_memory(
-            parts.program(), parts.analysis, ADAMW, Autograd(recompute=again, regather=sequence)
+            program, analysis, ADAMW, Autograd(recompute=again, regather=sequence)
         )
         results.append(memory.saved)
     return results[1] - results[0]
@@ -452,44 +442,12 @@ def test_megatron_stores_18_bytes_a_parameter() -> None:
     )
 
 
-# --- the parts of the model together ---
-
-
-@pytest.mark.parametrize("recompute", [None, ".core", ""])
-@pytest.mark.parametrize("layers", [3, 5])
-def test_layers_stacked_are_the_program_of_all_layers(layers: int, recompute: str | None) -> None:
-    precision = PRECISIONS["mixed-main"]
-
-    def again(parts: Parts, count: int) -> Recompute:
-        return Recompute() if recompute is None else _segments(parts, count, recompute)
-
-    one = _parts(2)
-    whole = _parts(2, layers=layers)
-    document = loads(
-        one.program(),
-        one.analysis,
-        lambda name: name.partition(".")[0],
-        Training(optimizer="adamw", precision=precision),
-        Autograd(recompute=again(one, 1)),
-    )
-    told = stage_memory(
-        [(document["embed"], 1.0), (document["layers"], float(layers)), (document["head"], 1.0)],
-        in_flight=1.0,
-    )
-    exact = autograd_memory(
-        whole.program(),
-        whole.analysis,
-        Training(optimizer="adamw", precision=precision),
-        Autograd(recompute=again(whole, layers)),
-    )
-    assert told.saved == pytest.approx(exact.saved)
-    assert told.total == pytest.approx(exact.total, rel=1e-3)
+# --- programs ---
 
 
 def test_micro_batches_in_flight_add_what_one_saves() -> None:
-    parts = _parts()
-    program = parts.program()
-    two, five = (autograd_memory(program, parts.analysis, ADAMW, in_flight=n) for n in (2.0, 5.0))
+    program, analysis = _laid_out()
+    two, five = (autograd_memory(program, analysis, ADAMW, in_flight=n) for n in (2.0, 5.0))
     assert five.total - two.total == pytest.approx(3 * two.saved)
     assert two.gradients == sum(t.bytes for t in program.graph.parameters), (
         "gradients of earlier micro-batches are there all the time"
@@ -500,7 +458,7 @@ def test_the_tables_add_up_to_what_is_saved() -> None:
     """The search's sums by operator against the walk of the program that it finds, where a segment
     also holds what no operator keeps.
     """
-    analysis = _parts().analysis
+    _, analysis = _laid_out()
     cluster = load_cluster("dgx-a100").sized(4)
     mesh = Mesh(axes=(Axis(name="a", size=4, level=cluster.levels[0].name),))
     best = best_on_mesh(
@@ -524,11 +482,10 @@ def test_the_tables_add_up_to_what_is_saved() -> None:
 def test_recompute_keeps_less_and_never_forgets_what_is_alive(
     word: str, tensor: int, sequence: bool
 ) -> None:
-    parts = _parts(tensor, sequence=sequence, layers=2)
-    program = parts.program()
-    facts = facts_of(parts.analysis)
+    program, analysis = _laid_out(tensor, sequence=sequence, layers=2)
+    facts = facts_of(analysis)
     plain = live_bytes(program, facts, Autograd())
-    again = live_bytes(program, facts, Autograd(recompute=_segments(parts, 2, word)))
+    again = live_bytes(program, facts, Autograd(recompute=_segments(analysis, 2, word)))
     assert again.saved < plain.saved
     assert max(map(sum, zip(again.activations, again.passing, strict=True))) <= max(
         map(sum, zip(plain.activations, plain.passing, strict=True))
@@ -544,7 +501,7 @@ def test_recompute_keeps_less_and_never_forgets_what_is_alive(
 
 
 def test_inference_keeps_nothing() -> None:
-    analysis = analyse(_parts().model.graph, train=False)
+    analysis = analyse(_laid_out()[1].graph, train=False)
     cluster = load_cluster("dgx-a100").sized(1)
     mesh = Mesh(axes=(Axis(name="a", size=1, level=cluster.levels[0].name),))
     best = best_on_mesh(
@@ -555,43 +512,6 @@ def test_inference_keeps_nothing() -> None:
     assert memory.parameters > 0
     assert memory.transient > 0
     assert not saved_values(analysis).shares
-
-
-def test_occupied_adds_gaps_and_the_context() -> None:
-    device = load_cluster("dgx-a100").device
-    memory = Memory(
-        parameters=10.0,
-        gradients=0.0,
-        master=0.0,
-        optimizer=0.0,
-        activations=60.0,
-        buffers=0.0,
-        transient=30.0,
-        saved=60.0,
-    )
-    assert occupied(memory, device) == pytest.approx(
-        100 + 60 * ACTIVATION_SLACK + 30 * PASSING_SLACK + device.reserved
-    )
-    assert occupied(memory, device, expandable=True) == 100 + device.reserved, (
-        "segments that grow leave no gaps"
-    )
-    still = replace(memory, activations=0.0, transient=0.0)
-    assert occupied(still, device) == 10 + device.reserved, "what is stored once wastes nothing"
-
-
-def test_a_stage_takes_the_largest_excess_of_what_it_holds() -> None:
-    parts = _parts()
-    document = loads(
-        parts.program(),
-        parts.analysis,
-        lambda name: name.partition(".")[0],
-        Training(optimizer="adamw", precision=Precision(main=True)),
-    )
-    layer: Load = document["layers"]
-    middle = stage_memory([(layer, 4.0), (document["head"], 0.0)], in_flight=3.0)
-    assert middle.transient == layer.excess
-    assert middle.activations == 3 * 4 * layer.saved
-    assert middle.parameters == pytest.approx(4 * layer.states.parameters)
 
 
 def test_bytes_of_every_dtype_are_known_to_the_precisions() -> None:

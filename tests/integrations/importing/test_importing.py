@@ -274,7 +274,7 @@ def test_the_framework_of_a_megatron_configuration_does_what_its_arguments_say()
     assert (work.name, work.kernels.products) == ("megatron-core", "float8_block")
     assert (habits.overlap_gradients, habits.overlap_gather) == (True, False)
     # A master of four bytes, two bytes of each moment.
-    assert (habits.state_bytes, habits.loss, habits.expandable) == (8, "in-place", True)
+    assert (habits.state_bytes, habits.loss) == (8, "in-place")
     assert not habits.graphed and not habits.pipelined_tensor and habits.overlap_chunk_sends
     assert framework_of_run(read_megatron(f"{FOLDED} --tp-comm-overlap")).habits.pipelined_tensor
 

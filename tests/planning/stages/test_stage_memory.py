@@ -42,7 +42,7 @@ def test_a_stage_reaches_as_far_as_its_memory_does(seed: int) -> None:
             fits = [
                 end
                 for end in range(start + 1, count + 1)
-                if memory.of(flying[stage], start, end) <= limits[stage]
+                if memory.of(flying[stage], start, end)[0] <= limits[stage]
             ]
             fits = [end for end in fits if memory.host_of(start, end) <= hosts[stage]]
             assert reach[stage, start] == max(fits, default=start)
