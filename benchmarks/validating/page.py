@@ -26,8 +26,8 @@ INTRODUCTION = """# Errors on published runs
 `python benchmarks/validation.py --data DIR --page docs/published-runs.md` writes this page. The
 [cost model](cost-model.md#errors-against-published-runs) says what the rows are.
 
-Runs are priced as plans, at most 120 of each group, evenly spaced. *Before* is the mean error in the
-last version.
+Runs are priced as plans, at most 120 of each group, evenly spaced. *Before* is the mean error in
+the last version.
 
 - *Null*: the error of a model that knows one rate, that of all other rows of the group.
 - *Peer*: the error of the source's own model, on the same rows or as others state it.

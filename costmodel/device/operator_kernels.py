@@ -57,7 +57,6 @@ class OperatorKernels:
         mesh: Sequence[int],
         cluster: Cluster,
         gradients: frozenset[str],
-        inside: frozenset[str],
     ) -> None:
         local = local_sizes(strategies, mesh)
         self.call = call
@@ -69,13 +68,10 @@ class OperatorKernels:
         self.entry = RULES[call.operator.kind]
         self.count = len(local)
         self.come = strategies.travel_degree(tuple(mesh))
-        kernels, self.passes = KERNELS.get(call.operator.kind, (1.0, 1.0))
-        self.launches = 0.0 if any(t.name in inside for t in call.outputs) else kernels
+        self.launches, self.passes = KERNELS.get(call.operator.kind, (1.0, 1.0))
         tensors = (*call.inputs, *call.outputs)
         sizes = (
-            np.zeros(self.count)
-            if t.name in inside
-            else local_elements(dims, local) * DTYPE_BYTES[t.dtype]
+            local_elements(dims, local) * DTYPE_BYTES[t.dtype]
             for t, dims in zip(tensors, (*self.rule.inputs, *self.rule.outputs), strict=True)
         )
         self.bytes = [np.broadcast_to(size, (self.count,)) for size in sizes]

@@ -55,13 +55,9 @@ def operator_parts(
     mesh: Sequence[int],
     cluster: Cluster,
     gradients: frozenset[str],
-    inside: frozenset[str] = frozenset(),
 ) -> OperatorSeconds:
-    """Return the seconds of every strategy of an operator.
-
-    Tensors `inside` a fused chain are neither written nor read.
-    """
-    parts = _of_kernels(call, strategies, mesh, cluster, gradients, inside)
+    """Return the seconds of every strategy of an operator."""
+    parts = _of_kernels(call, strategies, mesh, cluster, gradients)
     started = cluster.host_seconds("operator")
     if not started:
         return parts
@@ -79,7 +75,6 @@ def _of_kernels(
     mesh: Sequence[int],
     cluster: Cluster,
     gradients: frozenset[str],
-    inside: frozenset[str],
 ) -> OperatorSeconds:
     """The seconds of the kernels alone."""
     if call.operator.kind == EXPERTS:
@@ -97,7 +92,7 @@ def _of_kernels(
         return OperatorSeconds(
             forward=passes[0], backward=passes[1] if trained else nothing, weight=nothing
         )
-    work = OperatorKernels(call, strategies, mesh, cluster, gradients, inside)
+    work = OperatorKernels(call, strategies, mesh, cluster, gradients)
     # Ring attention runs its kernel once for each block of keys that passes by.
     rounds = visited(strategies, tuple(mesh))
     return OperatorSeconds(

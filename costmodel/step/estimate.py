@@ -176,24 +176,16 @@ def _update(plan: Scheduled, prices: MeshPrices, optimizer: str, *, streams: boo
     )
 
 
-def step_seconds(
-    step: Compute, analysis: Analysis, prices: MeshPrices, inside: frozenset[str] = frozenset()
-) -> Seconds:
-    """Return the seconds of an operator as it was decided.
-
-    Values `inside` a fused chain are neither written nor read.
-    """
+def step_seconds(step: Compute, analysis: Analysis, prices: MeshPrices) -> Seconds:
+    """Return the seconds of an operator as it was decided."""
     offer = analysis.offers[step.operator.name]
-    unseen = analysis.as_offered(step.operator, inside)
     # Operators of equal signature have one offer, in all programs of a mesh.
-    key = (offer, tuple(option.name for option in step.decision.options), unseen)
+    key = (offer, tuple(option.name for option in step.decision.options))
     if key not in prices.operators:
         choice = np.arange(len(step.decision.options))[None, :]
         strategies = Strategies(rule=offer.rule, options=step.decision.options, choices=choice)
         gradients = analysis.as_offered(step.operator, analysis.gradients)
-        parts = operator_parts(
-            offer.call, strategies, prices.mesh.shape, prices.cluster, gradients, unseen
-        )
+        parts = operator_parts(offer.call, strategies, prices.mesh.shape, prices.cluster, gradients)
         prices.operators[key] = (
             float(parts.forward[0]),
             float(parts.backward[0]),

@@ -21,7 +21,6 @@ from autopar.order.execution import execution
 from autopar.order.scheduled import Mode, Scheduled, makes, reads, scheduled
 from autopar.order.units import gathers
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, R, S
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Assignment, Collective, Compute, Program, Redistribute
@@ -29,6 +28,7 @@ from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.schedule import Schedule
 from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.known.transformer import transformer
+from tests.sharding.direct_assignment import pinned_assignment
 
 SHAPE = Shape(
     layers=2, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=96, sequence=16, dropout=False

@@ -23,7 +23,6 @@ from autopar.order.ranks import rank_order, tied_parameters
 from autopar.order.stages import Pipelined, staged_execution
 from autopar.order.value_flow import makes, reads
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, Layout, R, S, is_valid
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Assignment, Compute, Program, Redistribute
@@ -34,6 +33,7 @@ from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.known.transformer import transformer
 from tests.order.order_checks import check_order
 from tests.sharding.assigned import graph_of
+from tests.sharding.direct_assignment import pinned_assignment
 
 SHAPE = Shape(
     layers=4, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=96, sequence=16, dropout=False

@@ -11,7 +11,6 @@ from autopar.order.scheduled import scheduled
 from autopar.order.units import Mode, sources_of
 from autopar.order.value_flow import with_casts
 from autopar.sharding.analysis import analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, S
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Program, Redistribute, only_casts
@@ -19,6 +18,7 @@ from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule, Types
 from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.known.transformer import transformer
+from tests.sharding.direct_assignment import pinned_assignment
 
 SHAPE = Shape(
     layers=2, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=96, sequence=16, dropout=False

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from autopar.order.scheduled import scheduled
 from autopar.order.units import Mode
 from autopar.sharding.analysis import analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import B, S
 from autopar.sharding.mesh import Mesh
 from autopar.sharding.program import Redistribute
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import Schedule
 from tests.sharding.assigned import graph_of
+from tests.sharding.direct_assignment import pinned_assignment
 
 Way = Callable[[Tensor], Tensor]
 

@@ -19,12 +19,12 @@ from autopar.frontends.load import LoadedModel, ModelOptions, load_model
 from autopar.ir import Graph, Operator, Ref, Role, Tensor
 from autopar.order.scheduled import scheduled
 from autopar.sharding.analysis import Offer, analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import P, Placement, R, S
 from autopar.sharding.mesh import Mesh, degree_of
 from autopar.sharding.program import Program
 from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import PLAIN, Schedule
+from tests.sharding.direct_assignment import pinned_assignment
 
 ITEMSIZE = 4
 BATCH = 4

@@ -17,10 +17,10 @@ from autopar.runtime.execution.collective_log import CollectiveLog
 from autopar.runtime.module.parallel_module import ModuleOptions, ParallelModule
 from autopar.runtime.ranks.world import World
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import Placement, R, S
 from autopar.sharding.schedule import Schedule
 from tests.runtime.helpers import mesh_of
+from tests.sharding.direct_assignment import pinned_assignment
 
 MODES: Mapping[str, Mapping[str, Any]] = {
     "once": {"gathered": "per_step", "accumulated": "whole"},

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from autopar.sharding.layout import R, S
-
 from .graph_builder import GraphBuilder
-from .placements import INNER, ROWS, SUM, WHOLE, Wanted
 
 COLOURS = 3
 
@@ -17,16 +12,14 @@ def embed(b: GraphBuilder, name: str, length: int) -> str:
     s = b.shape
     if s.patch:
         pixels = b.given(f"{name}.patches", (b.batch, length, COLOURS * s.patch * s.patch), b.dtype)
-        x = b.linear(f"{name}.lookup", pixels, s.hidden, ROWS)
+        x = b.linear(f"{name}.lookup", pixels, s.hidden)
     else:
         tokens = b.given("tokens" if name == "embed" else f"{name}.tokens", (b.batch, length))
         # An encoder and its decoder share one table.
         if "embed.weight" not in b.tensors:
             b.weight("embed.weight", s.vocab, s.hidden)
         inputs = {"weight": "embed.weight", "indices": tokens}
-        x = b.op(
-            f"{name}.lookup", "aten.embedding.default", inputs, (b.batch, length, s.hidden), SUM
-        )[0]
+        x = b.op(f"{name}.lookup", "aten.embedding.default", inputs, (b.batch, length, s.hidden))[0]
     if s.position == "learned":
         table = b.weight(f"{name}.position", length, s.hidden)
         x = b.op(
@@ -34,9 +27,8 @@ def embed(b: GraphBuilder, name: str, length: int) -> str:
             "aten.add.Tensor",
             {"self": x, "other": table},
             (b.batch, length, s.hidden),
-            ROWS,
         )[0]
-    return b.dropout(f"{name}.dropout", x, ROWS)
+    return b.dropout(f"{name}.dropout", x)
 
 
 def head(b: GraphBuilder, name: str, x: str, labels: str) -> str:
@@ -45,10 +37,7 @@ def head(b: GraphBuilder, name: str, x: str, labels: str) -> str:
     h = b.normalised(f"{name}.norm", x)
     if s.patch:
         one = (b.batch, 1, s.hidden)
-        whole = replace(ROWS, context=R, sequence=R)
-        h = b.op(f"{name}.mean", "aten.mean.dim", {"self": h}, one, whole, dim=(1,), keepdim=True)[
-            0
-        ]
+        h = b.op(f"{name}.mean", "aten.mean.dim", {"self": h}, one, dim=(1,), keepdim=True)[0]
     rows = b.size(h)[1]
     # Further heads (`mtp`) use the same table.
     weight = "embed.weight" if s.tied else "head.logits.weight"
@@ -60,29 +49,16 @@ def head(b: GraphBuilder, name: str, x: str, labels: str) -> str:
         "aten.linear.default",
         given,
         (b.batch, rows, s.vocab),
-        INNER,
         b.of_products(f"{name}.logits"),
     )[0]
-    # The view joins batch and sequence, so a split of the sequence becomes one inside each of the
-    # batch's parts.
-    split = Wanted(data=S(0), context=S(0, b.batch), tensor=S(1), sequence=S(1))
-    before, columns = (
-        (WHOLE, replace(split, tensor=R, sequence=R)) if s.gathered_logits else (INNER, split)
-    )
     dtype = "float32" if b.kernels.wide_loss else b.dtype
     if s.gathered_logits or b.kernels.wide_loss:
-        logits = b.pointwise(f"{name}.float", "aten.to.dtype", logits, before, dtype=dtype)
+        logits = b.pointwise(f"{name}.float", "aten.to.dtype", logits, dtype=dtype)
     flat = (b.batch * rows, s.vocab)
     logits = b.op(
-        f"{name}.view", "aten.view.default", {"self": logits}, flat, columns, dtype=dtype, size=flat
+        f"{name}.view", "aten.view.default", {"self": logits}, flat, dtype=dtype, size=flat
     )[0]
     inputs = {"self": logits, "target": labels}
     return b.op(
-        f"{name}.loss",
-        "aten.cross_entropy_loss.default",
-        inputs,
-        (),
-        columns,
-        dtype=dtype,
-        reduction=2,
+        f"{name}.loss", "aten.cross_entropy_loss.default", inputs, (), dtype=dtype, reduction=2
     )[0]

@@ -8,7 +8,6 @@ from autopar.ir import Ref, Value
 from autopar.sharding.rules.experts import BIAS
 
 from .graph_builder import GraphBuilder
-from .placements import INNER, ROWS, SUM, expert_rows, tokens
 
 GROUPED = "aten._grouped_mm.default"
 
@@ -16,17 +15,14 @@ GROUPED = "aten._grouped_mm.default"
 def feed_forward(b: GraphBuilder, name: str, x: str, width: int) -> str:
     """Two products with an activation between, or three with a gate."""
     if not b.shape.gated:
-        h = b.pointwise(
-            f"{name}.gelu", "aten.gelu.default", b.linear(f"{name}.up", x, width, INNER), INNER
-        )
-        return b.linear(f"{name}.down", h, b.shape.hidden, SUM)
+        h = b.pointwise(f"{name}.gelu", "aten.gelu.default", b.linear(f"{name}.up", x, width))
+        return b.linear(f"{name}.down", h, b.shape.hidden)
     gate, up = _gate_and_up(b, name, x, width)
-    gate = b.pointwise(f"{name}.silu", "aten.silu.default", gate, INNER)
+    gate = b.pointwise(f"{name}.silu", "aten.silu.default", gate)
     return b.linear(
         f"{name}.down",
-        b.pointwise(f"{name}.mul", "aten.mul.Tensor", gate, INNER, other=up),
+        b.pointwise(f"{name}.mul", "aten.mul.Tensor", gate, other=up),
         b.shape.hidden,
-        SUM,
     )
 
 
@@ -36,17 +32,17 @@ def _gate_and_up(b: GraphBuilder, name: str, x: str, width: int) -> tuple[str, s
         own = (
             x
             if b.shape.shared_input
-            else b.view(f"{name}.own", "aten.view.default", x, rows, ROWS, size=rows)
+            else b.view(f"{name}.own", "aten.view.default", x, rows, size=rows)
         )
-        return b.linear(f"{name}.gate", own, width, INNER), b.linear(f"{name}.up", x, width, INNER)
+        return b.linear(f"{name}.gate", own, width), b.linear(f"{name}.up", x, width)
     # Columns of gate and up alternate, so that every rank of a split product has both.
-    both = b.linear(f"{name}.up", x, 2 * width, INNER)
+    both = b.linear(f"{name}.up", x, 2 * width)
     pairs = (*b.size(x)[:-1], width, 2)
-    paired = b.view(f"{name}.pairs", "aten.view.default", both, pairs, INNER, size=pairs)
-    halves = b.pieces(f"{name}.half", paired, (1, 1), INNER)
+    paired = b.view(f"{name}.pairs", "aten.view.default", both, pairs, size=pairs)
+    halves = b.pieces(f"{name}.half", paired, (1, 1))
     flat = (*b.size(x)[:-1], width)
     first, second = (
-        b.view(f"{name}.flat{i}", "aten.view.default", h, flat, INNER, size=flat)
+        b.view(f"{name}.flat{i}", "aten.view.default", h, flat, size=flat)
         for i, h in enumerate(halves)
     )
     return first, second
@@ -63,34 +59,28 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
     width = s.expert_ffn or s.ffn
     hidden = s.expert_hidden or whole
     share = _router(b, name, x)
-    small = b.linear(f"{name}.narrow_rows", x, hidden, ROWS, bias=False) if s.expert_hidden else x
+    small = b.linear(f"{name}.narrow_rows", x, hidden, bias=False) if s.expert_hidden else x
     flat = b.view(
-        f"{name}.tokens",
-        "aten.view.default",
-        small,
-        (count, hidden),
-        tokens(batch),
-        size=(count, hidden),
+        f"{name}.tokens", "aten.view.default", small, (count, hidden), size=(count, hidden)
     )
     chosen = b.given(f"{name}.chosen", (count * s.top_k,))
     # The weight of each row: its gradient flows back to the router.
-    narrow = b.pointwise(f"{name}.narrow", "aten.to.dtype", share, ROWS, dtype=b.dtype)
+    narrow = b.pointwise(f"{name}.narrow", "aten.to.dtype", share, dtype=b.dtype)
     each = (batch, length, s.top_k)
-    narrow = b.view(f"{name}.of_each", "aten.expand.default", narrow, each, ROWS, size=each)
+    narrow = b.view(f"{name}.of_each", "aten.expand.default", narrow, each, size=each)
     every = (count * s.top_k,)
-    weights = b.view(f"{name}.weights", "aten.reshape.default", narrow, every, ROWS, size=every)
+    weights = b.view(f"{name}.weights", "aten.reshape.default", narrow, every, size=every)
     rows = _layer(b, name, flat, chosen, weights, width)
     whole_rows = (batch, length, hidden)
-    total = b.view(f"{name}.sum", "aten.view.default", rows, whole_rows, SUM, size=whole_rows)
+    total = b.view(f"{name}.sum", "aten.view.default", rows, whole_rows, size=whole_rows)
     if s.expert_hidden:
-        total = b.linear(f"{name}.widen_rows", total, whole, SUM, bias=False)
+        total = b.linear(f"{name}.widen_rows", total, whole, bias=False)
     if not s.shared_ffn:
         return total
     return b.pointwise(
         f"{name}.shared.add",
         "aten.add.Tensor",
         feed_forward(b, f"{name}.shared", x, s.shared_ffn),
-        SUM,
         other=total,
     )
 
@@ -98,13 +88,12 @@ def experts(b: GraphBuilder, name: str, x: str) -> str:
 def _router(b: GraphBuilder, name: str, x: str) -> str:
     """Add the scores of the experts and the choice of the best, [batch, sequence, 1]."""
     batch, length, _ = b.size(x)
-    scores = b.linear(f"{name}.router", x, b.shape.experts, ROWS, bias=False)
+    scores = b.linear(f"{name}.router", x, b.shape.experts, bias=False)
     scores = b.op(
         f"{name}.scores",
         "aten.softmax.int",
         {"self": scores},
         b.size(scores),
-        ROWS,
         dtype="float32",
         dim=-1,
     )[0]
@@ -114,7 +103,6 @@ def _router(b: GraphBuilder, name: str, x: str) -> str:
         "aten.sum.dim_IntList",
         {"self": scores},
         (batch, length, 1),
-        ROWS,
         dtype="float32",
         dim=(-1,),
         keepdim=True,
@@ -163,7 +151,7 @@ def _layer(b: GraphBuilder, name: str, flat: str, chosen: str, weights: str, wid
     }
     rows = b.result(name, (b.size(flat)[0], hidden))
     inputs = (flat, chosen, *operands, weights)
-    return b.append(name, "autopar.experts", inputs, rows, expert_rows(b.batch), attributes)[0]
+    return b.append(name, "autopar.experts", inputs, rows, attributes)[0]
 
 
 Inside = tuple[str, tuple[tuple[str, Value], ...], tuple[tuple[int, str, str], ...]]

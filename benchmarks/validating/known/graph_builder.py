@@ -1,4 +1,4 @@
-"""Builds a graph operator by operator, each with its placements under the known schemes."""
+"""Builds a graph operator by operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from autopar.costmodel.device.device import TF32
 from autopar.costmodel.frameworks import Kernels
 from autopar.ir import Operator, Ref, Role, Tensor, Value
 
-from .placements import ROWS, Wanted
 from .shape import Shape
 
 SCORES = 4
@@ -26,7 +25,6 @@ class GraphBuilder:
     kernels: Kernels
     tensors: dict[str, Tensor] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
-    wanted: dict[str, Wanted] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
 
     def tensor(
@@ -62,7 +60,6 @@ class GraphBuilder:
         kind: str,
         inputs: Mapping[str, str],
         out: tuple[int, ...],
-        wanted: Wanted,
         *,
         dtype: str | None = None,
         **attributes: Value,
@@ -70,7 +67,7 @@ class GraphBuilder:
         """Add an operator with one output of shape `out`; returns the output's name in a tuple."""
         output = self.result(name, out, dtype)
         return self.append(
-            name, kind, tuple(inputs.values()), output, wanted, {**_refs(inputs), **attributes}
+            name, kind, tuple(inputs.values()), output, {**_refs(inputs), **attributes}
         )
 
     def add(
@@ -79,13 +76,12 @@ class GraphBuilder:
         kind: str,
         inputs: Mapping[str, str],
         out: tuple[int, ...],
-        wanted: Wanted,
         attributes: Mapping[str, Value],
     ) -> tuple[str, ...]:
         """Add an operator with one output of shape `out`, and attributes of any name."""
         output = self.result(name, out)
         return self.append(
-            name, kind, tuple(inputs.values()), output, wanted, {**_refs(inputs), **attributes}
+            name, kind, tuple(inputs.values()), output, {**_refs(inputs), **attributes}
         )
 
     def result(
@@ -100,7 +96,6 @@ class GraphBuilder:
         kind: str,
         inputs: tuple[str, ...],
         outputs: tuple[str, ...],
-        wanted: Wanted,
         attributes: Mapping[str, Value],
     ) -> tuple[str, ...]:
         """Add an operator whose attributes say themselves which argument is which input."""
@@ -109,22 +104,14 @@ class GraphBuilder:
                 name=name, kind=kind, inputs=inputs, outputs=outputs, attributes=dict(attributes)
             )
         )
-        self.wanted[name] = wanted
         return outputs
 
-    def linear(
-        self, name: str, x: str, width: int, wanted: Wanted, *, bias: bool | None = None
-    ) -> str:
+    def linear(self, name: str, x: str, width: int, *, bias: bool | None = None) -> str:
         inputs = {"input": x, "weight": self.weight(f"{name}.weight", width, self.size(x)[-1])}
         if self.shape.bias if bias is None else bias:
             inputs["bias"] = self.weight(f"{name}.bias", width)
         return self.add(
-            name,
-            "aten.linear.default",
-            inputs,
-            (*self.size(x)[:-1], width),
-            wanted,
-            self.of_products(name),
+            name, "aten.linear.default", inputs, (*self.size(x)[:-1], width), self.of_products(name)
         )[0]
 
     def of_products(self, name: str) -> dict[str, Value]:
@@ -146,40 +133,25 @@ class GraphBuilder:
         return attributes
 
     def pointwise(
-        self,
-        name: str,
-        kind: str,
-        x: str,
-        wanted: Wanted,
-        *,
-        other: str | None = None,
-        dtype: str | None = None,
+        self, name: str, kind: str, x: str, *, other: str | None = None, dtype: str | None = None
     ) -> str:
         """Add an operator on the elements of `x`, and of `other` if it is given; its output."""
         inputs = {"self": x} if other is None else {"self": x, "other": other}
-        return self.op(name, kind, inputs, self.size(x), wanted, dtype=dtype)[0]
+        return self.op(name, kind, inputs, self.size(x), dtype=dtype)[0]
 
-    def view(
-        self,
-        name: str,
-        kind: str,
-        x: str,
-        out: tuple[int, ...],
-        wanted: Wanted,
-        **attributes: Value,
-    ) -> str:
-        return self.add(name, kind, {"self": x}, out, wanted, attributes)[0]
+    def view(self, name: str, kind: str, x: str, out: tuple[int, ...], **attributes: Value) -> str:
+        return self.add(name, kind, {"self": x}, out, attributes)[0]
 
-    def pieces(self, name: str, x: str, widths: tuple[int, ...], wanted: Wanted) -> tuple[str, ...]:
+    def pieces(self, name: str, x: str, widths: tuple[int, ...]) -> tuple[str, ...]:
         """Views of the last dim in pieces of the given widths."""
         pieces = tuple(
             self.tensor(f"{name}:{i}", (*self.size(x)[:-1], width))
             for i, width in enumerate(widths)
         )
         attributes: dict[str, Value] = {"self": Ref(0), "split_sizes": widths, "dim": -1}
-        return self.append(name, "aten.split_with_sizes.default", (x,), pieces, wanted, attributes)
+        return self.append(name, "aten.split_with_sizes.default", (x,), pieces, attributes)
 
-    def join(self, name: str, parts: tuple[str, ...], wanted: Wanted) -> str:
+    def join(self, name: str, parts: tuple[str, ...]) -> str:
         """Copy tensors side by side, along the last dim."""
         out = (*self.size(parts[0])[:-1], sum(self.size(part)[-1] for part in parts))
         attributes: dict[str, Value] = {
@@ -187,44 +159,38 @@ class GraphBuilder:
             "dim": -1,
         }
         output = self.result(name, out)
-        return self.append(name, "aten.cat.default", parts, output, wanted, attributes)[0]
+        return self.append(name, "aten.cat.default", parts, output, attributes)[0]
 
-    def dropout(self, name: str, x: str, wanted: Wanted) -> str:
+    def dropout(self, name: str, x: str) -> str:
         if not self.shape.dropout:
             return x
         # The price does not depend on the rate.
-        return self.op(
-            name, "aten.dropout.default", {"input": x}, self.size(x), wanted, p=0.1, train=True
-        )[0]
+        return self.op(name, "aten.dropout.default", {"input": x}, self.size(x), p=0.1, train=True)[
+            0
+        ]
 
-    def normalised(self, name: str, x: str, wanted: Wanted = ROWS) -> str:
+    def normalised(self, name: str, x: str) -> str:
         """Layer or RMS norm over the last dim."""
         width = self.size(x)[-1]
         if self.kernels.norm == "unfused":
-            return self._norm_in_pieces(name, x, wanted)
+            return self._norm_in_pieces(name, x)
         inputs = {"input": x, "weight": self.weight(f"{name}.weight", width)}
         if self.shape.norm == "layer_norm":
             inputs["bias"] = self.weight(f"{name}.bias", width)
         return self.op(
-            name,
-            f"aten.{self.shape.norm}.default",
-            inputs,
-            self.size(x),
-            wanted,
-            normalized_shape=(width,),
+            name, f"aten.{self.shape.norm}.default", inputs, self.size(x), normalized_shape=(width,)
         )[0]
 
-    def _norm_in_pieces(self, name: str, x: str, wanted: Wanted) -> str:
+    def _norm_in_pieces(self, name: str, x: str) -> str:
         """RMS norm as a chain of kernels in float32: x * rsqrt(mean(x^2) + eps) * weight."""
         shape = self.size(x)
         one = (*shape[:-1], 1)
-        wide = self.pointwise(f"{name}.float", "aten.to.dtype", x, wanted, dtype="float32")
+        wide = self.pointwise(f"{name}.float", "aten.to.dtype", x, dtype="float32")
         square = self.op(
             f"{name}.square",
             "aten.pow.Tensor_Scalar",
             {"self": wide},
             shape,
-            wanted,
             dtype="float32",
             exponent=2,
         )[0]
@@ -233,21 +199,19 @@ class GraphBuilder:
             "aten.mean.dim",
             {"self": square},
             one,
-            wanted,
             dtype="float32",
             dim=(-1,),
             keepdim=True,
         )[0]
-        scale = self.pointwise(f"{name}.rsqrt", "aten.rsqrt.default", mean, wanted, dtype="float32")
+        scale = self.pointwise(f"{name}.rsqrt", "aten.rsqrt.default", mean, dtype="float32")
         scaled = self.pointwise(
-            f"{name}.scale", "aten.mul.Tensor", wide, wanted, other=scale, dtype="float32"
+            f"{name}.scale", "aten.mul.Tensor", wide, other=scale, dtype="float32"
         )
-        narrow = self.pointwise(f"{name}.narrow", "aten.to.dtype", scaled, wanted, dtype=self.dtype)
+        narrow = self.pointwise(f"{name}.narrow", "aten.to.dtype", scaled, dtype=self.dtype)
         return self.pointwise(
             f"{name}.weigh",
             "aten.mul.Tensor",
             narrow,
-            wanted,
             other=self.weight(f"{name}.weight", shape[-1]),
         )
 

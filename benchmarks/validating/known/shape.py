@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.costmodel.frameworks import Framework
 from autopar.errors import ModelError, UsageError, unknown
-from autopar.sharding.communication import domains_of_a_token
 
 PATTERN = {"M": "state", "*": "attention alone", "E": "experts alone", "-": "dense alone"}
 """Layers that are one mixer with its residual, by their letter: state space, attention, experts,
@@ -254,26 +251,11 @@ class Shape:
         whole = not self.window or (self.full_every > 0 and (index + 1) % self.full_every == 0)
         return ("experts" if with_experts else "dense") + ("" if whole else " windowed")
 
-    def domains_of_a_token(self, domains: int) -> float:
-        """Return the mean number of equal domains (ranks, nodes) that have experts of a token."""
-        return domains_of_a_token(
-            self.experts,
-            self.top_k,
-            domains,
-            groups=self.groups or 1,
-            open_groups=self.top_groups or 1,
-        )
-
     def kinds(self) -> tuple[str, ...]:
         """The kinds of all layers, those of the encoder first."""
         return _kinds(self)
 
-    def of_each_kind(self) -> Iterator[str]:
-        """Each kind of layer once, in the order in which they come."""
-        yield from dict.fromkeys(self.kinds())
 
-
-@functools.lru_cache(maxsize=1024)
 def _kinds(shape: Shape) -> tuple[str, ...]:
     return ("encoder",) * shape.encoder_layers + tuple(
         shape.kind(index) for index in range(shape.layers)

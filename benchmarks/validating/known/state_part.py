@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from autopar.sharding.rules.recurrent import STATE_SPACE, TRITON_SCAN
 
 from .graph_builder import GraphBuilder
-from .placements import GROUPED, INNER, SUM
 from .shape import StateSpace
 
-SCAN = ".scan."
 """In the names of operators that the kernels compute again backward, without keeping anything."""
 
 
@@ -42,30 +40,30 @@ def state_space(b: GraphBuilder, name: str, x: str) -> str:
     joined = own + 2 * m.size
     # Each group's gate, inputs, keys, queries and steps lie side by side, so that a rank of a split
     # product has whole groups.
-    flat = b.linear(f"{name}.in", x, m.groups * (own + joined + each), INNER, bias=False)
+    flat = b.linear(f"{name}.in", x, m.groups * (own + joined + each), bias=False)
     view = (batch, length, m.groups, own + joined + each)
-    grouped = b.view(f"{name}.groups", "aten.view.default", flat, view, GROUPED, size=view)
-    gate, mixed, steps = b.pieces(f"{name}.split", grouped, (own, joined, each), GROUPED)
+    grouped = b.view(f"{name}.groups", "aten.view.default", flat, view, size=view)
+    gate, mixed, steps = b.pieces(f"{name}.split", grouped, (own, joined, each))
     # The convolution is a few elements wide: one kernel with its activation, bound by its traffic.
-    mixed = b.pointwise(f"{name}.scan.convolution", "aten.silu.default", mixed, GROUPED)
+    mixed = b.pointwise(f"{name}.scan.convolution", "aten.silu.default", mixed)
     y = _scan(b, f"{name}.scan", Rows(mixed=mixed, steps=steps), m)
-    y = b.pointwise(f"{name}.scan.gate", "aten.mul.Tensor", y, GROUPED, other=gate)
-    y = b.normalised(f"{name}.norm", y, GROUPED)
+    y = b.pointwise(f"{name}.scan.gate", "aten.mul.Tensor", y, other=gate)
+    y = b.normalised(f"{name}.norm", y)
     rows = (batch, length, m.inner)
-    y = b.view(f"{name}.flatten", "aten.view.default", y, rows, INNER, size=rows)
-    return b.linear(f"{name}.out", y, b.shape.hidden, SUM, bias=False)
+    y = b.view(f"{name}.flatten", "aten.view.default", y, rows, size=rows)
+    return b.linear(f"{name}.out", y, b.shape.hidden, bias=False)
 
 
 def _scan(b: GraphBuilder, name: str, rows: Rows, m: StateSpace) -> str:
     """The scan of rows of heads, to results [batch, sequence, heads, width]."""
     batch, length, groups, _ = b.size(rows.mixed)
     own = m.inner // groups
-    x, keys, queries = b.pieces(f"{name}.pieces", rows.mixed, (own, m.size, m.size), GROUPED)
+    x, keys, queries = b.pieces(f"{name}.pieces", rows.mixed, (own, m.size, m.size))
     each = (batch, length, m.heads, m.width)
     one = (batch, length, m.heads)
     inputs = {
-        "x": b.view(f"{name}.heads", "aten.view.default", x, each, GROUPED, size=each),
-        "step": b.view(f"{name}.step", "aten.view.default", rows.steps, one, GROUPED, size=one),
+        "x": b.view(f"{name}.heads", "aten.view.default", x, each, size=each),
+        "step": b.view(f"{name}.step", "aten.view.default", rows.steps, one, size=one),
         "decay": b.weight(f"{name}.decay", m.heads),
         "key": keys,
         "query": queries,
@@ -77,9 +75,8 @@ def _scan(b: GraphBuilder, name: str, rows: Rows, m: StateSpace) -> str:
         STATE_SPACE,
         inputs,
         each,
-        GROUPED,
         kernel=TRITON_SCAN,
         chunk_size=min(m.chunk, length),
     )[0]
     whole = (batch, length, groups, own)
-    return b.view(f"{name}.whole", "aten.view.default", made, whole, GROUPED, size=whole)
+    return b.view(f"{name}.whole", "aten.view.default", made, whole, size=whole)

@@ -1,4 +1,4 @@
-"""The graph of a transformer from its shape alone, with placements under the known schemes.
+"""The graph of a transformer from its shape alone.
 
 It holds the operators that a framework's kernels run: one operator for a fused kernel, several
 where a framework runs several.
@@ -7,8 +7,8 @@ where a framework runs several.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autopar.costmodel.frameworks import Kernels
 from autopar.ir import Graph
@@ -17,7 +17,6 @@ from .attention_part import attend
 from .ends_part import embed, head
 from .feed_forward_part import experts, feed_forward
 from .graph_builder import GraphBuilder
-from .placements import INNER, ROWS, SCALAR, SUM, Wanted
 from .shape import PATTERN, Shape
 from .state_part import state_space
 
@@ -26,25 +25,14 @@ DEFAULT_KERNELS = Kernels()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A graph with the pins of its operators.
+    """A graph of a shape.
 
     `kinds`: of its layers, in the order of their numbers.
     """
 
     shape: Shape
     graph: Graph
-    wanted: Mapping[str, Wanted]
     kinds: tuple[str, ...]
-
-    def part(self, name: str) -> str:
-        """Return the part of an operator or tensor by its name.
-
-        A part is embed, mtp, head, or the kind of a layer.
-        """
-        first, _, rest = name.partition(".")
-        if first == "layers":
-            return self.kinds[int(rest.partition(".")[0])]
-        return "embed" if first == "tokens" or first.startswith("encode") else first
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,7 +71,6 @@ def transformer(
             "aten.add.Tensor",
             {"self": loss, "other": other},
             (),
-            SCALAR,
             dtype=b.tensors[loss].dtype,
         )[0]
     graph = Graph(
@@ -94,7 +81,7 @@ def transformer(
         outputs=(loss,),
         loss=loss,
     )
-    return Transformer(shape=shape, graph=graph, wanted=b.wanted, kinds=layer_kinds)
+    return Transformer(shape=shape, graph=graph, kinds=layer_kinds)
 
 
 def _layer(b: GraphBuilder, name: str, x: str, kind: str, memory: str) -> str:
@@ -141,11 +128,7 @@ def _mixer(b: GraphBuilder, name: str, x: str, kind: str) -> str:
 
 def _residual(b: GraphBuilder, name: str, x: str, h: str, number: str) -> str:
     return b.pointwise(
-        f"{name}.add{number}",
-        "aten.add.Tensor",
-        x,
-        ROWS,
-        other=b.dropout(f"{name}.dropout{number}", h, ROWS),
+        f"{name}.add{number}", "aten.add.Tensor", x, other=b.dropout(f"{name}.dropout{number}", h)
     )
 
 
@@ -159,20 +142,11 @@ def _predicts_further(b: GraphBuilder, name: str, x: str, labels: str, kinds: Se
         "aten.embedding.default",
         {"weight": "embed.weight", "indices": "tokens"},
         b.size(x),
-        SUM,
     )[0]
     both = b.join(
-        f"{name}.join",
-        (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", embedded)),
-        ROWS,
+        f"{name}.join", (b.normalised(f"{name}.norm1", x), b.normalised(f"{name}.norm2", embedded))
     )
-    x = b.linear(
-        f"{name}.down",
-        both,
-        b.shape.hidden,
-        replace(INNER, tensor=ROWS.tensor, sequence=ROWS.sequence),
-        bias=False,
-    )
+    x = b.linear(f"{name}.down", both, b.shape.hidden, bias=False)
     for index, kind in enumerate(kinds):
         x = _layer(b, f"{name}.layer{index or ''}", x, kind, "")
     return head(b, f"{name}.head", x, labels)

@@ -11,13 +11,13 @@ from autopar.costmodel.step.covered import Seconds
 from autopar.costmodel.step.estimate import step_seconds
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.sharding.analysis import analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import R
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Compute
 from autopar.sharding.program_builder import build_program
 from benchmarks.validating.known import Shape
 from benchmarks.validating.known.transformer import transformer
+from tests.sharding.direct_assignment import pinned_assignment
 
 
 def operator_seconds(

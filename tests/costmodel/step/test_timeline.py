@@ -31,7 +31,6 @@ from autopar.order.times import Times
 from autopar.planning.model.pins import Pins, parse_pin
 from autopar.planning.model.request import Request
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.mesh import Axis, Mesh, degree_of
 from autopar.sharding.program import Compute, Program, Redistribute
 from autopar.sharding.program_builder import build_program
@@ -39,6 +38,7 @@ from autopar.sharding.schedule import PLAIN, Schedule
 from benchmarks.validating.known.shape import Shape
 from benchmarks.validating.known.transformer import transformer
 from tests.costmodel.on_mesh import best_on_mesh
+from tests.sharding.direct_assignment import pinned_assignment
 
 SHAPE = Shape(
     layers=3, hidden=1024, heads=8, kv_heads=8, ffn=4096, vocab=4096, sequence=512, dropout=False

@@ -24,13 +24,13 @@ from autopar.order.times import Times as StageTimes
 from autopar.runtime.module import batches
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.analysis import analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import S
 from autopar.sharding.schedule import UNIT_BYTES, Schedule
 from tests.runtime.graphs import GRAPHS
 from tests.runtime.helpers import mesh_of, random_inputs, random_program, random_values
 from tests.runtime.nets import MODES, parameters_of, pipelined
 from tests.runtime.stated_times import SLOW, Model, Times, all_played, measured, played
+from tests.sharding.direct_assignment import pinned_assignment
 
 pytestmark = pytest.mark.usefixtures("strict_ranks")
 

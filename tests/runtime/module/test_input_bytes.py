@@ -21,7 +21,6 @@ from autopar.runtime.execution.engine import Engine
 from autopar.runtime.random_numbers.draw_state import Draws
 from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import R, S
 from autopar.sharding.mesh import Axis, Mesh
 from autopar.sharding.program import Assignment, Compute, Program
@@ -29,6 +28,7 @@ from autopar.sharding.program_builder import build_program
 from autopar.sharding.schedule import Schedule
 from benchmarks.tracked_memory import bytes_of_views, fake_world
 from tests.runtime.helpers import GraphBuilder
+from tests.sharding.direct_assignment import pinned_assignment
 
 RANKS = 4
 BATCH = 16

@@ -32,7 +32,6 @@ from autopar.runtime.redistribution.steps import (
     step_actions,
 )
 from autopar.sharding.analysis import Analysis, analyse
-from autopar.sharding.direct_assignment import pinned_assignment
 from autopar.sharding.layout import (
     B,
     Layout,
@@ -50,6 +49,7 @@ from autopar.sharding.schedule import PLAIN
 from tests.runtime.helpers import mesh_of
 from tests.runtime.kinds import all_kinds, assemble, pieces
 from tests.runtime.nets import on_this_rank, whole_gradients
+from tests.sharding.direct_assignment import pinned_assignment
 
 pytestmark = pytest.mark.usefixtures("strict_collectives")
 

@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from autopar.errors import UsageError
 from autopar.ir import Role, Tensor
-
-from .analysis import Analysis, Offer
-from .layout import B, Kind, Layout, Placement, R, S, is_valid
-from .mesh import Mesh
-from .program import Assignment, Decision
-from .redistribution import changed_axes, cheapest_chain, is_step
-from .strategies import Option
+from autopar.sharding.analysis import Analysis, Offer
+from autopar.sharding.layout import B, Kind, Layout, Placement, R, S, is_valid
+from autopar.sharding.mesh import Mesh
+from autopar.sharding.program import Assignment, Decision
+from autopar.sharding.redistribution import changed_axes, cheapest_chain, is_step
+from autopar.sharding.strategies import Option
 
 Pin = Placement | tuple[Placement, Placement]
 """The placement of an operator's outputs (of its first input if the output is scalar), or that and
