@@ -67,10 +67,10 @@ def test_exchanges_that_may_hide_are_a_part_of_their_own() -> None:
         kv_heads=4,
         ffn=512,
         vocab=8192,
-        sequence=128,
+        sequence=256,
         experts=4,
         top_k=2,
-        expert_ffn=512,
+        expert_ffn=4096,
         dropout=False,
     )
     graph = transformer(shape, batch=16).graph
