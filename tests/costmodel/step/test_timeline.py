@@ -30,6 +30,7 @@ from autopar.order.scheduled import Scheduled, scheduled
 from autopar.order.times import Times
 from autopar.planning.model.pins import Pins, parse_pin
 from autopar.planning.model.request import Request
+from autopar.schemes import scheme_named
 from autopar.sharding.analysis import Analysis, analyse
 from autopar.sharding.mesh import Axis, Mesh, degree_of
 from autopar.sharding.program import Compute, Program, Redistribute
@@ -50,6 +51,7 @@ KINDS = {
     "ring": ("ring",),
     "both": ("data", "tensor"),
 }
+BY_KIND = {"data": "data", "tensor": "megatron", "sequence": "megatron-sp"}
 NAMES = [*KINDS, "zero3"]
 MIB = 2**20
 COPIES = ("flatten", "unflatten")
@@ -78,8 +80,14 @@ def case(name: str) -> Case:
         pins = Pins(operators=dict([parse_pin("*.core=ring:k")]))
         actual = best_on_mesh(analysis, mesh, Request(cluster=cluster, mesh=mesh, limits=pins))
         return actual.program, analysis, actual.tables.prices
+    scheme = scheme_named(",".join(f"{kind}:{BY_KIND[kind]}" for kind in kinds))
+    best = best_on_mesh(analysis, mesh, Request(cluster=cluster, mesh=mesh, limits=scheme, zero=0))
+    decisions = best.program.assignment.decisions
+    # A scalar is pinned by its first input.
+    shapes = {op.name: model.graph.tensors[op.outputs[0]].shape for op in model.graph.operators}
     wanted = {
-        op: [getattr(placements, kind) for kind in kinds] for op, placements in model.wanted.items()
+        op: list(decided.outputs[0] if shapes[op] else decided.inputs[0])
+        for op, decided in decisions.items()
     }
     assignment = pinned_assignment(
         analysis, mesh, wanted, split_storage=[0] if name == "zero3" else []
