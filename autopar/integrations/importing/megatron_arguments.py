@@ -94,8 +94,6 @@ def words_of(commands: Iterable[Started]) -> dict[str, str]:
             # Only the first word behind a name is its value, unless it takes a list.
             elif last and (not options[last] or last in LISTS):
                 options[last] = f"{options[last]} {word}".strip()
-            elif "expandable_segments:True" in word:
-                options["expandable-segments"] = ""
     return options
 
 

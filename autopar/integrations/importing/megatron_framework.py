@@ -42,7 +42,6 @@ READ = frozenset(
         "decoder-last-pipeline-num-layers",
         "exp-avg-dtype",
         "exp-avg-sq-dtype",
-        "expandable-segments",
         "expert-tensor-parallel-size",
         "fp4-format",
         "fp4-recipe",
