@@ -82,8 +82,11 @@ def price(shape: Shape, c: Configuration, cluster: Cluster, name: str = "") -> P
         backward = tuple(math.fsum(chunk.backward for chunk in own) for own in stages)
         allocated = tuple(math.fsum(chunk.memory for chunk in own) for own in stages)
     else:
-        forward = (predicted.forward / c.micro_batches,)
-        backward = (predicted.backward / c.micro_batches,)
+        passes = (predicted.step - predicted.update) / c.micro_batches
+        computed = [one / c.micro_batches for one in (predicted.forward, predicted.backward)]
+        # Collectives of values are about as many forward as backward.
+        sent = (passes - math.fsum(computed)) / 2
+        forward, backward = (computed[0] + sent,), (computed[1] + sent,)
         allocated = (predicted.memory,)
     return Priced(
         step=predicted.step,

@@ -49,6 +49,14 @@ READ = (
         apart=True,
     ),
     Read(
+        what="gather rate",
+        place="costmodel/frameworks/table.py",
+        words="published runs come to",
+        groups=("sc21_t2*",),
+        runs=True,
+        apart=True,
+    ),
+    Read(
         what="link",
         place="costmodel/presets/links/efa-p4d.json",
         words="awslabs/awsome-distributed-training@0edaf152",

@@ -60,6 +60,8 @@ def framework(row: Row) -> Framework:
         kernels = replace(kernels, norm="fused")
     narrow = precision_of(row)[1]
     habits = work.habits if neutral else _chosen(_habits(row, work.habits), row)
+    if "gather rate" in taken_away(row):
+        habits = replace(habits, gather_rate=math.inf)
     return replace(work, habits=habits, kernels=replace(kernels, products=narrow))
 
 

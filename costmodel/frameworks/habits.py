@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -88,6 +89,7 @@ class Habits:
     - `regather`: results of sequence-parallel gathers are not kept, but gathered again under the
       input gradient's product.
     - `scatter_sends`: tensor-parallel ranks send a share each and gather on arrival.
+    - `gather_rate`: the highest rate at which parameters are gathered and gradients scattered, B/s.
     - `whole_stages`: with stages, ZeRO-3 gathers a stage's parameters once a step, under its first
       forward pass.
 
@@ -138,6 +140,7 @@ class Habits:
     accumulation_bytes: float | None = None
     partition: str = "even"
     blocking: bool = False
+    gather_rate: float = math.inf
     saves_outputs: bool = False
     discards_outputs: bool = False
     whole_stages: bool = False

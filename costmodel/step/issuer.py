@@ -53,7 +53,9 @@ class Issuer:
     def _seconds(self, kind: str, axes: Axes, nbytes: int) -> float:
         key = (kind, axes, nbytes)
         if key not in self.known:
-            self.known[key] = self.prices.seconds(*key)
+            rate = self.prices.cluster.framework.habits.gather_rate
+            least = 0.0 if kind == "all_reduce" else nbytes / rate
+            self.known[key] = max(self.prices.seconds(*key), least)
         return self.known[key]
 
     def seconds(self, collective: Collective) -> float:
