@@ -37,20 +37,20 @@ WIDE: Mapping[str, tuple[float, float]] = {
 exists for elementwise operators: assumed.
 """
 STEP: Mapping[str, Residual] = {
-    WIDE_TYPES: Residual(low=-0.1375, middle=0.0165, high=0.2443, rows=811),
-    NARROW_TYPES: Residual(low=-0.232, middle=0.0495, high=0.4653, rows=103),
-    EXPERTS: Residual(low=-0.1876, middle=0.0862, high=0.4848, rows=136),
-    UNMEASURED: Residual(low=-0.3979, middle=0.1576, high=1.1863, rows=53),
+    WIDE_TYPES: Residual(low=-0.1613, middle=0.0087, high=0.2239, rows=410),
+    NARROW_TYPES: Residual(low=-0.3083, middle=0.018, high=0.301, rows=65),
+    EXPERTS: Residual(low=-0.2979, middle=0.1112, high=0.517, rows=78),
+    UNMEASURED: Residual(low=-0.7116, middle=0.1801, high=1.5339, rows=34),
 }
 NO_PROFILE: Mapping[str, Residual] = {
-    WIDE_TYPES: Residual(low=-0.1499, middle=0.0539, high=0.435, rows=767),
-    NARROW_TYPES: Residual(low=-0.3514, middle=0.0167, high=0.7309, rows=94),
+    WIDE_TYPES: Residual(low=-0.1486, middle=0.0427, high=0.4423, rows=136),
+    NARROW_TYPES: Residual(low=-0.4491, middle=0.0115, high=0.6973, rows=31),
 }
 BY_DATA_SHEET: Mapping[str, Residual] = {
-    WIDE_TYPES: Residual(low=-0.1809, middle=-0.051, high=0.2217, rows=301),
-    NARROW_TYPES: Residual(low=-0.5046, middle=0.0026, high=0.8718, rows=50),
+    WIDE_TYPES: Residual(low=-0.2103, middle=-0.0635, high=0.222, rows=136),
+    NARROW_TYPES: Residual(low=-0.3938, middle=-0.0394, high=0.7737, rows=31),
 }
-MEMORY = Residual(low=-0.2811, middle=0.0379, high=0.3376, rows=161)
+MEMORY = Residual(low=-0.3739, middle=0.0248, high=0.445, rows=144)
 """Errors of predicted steps, by kind of run, and of memory peaks on published runs: as they ran, by
 the habits that most frameworks share, and by kernels that saw no row of the device.
 
