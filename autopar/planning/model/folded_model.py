@@ -48,7 +48,7 @@ class FoldedModel:
         self.folding: Folding = fold(graph, self.runs if folded else ())
         self.counts: Counts = self.folding.counts
         self._analyses: dict[tuple[bool, int], Analysis] = {}
-        self._segments: dict[tuple[bool, str], Segments] = {}
+        self._segments: dict[tuple[bool, str, bool], Segments] = {}
         self._refused: dict[int, str] = {}
         self._prices: dict[tuple[Cluster, Mesh, int], MeshPrices] = {}
         self._remembered: tuple[object, object] = (None, None)
@@ -171,26 +171,26 @@ class FoldedModel:
         low = (handed[inner] <= handed[inner - 1]) & (handed[inner] <= handed[inner + 1])
         return np.concatenate(([0], inner[low]))
 
-    def segments(self, recompute: str, *, short: bool) -> Segments:
+    def segments(self, recompute: str, *, short: bool, all_named: bool = False) -> Segments:
         """The groups of operators that a mode of recompute, or modules, repeat (see `recompute`).
 
-        Groups that save nothing are left out.
+        Groups that save nothing are left out, but for those of modules that are named, and of what
+        a project recomputes, with `all_named`.
         """
-        key = (short, recompute)
+        key = (short, recompute, all_named)
         if key not in self._segments:
             all_of = tuple(stretches(self.graph, self.runs, recompute))
             names = {op.name for op in self.folding.graph.operators}
             # Of the folded graph only whole layers that are in it are repeated.
             folded = {one.names: one.key for one in all_of if names.issuperset(one.names)}
             chosen = tuple(folded)
-            # Modules that are named, and what a project recomputes, are what was asked for.
-            if folded and recompute in RECOMPUTES:
+            if folded and (recompute in RECOMPUTES or not all_named):
                 chosen = worthwhile(self.analysis(short=True), chosen)
             # The last of equal layers, which represents all behind the first, speaks for them.
             last = {where: group for group, where in folded.items()}
             taken = {where for where, group in last.items() if group in chosen}
             for part in (True, False):
-                self._segments[part, recompute] = tuple(
+                self._segments[part, recompute, all_named] = tuple(
                     one.names
                     for one in all_of
                     if one.key in taken and (not part or one.names in folded)

@@ -8,11 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from autopar.costmodel.frameworks import OWN
 from autopar.costmodel.memory.states import certain_bytes
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.order.schedules import in_flight
 from autopar.planning.bounds.by_mesh import Bounds
-from autopar.planning.model.counts import Counts
+from autopar.planning.model.counts import Counts, Segments
 from autopar.planning.model.effort import EFFORT
 from autopar.planning.model.folded_model import FoldedModel
 from autopar.planning.model.request import Request
@@ -90,7 +91,7 @@ class CandidateSolver:
             zero=mode.zero,
             early=self.bounds.early(stages, candidate.mesh).readers,
             in_flight=in_flight(schedule, 0, stages, count),
-            segments=self.folded.segments(mode.recompute, short=short),
+            segments=self.segments(mode, short=short),
         )
         if not self.request.train:
             return work
@@ -102,6 +103,11 @@ class CandidateSolver:
     def hides(self, candidate: Candidate, mode: Mode) -> float:
         """The largest share of the parameters' collectives that a step, or its stages, can hide."""
         return self.work(candidate, mode, self.folded.counts, short=True).hidden
+
+    def segments(self, mode: Mode, *, short: bool) -> Segments:
+        """What a mode recomputes, as the framework at hand obeys it."""
+        others = self.request.cluster.framework.name != OWN
+        return self.folded.segments(mode.recompute, short=short, all_named=others)
 
     def group(self, candidate: Candidate) -> Group:
         """The devices of a candidate's stages."""
@@ -116,7 +122,7 @@ class CandidateSolver:
         """The schedule inside a stage; of several groups' meshes, that of largest units decides."""
         return Schedule(
             micro_batches=micro_batches,
-            recompute=self.folded.segments(mode.recompute, short=short),
+            recompute=self.segments(mode, short=short),
             gathered="per_pass" if mode.zero == 3 else "per_step",
             accumulated="shards" if mode.zero == 2 else "whole",
             unit_bytes=max(one.unit_bytes for one in prices),

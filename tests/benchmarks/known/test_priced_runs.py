@@ -192,7 +192,8 @@ def test_groups_of_a_state_space_are_split(tensor: int) -> None:
     )
     run = {"global_batch": 8, "micro_batch": 8}
     one, split = (priced(shape, tensor=n, sequence_parallel=n > 1, **run) for n in (1, tensor))
-    assert split.forward[0] < 1.6 * one.forward[0] / tensor
+    # Small products are less efficient, and rows are gathered and scattered.
+    assert split.forward[0] < one.forward[0] * (0.45 + 1 / tensor)
     assert split.allocated[0] < 1.5 * one.allocated[0] / tensor
 
 
