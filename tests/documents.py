@@ -128,7 +128,7 @@ INSTEAD: dict[str, str] = {
 """What a test runs instead of a part of a command: where it would take long, or the page leaves a
 word open.
 """
-OPEN = {"PLAN": "plan.json", "MODEL": "net:build", "M": "net:build"}
+OPEN = {"PLAN": "plan.json", "MODEL": "net:build", "M": "net:build", "TARGET": "fsdp2"}
 NOT_RUN: dict[str, str] = {
     "make demo": "runs what tests/cli/test_cli.py does with GPT-2, after an installation",
     "make test": "is what runs these tests",

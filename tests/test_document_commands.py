@@ -287,6 +287,9 @@ BEFORE: dict[str, list[str]] = {
         "autopar plan model.onnx --cluster dgx-h100 --devices 8 --batch 8 --scheme data "
         "--no-compare --quiet -o other.json"
     ],
+    "converting.md": [
+        "autopar plan net:build --cluster dgx-h100 --devices 4 --no-compare --quiet -o plan.json"
+    ],
     "reading-plans.md": [
         "autopar plan net:build --cluster dgx-h100 --devices 4 --no-compare --quiet -o plan.json",
         "autopar plan net:build --cluster dgx-h100 --devices 4 --scheme zero1 --no-compare "

@@ -83,10 +83,12 @@ def price(shape: Shape, c: Configuration, cluster: Cluster, name: str = "") -> P
         allocated = tuple(math.fsum(chunk.memory for chunk in own) for own in stages)
     else:
         passes = (predicted.step - predicted.update) / c.micro_batches
-        computed = [one / c.micro_batches for one in (predicted.forward, predicted.backward)]
+        ahead = predicted.forward / c.micro_batches
+        back = predicted.backward / c.micro_batches
         # Collectives of values are about as many forward as backward.
-        sent = (passes - math.fsum(computed)) / 2
-        forward, backward = (computed[0] + sent,), (computed[1] + sent,)
+        sent = (passes - ahead - back) / 2
+        forward = (ahead + sent,)
+        backward = (back + sent,)
         allocated = (predicted.memory,)
     return Priced(
         step=predicted.step,

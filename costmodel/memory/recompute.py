@@ -1,4 +1,4 @@
-"""What is recomputed, and what of it stays or goes, by the habits of a framework."""
+"""Recompute by the habits of a framework: which values are made again, and which stay or go."""
 
 from __future__ import annotations
 

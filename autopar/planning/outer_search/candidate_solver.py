@@ -105,7 +105,7 @@ class CandidateSolver:
         return self.work(candidate, mode, self.folded.counts, short=True).hidden
 
     def segments(self, mode: Mode, *, short: bool) -> Segments:
-        """What a mode recomputes, as the framework at hand obeys it."""
+        """The groups that a mode recomputes, as the framework at hand obeys it."""
         others = self.request.cluster.framework.name != OWN
         return self.folded.segments(mode.recompute, short=short, all_named=others)
 
