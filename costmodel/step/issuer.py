@@ -58,10 +58,6 @@ class Issuer:
             self.known[key] = max(self.prices.seconds(*key), least)
         return self.known[key]
 
-    def seconds(self, collective: Collective) -> float:
-        """Seconds of a program's collective alone."""
-        return self.prices.collective(collective)
-
     def for_seconds(self, collective: Collective, seconds: float) -> Sent:
         """Start a part of a program's collective, of so many seconds."""
         stream = self.stream(collective.axes)
@@ -73,7 +69,7 @@ class Issuer:
 
     def started(self, collective: Collective) -> Sent:
         """Start a program's collective behind the computation so far."""
-        return self.for_seconds(collective, self.seconds(collective))
+        return self.for_seconds(collective, self.prices.collective(collective))
 
     def blocking(self, collectives: Sequence[Collective]) -> None:
         """Start collectives one after the other; computation waits for each."""

@@ -86,8 +86,8 @@ class MeshPrices:
 
     Parameters travel in units of about `unit_bytes`. A group over several axes is priced as one
     axis of as many devices in the same places. `programs`: seconds of programs' collectives.
-    `operators`: seconds of operators as they were
-    decided (`estimate.step_seconds`), of the mesh, too.
+    `operators`: seconds of operators as they were decided (`estimate.step_seconds`), of the mesh,
+    too.
     """
 
     cluster: Cluster

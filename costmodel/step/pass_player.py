@@ -147,7 +147,7 @@ class PassPlayer:
             ways = (chain.first_ahead + chain.ahead, chain.first_back + chain.back)
             if any(ways):
                 first = next(collective for way in ways for collective in way)
-                ahead, back = (sum(map(self.issuer.seconds, way)) for way in ways)
+                ahead, back = (sum(map(self.issuer.prices.collective, way)) for way in ways)
                 moved = covers.moved(step, ahead, back, degree_of(first.axes, self.mesh))
                 covered[index] = _Covered(moved, first)
                 self.chains[index] = _Chain([], [], [], [])

@@ -127,11 +127,12 @@ class Setup:
         """Raise a `UsageError` that lists `lacks`, unless all of them are empty."""
         complaints = [lack for lack in lacks if lack]
         if complaints:
+            what = "express this plan"
+            rest = f"plan --target {target} stays within what it can"
             # What a plan for this very target lacks is the model's.
-            what = "train this model" if self.plan.target == target else "express this plan"
-            rest = "plan for another --target"
-            if self.plan.target != target:
-                rest = f"plan --target {target} stays within what it can"
+            if self.plan.target == target:
+                what = "train this model"
+                rest = "plan for another --target"
             raise UsageError(f"{target} cannot {what}: {'; '.join(complaints)}; {rest}")
 
     def mixed(self, share: float = MOST) -> Iterable[str]:

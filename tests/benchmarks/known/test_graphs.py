@@ -12,29 +12,10 @@ from autopar.errors import UsageError
 from benchmarks.validating.known import Latent, Shape
 from benchmarks.validating.known.shape import StateSpace
 from benchmarks.validating.known.transformer import transformer
+from tests.benchmarks.known.hybrid import HYBRID
 
 GPT = Shape(
     layers=2, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=4096, sequence=256, dropout=False
-)
-HYBRID = Shape(
-    layers=6,
-    hidden=1024,
-    heads=16,
-    kv_heads=4,
-    ffn=4096,
-    vocab=4096,
-    sequence=1024,
-    pattern="M-M*ME",
-    state=StateSpace(heads=32, width=64, size=128, groups=8),
-    experts=16,
-    top_k=4,
-    expert_ffn=512,
-    shared_ffn=1024,
-    bias=False,
-    dropout=False,
-    tied=False,
-    norm="rms_norm",
-    position="none",
 )
 
 

@@ -16,29 +16,14 @@ from autopar.costmodel.device.scan_kernels import Kernel, ScanKernels
 from autopar.costmodel.frameworks import framework_named
 from autopar.sharding.rules import Call, rule_of
 from autopar.sharding.rules.recurrent import STATE_SPACE
-from benchmarks.validating.known import Shape
 from benchmarks.validating.known.shape import StateSpace
 from benchmarks.validating.known.transformer import transformer
+from tests.benchmarks.known.hybrid import HYBRID
 from tests.benchmarks.known.operator_seconds import operator_seconds
 
 CLUSTER = load_cluster("dgx-h100")
 STATE = StateSpace(heads=32, width=64, size=128, groups=8)
-SHAPE = Shape(
-    layers=1,
-    hidden=1024,
-    heads=16,
-    kv_heads=4,
-    ffn=4096,
-    vocab=4096,
-    sequence=1024,
-    pattern="M",
-    state=STATE,
-    bias=False,
-    dropout=False,
-    tied=False,
-    norm="rms_norm",
-    position="none",
-)
+SHAPE = replace(HYBRID, layers=1, pattern="M", state=STATE)
 
 
 def kernels_of_scan(state: StateSpace) -> ScanKernels:
