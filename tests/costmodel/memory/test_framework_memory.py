@@ -130,7 +130,7 @@ def test_operators_that_are_not_recomputed_keep_what_they_make() -> None:
     folded = FoldedModel(made[1].graph, train=True)
 
     def saved(recompute: str, *, outputs: bool) -> Memory:
-        schedule = Schedule(recompute=folded.segments(recompute, short=False))
+        schedule = Schedule(recompute=folded.segments(recompute, short=False, all_named=True))
         return memory_of(made, schedule, saves_outputs=outputs)
 
     none, some, full = (saved(how, outputs=True) for how in ("none", "alternate", "full"))
