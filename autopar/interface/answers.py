@@ -53,7 +53,7 @@ def compare(
 
     `schemes`: names such as "FSDP" or "TP8 x DP8"; by default all, and the usual products. `tokens`
     of a training run and `price` of a device and hour: add device hours and costs. `options`: as of
-    `plan`.
+    `plan`; micro-batches, recompute, the schedule and its chunks hold for the schemes, too.
     """
     from autopar.analysis.searches.rivals import rivals
     from autopar.report.comparison import compared_json, compared_parts
@@ -63,7 +63,9 @@ def compare(
     budget = Budget(tokens=tokens, price=price)
     planned = planned_with(model, example_inputs, options)
     wanted = [*SCHEMES, *usual_recipes(planned.cluster)] if schemes is None else list(schemes)
-    priced = rivals(planned, wanted, memory=_bytes(options), progress=options.get("progress"))
+    priced = rivals(
+        planned, wanted, memory=_bytes(options), given=options, progress=options.get("progress")
+    )
     parts = compared_parts(
         planned, priced, cluster_sentence(planned), named=schemes is not None, budget=budget
     )

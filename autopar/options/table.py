@@ -364,6 +364,8 @@ PINS = (
         told='operators fixed on mesh axes, as texts such as `"OP=AXIS:FACTOR"`',
     ),
 )
+COMPARED = ("micro_batches", "recompute", "schedule", "interleave")
+"""The pins that hold for the schemes of a comparison, whose names say how tensors are split."""
 EARLIER_PLANS = (
     Option(
         name="load",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autopar.api import Planned
 from autopar.errors import NoPlanFits, UsageError
+from autopar.options.plan_options import PlanOptions
+from autopar.options.table import COMPARED
 from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import WITHOUT_LIMIT, Request
@@ -40,26 +43,28 @@ def rivals(
     schemes: Sequence[str],
     *,
     memory: float | None,
+    given: Mapping[str, Any] | None = None,
     seconds: float | None = None,
     progress: Progress | None = None,
 ) -> list[Rival]:
     """The best plan of each scheme on the devices of the plan, or the reason why there is none.
 
-    `seconds`: CPU seconds for each scheme (None: no limit).
+    `given`: options of `autopar.plan`, of which those of `COMPARED` hold here, too. `seconds`: CPU
+    seconds for each scheme (None: no limit).
     """
     analysis = planned.analysis
-    free = Request(
-        cluster=planned.cluster,
-        train=analysis.train,
-        optimizer=planned.plan.model.optimizer,
+    named = planned.plan.model
+    asked = PlanOptions(
+        mode=named.mode,
+        optimizer=named.optimizer,
         memory=memory,
-        uniform=True,
         # No scheme's name means host memory: what does not fit says so.
         offload="none",
-        types=planned.plan.schedule.types,
-        # The rows say what schemes take, and not how near to their best that is.
-        certified=False,
+        **{name: value for name, value in (given or {}).items() if name in COMPARED},
     )
+    request, _ = asked.request(planned.model, planned.cluster)
+    # The rows say what schemes take, and not how near to their best that is.
+    free = replace(request, types=planned.plan.schedule.types, certified=False)
     searches = Searches(analysis.graph, free, folded=planned.folded)
     # Made once, for all processes.
     _ = searches.folded

@@ -20,9 +20,9 @@ from autopar.cli.shared_options import (
     planning_options,
     planning_values,
 )
-from autopar.options.table import MODEL, TABLE
+from autopar.options.table import COMPARED, MODEL, TABLE
 
-ASKED = ("target", "mode", "master", "reduce", "optimizer", "memory")
+ASKED = ("target", "mode", "master", "reduce", "optimizer", "memory", *COMPARED)
 """The options of planning that hold for every plan of a comparison."""
 
 
@@ -72,6 +72,8 @@ def add_options(parser: Parser) -> None:
         metavar="NAME",
         help="a scheme to price, as of `plan --scheme`; repeatable (default: all)",
     )
+    for name in COMPARED:
+        planning_option(parser, name)
     planning_option(parser, "rules")
     json_option(parser)
 
@@ -106,7 +108,7 @@ def _compare_schemes(args: argparse.Namespace) -> None:
     with stdout_to_stderr(), ProgressBar() as bar:
         planned = plan_loaded(load_asked(args), progress=bar, **asked)
         schemes = args.scheme or [*SCHEMES, *usual_recipes(planned.cluster)]
-        compared = rivals(planned, schemes, memory=asked["memory"], progress=bar)
+        compared = rivals(planned, schemes, memory=asked["memory"], given=asked, progress=bar)
     sentence = cluster_sentence(planned)
     print_answer(
         args,
