@@ -32,6 +32,7 @@ from autopar.runtime.ranks.device_groups import DeviceGroups
 from autopar.sharding.layout import R
 from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
+from autopar.sharding.schedule import Types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +165,7 @@ def track_program(
     """
     run = program.whole.program if isinstance(program, Execution) else program
     graph = run.graph
+    types = program.schedule.types if isinstance(program, Execution) else Types()
     mode: AbstractContextManager[Any] = (
         FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
     )
@@ -174,7 +176,7 @@ def track_program(
             return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
 
     held = [
-        tensor
+        replace(tensor, dtype=types.stored(tensor))
         for tensor in graph.tensors.values()
         if tensor.role in (Role.PARAMETER, Role.CONSTANT)
     ]

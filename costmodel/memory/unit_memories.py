@@ -8,7 +8,7 @@ sum in place is the gradient itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import partial
 
 from autopar.ir import Role
@@ -17,7 +17,7 @@ from autopar.order.unit_collectives import Chain, scale_messages
 from autopar.order.unit_travel import UnitTravel
 from autopar.order.units import Unit
 from autopar.sharding.mesh import degree_of
-from autopar.sharding.program import Redistribute
+from autopar.sharding.program import Redistribute, moves_value
 
 from .flat_messages import FlatStep, Moving, carried, flat_steps
 from .live_bytes import BUFFER, CLOSED, GATHERED, GRADIENT, MISSING, STORED
@@ -31,7 +31,8 @@ class UnitMemories(Steps):
 
     `values`: gathered parameters. `home`: gradients of parameters, stored or on their way there, by
     the numbers of places. `behind`: gradients of values, until the segment that made the value
-    takes them. `own`: the places of gradients that are sums in memory of their own.
+    takes them. `own`: the places of gradients that are sums in memory of their own. `alike`: by the
+    place of a cast, the places whose values are the same memory, although gradients differ.
     """
 
     def __init__(self, plan: Scheduled, facts: Mapping[str, Facts], habits: Habits) -> None:
@@ -42,6 +43,12 @@ class UnitMemories(Steps):
         self.own: set[int] = set()
         self.flat: dict[tuple[tuple[int, ...], bool], list[FlatStep]] = {}
         self.travel: UnitTravel[Moving] = UnitTravel(plan)
+        self.alike: dict[int, list[int]] = {}
+        for step in self._members(range(len(plan.program.steps))):
+            if self.tensors[step.tensor].role is Role.PARAMETER and not moves_value(step):
+                cast = self.steps.number((step.tensor, step.chain[0]))
+                same = self.steps.number((step.tensor, step.chain[-1]))
+                self.alike.setdefault(cast, []).append(same)
 
     def bring(self, gradients: Sequence[tuple[int, int]], *, made: bool = False) -> None:
         """Add each gradient to earlier ones, in place if nothing else holds them.
@@ -94,7 +101,9 @@ class UnitMemories(Steps):
         rooms = partial(self._rooms, sizes) if unit.mode is Mode.PER_PASS else None
         made = yield from carried(self, starts, self._flat(chain.group, back=False), rooms)
         for step, memory in zip(steps, made, strict=True):
-            self.values[self.steps.number((step.tensor, step.chain[-1]))] = memory
+            place = self.steps.number((step.tensor, step.chain[-1]))
+            for same in (place, *self.alike.get(place, ())):
+                self.values[same] = memory
             if memory != STORED:
                 self.mark(memory, GATHERED)
         for memory in starts:  # held until all has come
@@ -182,7 +191,7 @@ class UnitMemories(Steps):
             self.flat[group, back] = flat_steps(self.plan, group, back=back)
         return self.flat[group, back]
 
-    def _members(self, members: Sequence[int]) -> list[Redistribute]:
+    def _members(self, members: Iterable[int]) -> list[Redistribute]:
         return [
             step for index in members if isinstance(step := self.program.steps[index], Redistribute)
         ]

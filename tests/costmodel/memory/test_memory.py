@@ -26,6 +26,7 @@ from autopar.costmodel.memory.saved_values import facts_of, saved_values
 from autopar.costmodel.memory.states import Training, states_of
 from autopar.costmodel.step.mesh_prices import MeshPrices
 from autopar.ir import DTYPE_BYTES, Graph
+from autopar.ir.dtype import cast_graph
 from autopar.order.execution import execution
 from autopar.planning.model.request import Request
 from autopar.planning.tables.build import build_tables
@@ -40,7 +41,7 @@ from autopar.sharding.program import Program, inputs_read
 from autopar.sharding.redistribution import local_bytes
 from autopar.sharding.rules.registry import Call
 from autopar.sharding.rules.saved_for_backward import Saving, keeps
-from autopar.sharding.schedule import Schedule
+from autopar.sharding.schedule import Schedule, Types
 from benchmarks.memory import Model, bert, gpt2, graph_of, llama, planned, resnet50, segments
 from benchmarks.tracked_memory import Tracked, fake_world, track_module, track_program
 from benchmarks.validating.known.shape import Shape
@@ -151,6 +152,22 @@ def test_parts_of_summed_gradients_as_tracked() -> None:
         assert told.total == pytest.approx(tracked.peak, rel=0.05)
         peaks.append(tracked.peak)
     assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_copies_of_whole_masters_as_tracked(ranks: int) -> None:
+    """Parameters that no rank gathers are cast once, and the backward pass reads the copies."""
+    wide = graph_of(gpt2(layers=3, batch=8, sequence=256, vocab=64))[0]
+    graph = cast_graph(wide, "bfloat16")
+    analysis = analyse(graph, train=True)
+    program = planned(analysis, "data", (ranks,))
+    types = Types(master="float32", reduce="float32")
+    plan = execution(program.assignment, analysis, Schedule(types=types))
+    told = predicted_memory(plan.micro, analysis, optimizer="adamw", composite=True)
+    with fake_world(ranks):
+        tracked = track_program(plan)
+    assert told.total == pytest.approx(tracked.peak, rel=0.02)
+    assert told.saved == pytest.approx(tracked.saved, rel=0.01), "copies are among what is saved"
 
 
 @pytest.mark.parametrize("unit_mib", [1, 8, 512])
