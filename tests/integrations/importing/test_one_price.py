@@ -21,6 +21,7 @@ from autopar.plan import Plan
 from autopar.plan_origin import cluster_of_plan
 from autopar.report.imported import imported_json, imported_parts
 from benchmarks.validating.known.transformer import transformer
+from tests.benchmarks.known.hybrid import HYBRID
 from tests.benchmarks.known.mixture import MIXTURE
 
 CLUSTER = load_cluster("dgx-h100").sized(8)
@@ -89,17 +90,63 @@ def test_an_imported_run_has_the_price_of_its_pins(
     assert run.predicted.memory == pytest.approx(planned.predicted.memory, rel=1e-3)
 
 
-@pytest.mark.parametrize("scheme", ["data 8", "data 8 (zero1)", "data 4 (zero1) x megatron-sp 2"])
-def test_a_plan_for_megatron_comes_back_at_its_price(scheme: str, tmp_path: Path) -> None:
-    dense = LoadedModel(graph=GRAPH, source=GRAPH, dtype="bfloat16")
-    asked = {"scheme": scheme, "stages": 1, "recompute": "none", "offload": "none"}
-    plan = plan_loaded(dense, cluster=CLUSTER, target="megatron", **asked).plan
-    (tmp_path / "run.sh").write_text(convert(plan, "megatron").text)
-    here = Hardware(cluster=CLUSTER, devices=8)
-    read = read_configuration(tmp_path / "run.sh")
-    back = import_configuration(read, dense, here, compare=False).planned.plan
-    # A launch more or less is 0.2 % of this small step.
-    assert back.predicted.step == pytest.approx(plan.predicted.step, rel=3e-3)
+SHAPES = {
+    "dense": replace(MIXTURE, layers=4, experts=0),
+    "experts": replace(MIXTURE, layers=4),
+    "state space": HYBRID,
+}
+FILES = {
+    "torchtitan": "run.py",
+    "megatron": "run.sh",
+    "megatron-bridge": "run.py",
+    "deepspeed": "run.json",
+    "accelerate": "run.yaml",
+}
+STAGES = "pipeline-1f1b 2"
+RUNS = (
+    ("torchtitan", 1, "data 1", ("dense", "state space")),
+    ("torchtitan", 64, "data 8 x data 8 (zero3)", SHAPES),
+    ("torchtitan", 16, "data 2 (zero3) x expert 8 (zero3)", ("experts", "state space")),
+    ("torchtitan", 1024, "data 128 (zero3) x megatron-sp 8", ("dense",)),
+    ("torchtitan", 32, f"{STAGES} x data 4 (zero3) x megatron-sp 4", ("dense",)),
+    ("megatron", 1, "data 1", ("dense", "state space")),
+    ("megatron", 8, "data 8 (zero1)", SHAPES),
+    ("megatron", 32, "data 4 (zero1) x expert 8 (zero1)", ("experts", "state space")),
+    ("megatron", 64, f"{STAGES} x data 4 (zero1) x expert 8 (zero1)", ("experts",)),
+    ("megatron", 8, "data 4 (zero1) x expert+megatron-sp 2", ("experts",)),
+    ("megatron", 1024, f"{STAGES} x data 64 (zero1) x megatron-sp 8", ("dense",)),
+    ("megatron-bridge", 8, "data 8 (zero1)", SHAPES),
+    ("megatron-bridge", 32, "data 4 (zero1) x expert 8 (zero1)", ("experts", "state space")),
+    ("megatron-bridge", 256, f"{STAGES} x data 32 (zero1) x megatron-sp 4", ("dense",)),
+    ("deepspeed", 1, "data 1", SHAPES),
+    ("deepspeed", 64, "data 64 (zero2)", SHAPES),
+    ("deepspeed", 1024, "data 1024 (zero3)", SHAPES),
+    ("accelerate", 8, "data 8", SHAPES),
+    ("accelerate", 1024, "data 128 x data 8 (zero3)", SHAPES),
+    ("accelerate", 64, "data 8 (zero3) x megatron 8", ("dense",)),
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "devices", "scheme", "kind"),
+    [(*run, kind) for *run, kinds in RUNS for kind in kinds],
+)
+def test_a_plan_comes_back_from_its_target_at_its_price(
+    target: str, devices: int, scheme: str, kind: str, tmp_path: Path
+) -> None:
+    graph = transformer(SHAPES[kind], batch=2 * max(devices, 8)).graph
+    loaded = LoadedModel(graph=graph, source=graph, dtype="bfloat16")
+    staged = scheme.startswith(STAGES)
+    pins: dict[str, Any] = {"recompute": "none", "offload": "none", "overlap_experts": "off"}
+    pins |= {"stages": 2 if staged else 1, "micro_batches": 4 if staged else 1}
+    cluster = load_cluster("dgx-h100").sized(devices)
+    plan = plan_loaded(loaded, cluster=cluster, target=target, scheme=scheme, **pins).plan
+    path = tmp_path / FILES[target]
+    path.write_text(convert(plan, target).text)
+    here = Hardware(cluster=CLUSTER, devices=devices)
+    read = read_configuration(path, target)
+    back = import_configuration(read, loaded, here, compare=False).planned.plan
+    assert back.predicted.step == pytest.approx(plan.predicted.step, rel=1e-3)
     assert back.predicted.memory == pytest.approx(plan.predicted.memory, rel=1e-3)
 
 
