@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_serializer, field
 from .errors import PlanError
 from .ir import Graph, Tensor
 from .order.execution import Execution, execution
-from .order.plan_on_mesh import Decided, PlanOnMesh, cold_decision, named_decision
+from .order.plan_on_mesh import Decided, PlanOnMesh, named_decision
 from .order.schedules import SCHEDULES, schedule_named
 from .order.stages import Pipelined, staged_execution
 from .outputs import write_whole
@@ -188,7 +188,7 @@ class Plan(Part):
         decisions = {}
         for op in analysis.graph.operators:
             if op.name in analysis.cold:
-                decisions[op.name] = cold_decision(op, mesh)
+                decisions[op.name] = Decision.cold(op, len(mesh.axes))
             else:
                 decisions[op.name] = self._decision(op.name, analysis, mesh)
         decided = self._decided(analysis)

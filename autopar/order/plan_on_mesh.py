@@ -33,17 +33,6 @@ class Decided:
     matrices: frozenset[str] = frozenset()
 
 
-def cold_decision(operator: Operator, mesh: Mesh) -> Decision:
-    """The decision for an operator of the preamble: it works on whole values, without a rule."""
-    whole = replicated(len(mesh.axes))
-    return Decision(
-        options=(),
-        rule=None,
-        inputs=(whole,) * len(operator.inputs),
-        outputs=(whole,) * len(operator.outputs),
-    )
-
-
 def named_decision(operator: str, offer: Offer, strategy: Sequence[str], mesh: Mesh) -> Decision:
     """The decision for an operator by the names of its options, one for each axis.
 
@@ -56,14 +45,12 @@ def named_decision(operator: str, offer: Offer, strategy: Sequence[str], mesh: M
             f"the plan's strategy of {operator!r} is {' '.join(strategy)}; valid on each axis are "
             f"{', '.join(known)}"
         )
-    inputs = tuple(tuple(o.inputs[i] for o in options) for i in range(len(offer.call.inputs)))
-    outputs = tuple(tuple(o.outputs[i] for o in options) for i in range(len(offer.call.outputs)))
-    pairs = zip((*offer.call.inputs, *offer.call.outputs), (*inputs, *outputs), strict=True)
-    if not all(is_valid(layout, tensor.shape, mesh.shape) for tensor, layout in pairs):
+    decision = Decision.chosen(options, offer, mesh.shape)
+    if decision is None:
         raise PlanError(
             f"the plan's strategy of {operator!r} ({' '.join(strategy)}) does not divide its sizes"
         )
-    return Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)
+    return decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +69,7 @@ class PlanOnMesh:
     def decisions(self, operators: Sequence[Operator]) -> dict[str, Decision]:
         """The decisions for these operators, and for all cold ones, which work on whole values."""
         decisions = {
-            op.name: cold_decision(op, self.mesh)
+            op.name: Decision.cold(op, len(self.mesh.axes))
             for op in self.analysis.graph.operators
             if op.name in self.analysis.cold
         }

@@ -286,14 +286,12 @@ def _decision(
             f"{name!r} cannot split {missing[0]!r} when the batch is cut into {m} micro-batches"
         )
     options = tuple(known[option.name] for option in decision.options)
-    inputs = tuple(tuple(o.inputs[i] for o in options) for i in range(len(decision.inputs)))
-    outputs = tuple(tuple(o.outputs[i] for o in options) for i in range(len(decision.outputs)))
-    pairs = zip((*offer.call.inputs, *offer.call.outputs), (*inputs, *outputs), strict=True)
+    cut = Decision.chosen(options, offer, mesh)
     # The names fit, yet the smaller sizes may not divide.
-    if not all(is_valid(layout, tensor.shape, mesh) for tensor, layout in pairs):
+    if cut is None:
         strategy = " ".join(option.name for option in options)
         raise UsageError(
             f"the strategy {strategy} of {name!r} does not divide its sizes when the batch is cut "
             f"into {m} micro-batches"
         )
-    return Decision(options=options, rule=offer.rule, inputs=inputs, outputs=outputs)
+    return cut

@@ -16,8 +16,9 @@ import numpy as np
 
 from autopar.ir import Graph, Operator, Role
 
+from .analysis import Offer
 from .communication import Scales, axes_of_operands, has_largest, operator_traffic, scales_of
-from .layout import Kind, Layout
+from .layout import Kind, Layout, is_valid, replicated
 from .mesh import Axes, Mesh
 from .notation import Rule
 from .redistribution import change, changed_axes, local_bytes
@@ -52,6 +53,30 @@ class Decision:
     rule: Rule | None
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
+
+    @classmethod
+    def cold(cls, operator: Operator, axes: int) -> Decision:
+        """The decision for an operator of the preamble: on whole values, without a rule."""
+        whole = replicated(axes)
+        return cls(
+            options=(),
+            rule=None,
+            inputs=(whole,) * len(operator.inputs),
+            outputs=(whole,) * len(operator.outputs),
+        )
+
+    @classmethod
+    def chosen(
+        cls, options: Sequence[Option], offer: Offer, mesh: Sequence[int]
+    ) -> Decision | None:
+        """The decision for options, one an axis; None where they do not divide the sizes."""
+        call = offer.call
+        inputs = tuple(tuple(o.inputs[i] for o in options) for i in range(len(call.inputs)))
+        outputs = tuple(tuple(o.outputs[i] for o in options) for i in range(len(call.outputs)))
+        pairs = zip((*call.inputs, *call.outputs), (*inputs, *outputs), strict=True)
+        if not all(is_valid(layout, tensor.shape, mesh) for tensor, layout in pairs):
+            return None
+        return cls(options=tuple(options), rule=offer.rule, inputs=inputs, outputs=outputs)
 
 
 def talking(decision: Decision) -> tuple[Axes, ...]:

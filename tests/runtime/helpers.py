@@ -133,16 +133,10 @@ def random_program(graph: Graph, mesh: Mesh, seed: int, *, train: bool = True) -
     calls = {op.name: Call.of(graph, op) for op in graph.operators if op.name not in cold}
     rules = {name: rule_of(call) for name, call in calls.items()}
     factor_parts, tensor_parts = split_variants(graph, rules)
-    whole = replicated(len(mesh.axes))
     decisions: dict[str, Decision] = {}
     for op in graph.operators:
         if op.name in cold:
-            decisions[op.name] = Decision(
-                options=(),
-                rule=None,
-                inputs=(whole,) * len(op.inputs),
-                outputs=(whole,) * len(op.outputs),
-            )
+            decisions[op.name] = Decision.cold(op, len(mesh.axes))
             continue
         options = options_of(calls[op.name], rules[op.name], gradients, factor_parts[op.name])
         strategies = strategies_of(rules[op.name], options, mesh.shape)
@@ -162,6 +156,7 @@ def random_program(graph: Graph, mesh: Mesh, seed: int, *, train: bool = True) -
         for op in graph.operators
         for name, layout in zip(op.outputs, decisions[op.name].outputs, strict=True)
     }
+    whole = replicated(len(mesh.axes))
     outputs_at = {name: made[name] if rng.random() < 0.5 else whole for name in graph.outputs}
     if graph.loss:
         outputs_at[graph.loss] = whole

@@ -29,16 +29,10 @@ def flat(kind: str, axis: int, nbytes: int) -> float:
 
 def decide(analysis: Analysis, strategies: Mapping[str, str], axes: int) -> dict[str, Decision]:
     """Decisions from option names (one an axis), R for operators that are not named."""
-    whole = replicated(axes)
     results = {}
     for op in analysis.graph.operators:
         if op.name in analysis.cold:
-            results[op.name] = Decision(
-                options=(),
-                rule=None,
-                inputs=(whole,) * len(op.inputs),
-                outputs=(whole,) * len(op.outputs),
-            )
+            results[op.name] = Decision.cold(op, axes)
             continue
         offer = analysis.offers[op.name]
         known = {option.name: option for option in offer.options}

@@ -36,16 +36,10 @@ def pinned_assignment(
     divides. Raises `UsageError` that names the operator without a fitting option, or the one whose
     sizes the mesh does not divide.
     """
-    whole: Layout = (R,) * len(mesh.axes)
     decisions: dict[str, Decision] = {}
     for op in analysis.graph.operators:
         if op.name in analysis.cold:
-            decisions[op.name] = Decision(
-                options=(),
-                rule=None,
-                inputs=(whole,) * len(op.inputs),
-                outputs=(whole,) * len(op.outputs),
-            )
+            decisions[op.name] = Decision.cold(op, len(mesh.axes))
             continue
         offer = analysis.offers[op.name]
         options = tuple(_option(op.name, offer, pin) for pin in wanted[op.name])

@@ -81,12 +81,7 @@ def _whole(case: Sample) -> LocalCall:
     operator = case.operator
     return LocalCall(
         operator=operator,
-        decision=Decision(
-            options=(),
-            rule=None,
-            inputs=((),) * len(operator.inputs),
-            outputs=((),) * len(operator.outputs),
-        ),
+        decision=Decision.cold(operator, 0),
         inputs=tuple(tensors[name] for name in operator.inputs),
         outputs=tuple(tensors[name] for name in operator.outputs),
         mesh=(),

@@ -90,13 +90,7 @@ class _Decoder:
     def _decision(self, op: Operator, axes: int) -> Decision:
         # Operators of the preamble (masks, positions) run whole on every device.
         if op.name in self.tables.analysis.cold:
-            whole = (R,) * axes
-            return Decision(
-                options=(),
-                rule=None,
-                inputs=(whole,) * len(op.inputs),
-                outputs=(whole,) * len(op.outputs),
-            )
+            return Decision.cold(op, axes)
         strategies = self.tables.strategies[op.name]
         index = self.chosen["operator", op.name]
         # Equal operators with equal choices share a decision, and all that is made of it.
