@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .ir import Graph
-from .plan_parts import ModelSpec, OperatorPlan, ParameterPlan
+from .ir import Graph, Tensor
+from .plan_parts import InputSpec, ModelSpec, OperatorPlan, ParameterPlan
 from .sharding.rules import preamble
 
 
@@ -32,11 +32,8 @@ def _of_inputs(graph: Graph, model: ModelSpec) -> Iterable[str]:
     for name in graph.inputs:
         tensor = graph.tensors[name]
         planned = model.inputs.get(name)
-        if planned is not None and (tensor.shape, tensor.dtype) != (planned.shape, planned.dtype):
-            yield (
-                f"input {name!r} is {tensor.dtype} {list(tensor.shape)}, planned as "
-                f"{planned.dtype} {list(planned.shape)}"
-            )
+        if planned is not None:
+            yield from _unlike(f"input {name!r}", tensor, planned)
 
 
 def _of_parameters(graph: Graph, parameters: Mapping[str, ParameterPlan]) -> Iterable[str]:
@@ -45,11 +42,16 @@ def _of_parameters(graph: Graph, parameters: Mapping[str, ParameterPlan]) -> Ite
         tensor = present.get(name)
         if tensor is None:
             yield f"parameter {name!r} is not in the model"
-        elif (tensor.shape, tensor.dtype) != (planned.shape, planned.dtype):
-            yield (
-                f"parameter {name!r} is {tensor.dtype} {list(tensor.shape)}, planned as "
-                f"{planned.dtype} {list(planned.shape)}"
-            )
+        else:
+            yield from _unlike(f"parameter {name!r}", tensor, planned)
+
+
+def _unlike(what: str, tensor: Tensor, planned: InputSpec | ParameterPlan) -> Iterable[str]:
+    if (tensor.shape, tensor.dtype) != (planned.shape, planned.dtype):
+        yield (
+            f"{what} is {tensor.dtype} {list(tensor.shape)}, planned as "
+            f"{planned.dtype} {list(planned.shape)}"
+        )
 
 
 def _of_operators(graph: Graph, operators: Mapping[str, OperatorPlan]) -> Iterable[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autopar.costmodel import Cluster, default_cluster, load_cluster
 from autopar.costmodel.frameworks import OWN, Framework, framework_of, target_named
 from autopar.errors import PlanError, UsageError, unknown
+from autopar.ir import Graph
 from autopar.ir.dtype import HALVES
 from autopar.model import LoadedModel
 from autopar.plan import Plan
@@ -196,6 +198,18 @@ class PlanOptions:
             f"kept {reused} of the {len(old.operators)} strategies of the loaded plan",
             hosted,
         )
+
+
+def requests_beside(plan: Plan, graph: Graph, cluster: Cluster, **asked: Any) -> list[Request]:
+    """The requests for other plans of a plan's model: for its target, with its optimizer and types.
+
+    `asked`: further options. Raises `UsageError` as they do.
+    """
+    named = plan.model
+    options = PlanOptions(target=plan.target, mode=named.mode, optimizer=named.optimizer, **asked)
+    model = LoadedModel(graph=graph, source=graph, dtype=named.dtype)
+    requests, _ = options.requests(model, cluster)
+    return [replace(request, types=plan.schedule.types) for request in requests]
 
 
 def is_training(mode: str) -> bool:

@@ -120,22 +120,18 @@ def _sends(action: Action, hands: Hands) -> list[Action]:
     """Messages from a pass to chunks on other stages."""
     if action.word is Word.FORWARD:
         return _messages(action, Word.SEND_FORWARD, hands.later, hands)
-    return (
-        _messages(action, Word.SEND_BACKWARD, hands.earlier, hands)
-        if action.word in BACKWARD
-        else []
-    )
+    if action.word in BACKWARD:
+        return _messages(action, Word.SEND_BACKWARD, hands.earlier, hands)
+    return []
 
 
 def _receives(action: Action, hands: Hands) -> list[Action]:
     """Messages that a pass needs from chunks on other stages."""
     if action.word is Word.FORWARD:
         return _messages(action, Word.RECEIVE_FORWARD, hands.earlier, hands)
-    return (
-        _messages(action, Word.RECEIVE_BACKWARD, hands.later, hands)
-        if action.word in BACKWARD
-        else []
-    )
+    if action.word in BACKWARD:
+        return _messages(action, Word.RECEIVE_BACKWARD, hands.later, hands)
+    return []
 
 
 def _messages(

@@ -226,7 +226,7 @@ def simumax(row: Row) -> Prepared:
         zero=int(_flag(row, "dist_optimizer")),
         sequence_parallel=tensor > 1,
     )
-    work = replace(CORE, habits=replace(CORE.habits, loss=loss))
+    work = CORE.but(loss=loss)
     return Prepared(
         label=row["case"],
         shape=shape,

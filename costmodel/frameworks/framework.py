@@ -6,7 +6,8 @@ runs it: tables, bounds, played programs and all that explains them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from autopar.costmodel.device.host_actions import HOST_ACTIONS
 from autopar.sharding.rules.saved_for_backward import TORCH, Saving
@@ -36,6 +37,10 @@ class Framework:
     one_rotation: bool = True
     gathered_logits: bool = False
     shared_input: bool = True
+
+    def but(self, **habits: Any) -> Framework:
+        """The framework with other habits."""
+        return replace(self, habits=replace(self.habits, **habits))
 
     @property
     def attention(self) -> str:

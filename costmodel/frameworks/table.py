@@ -35,12 +35,7 @@ from .kernels import Kernels
 _MEGATRON_2021 = Framework(
     habits=Habits(loss="megatron"), kernels=Kernels(attention="fused", skips_masked=True)
 )
-_MEGATRON_2022 = replace(
-    _MEGATRON_2021,
-    habits=replace(
-        _MEGATRON_2021.habits, overlap_tensor=True, regather=True, fused_accumulation=True
-    ),
-)
+_MEGATRON_2022 = _MEGATRON_2021.but(overlap_tensor=True, regather=True, fused_accumulation=True)
 # Transformer Engine's layers: norms, gate and product, bias, dropout and residual, and rotary
 # positions are one kernel each; gate and up are one product, attention is cuDNN's, messages of
 # context parallelism run under it. An update reads the norm's gradients (4), gradient, master and
@@ -63,20 +58,16 @@ _MEGATRON_CORE = Framework(
 # Gradients are summed in 16 bits where the scripts say so, and reduced and gathered under the
 # passes. A master holds only the 16 bits that its parameter lacks. 24.03 fuses neither the
 # activation nor the residual.
-_NEMO = replace(
-    _MEGATRON_CORE,
-    habits=replace(
-        _MEGATRON_CORE.habits,
-        overlap_gradients=True,
-        overlap_gather=True,
-        overlap_chunk_sends=True,
-        state_bytes=10,
-        gradient_bytes=2,
-        reduced_bytes=2,
-    ),
+_NEMO = _MEGATRON_CORE.but(
+    overlap_gradients=True,
+    overlap_gather=True,
+    overlap_chunk_sends=True,
+    state_bytes=10,
+    gradient_bytes=2,
+    reduced_bytes=2,
 )
 # Gradients are summed and reduced in 16 bits, the loss is one kernel on 16-bit logits.
-_BRIDGE = replace(_NEMO, habits=replace(_NEMO.habits, state_bytes=12, loss="in-place"))
+_BRIDGE = _NEMO.but(state_bytes=12, loss="in-place")
 # Gradients are summed and reduced in 16 bits.
 _DEEPSPEED = Framework(
     habits=Habits(gradient_bytes=2, reduced_bytes=2, loss="megatron"),
@@ -96,11 +87,7 @@ _TITAN = Framework(
 )
 # A compiler fuses the chains and norms of each layer, and runs ahead of the device; complex
 # positions stay as they are. The loss was left out of it in December 2024 (train.py: CUDA errors).
-_COMPILED = replace(
-    _TITAN,
-    habits=replace(_TITAN.habits, fused=True, compiled=True),
-    kernels=Kernels(repeats_keys=True),
-)
+_COMPILED = replace(_TITAN.but(fused=True, compiled=True), kernels=Kernels(repeats_keys=True))
 # Composer's optimizer is a loop of float32 kernels over flat shards. Attention is written in
 # Triton, the default of the scripts of the time. Training metrics are on by default: a cross
 # entropy and a perplexity, each of all logits (composer/trainer/trainer.py, _eval_train_metrics;
@@ -134,10 +121,8 @@ _LIBAI = Framework(
 )
 # From 2026 norms are torch's kernel without a compiler, too, and attention reads keys and values of
 # groups of heads as they are.
-_TITAN_2026 = replace(_TITAN, habits=replace(_TITAN.habits, update_traffic=28.0), kernels=Kernels())
-_COMPILED_2025 = replace(
-    _COMPILED, habits=replace(_COMPILED.habits, update_traffic=28.0, loss="compiled")
-)
+_TITAN_2026 = replace(_TITAN.but(update_traffic=28.0), kernels=Kernels())
+_COMPILED_2025 = _COMPILED.but(update_traffic=28.0, loss="compiled")
 # Stored in float32 shards and cast where they are used; a compiler fuses all between products,
 # gathers ahead and reduces behind. Gradients of cast parameters are reduced in 16 bits.
 _MAXTEXT = Framework(
@@ -160,15 +145,8 @@ _AUTOMODEL = Framework(
 )
 # Megatron-Core's layers, gradients summed and reduced in float32 by its default, the loss fused by
 # torch's compiler.
-_MOE_ZOO = replace(
-    _MEGATRON_CORE,
-    habits=replace(
-        _MEGATRON_CORE.habits,
-        overlap_gradients=True,
-        overlap_gather=True,
-        overlap_chunk_sends=True,
-        loss="megatron-fused",
-    ),
+_MOE_ZOO = _MEGATRON_CORE.but(
+    overlap_gradients=True, overlap_gather=True, overlap_chunk_sends=True, loss="megatron-fused"
 )
 # FSDP does not reshard between the passes, gradients are summed and reduced in float32, messages
 # between stages are asynchronous, embedding and head count as layers of the first and last stage.
@@ -190,29 +168,19 @@ _BY_NAME: Mapping[str, Framework] = {
     "megatron-2021": _MEGATRON_2021,
     # Each parameter is gathered by itself into a fresh buffer; 16 to 18 GB/s is what the six
     # published runs come to, whatever their size.
-    "megatron-2021 zero-3": replace(
-        _MEGATRON_2021, habits=replace(_MEGATRON_2021.habits, reduced_bytes=2, gather_rate=1.7e10)
-    ),
+    "megatron-2021 zero-3": _MEGATRON_2021.but(reduced_bytes=2, gather_rate=1.7e10),
     "megatron-2022": _MEGATRON_2022,
     "megatron-core": _MEGATRON_CORE,
     # With --overlap-grad-reduce and --overlap-param-gather, as files of plans have it.
-    "megatron-core overlapped": replace(
-        _MEGATRON_CORE,
-        habits=replace(
-            _MEGATRON_CORE.habits,
-            overlap_gradients=True,
-            overlap_gather=True,
-            overlap_chunk_sends=True,
-        ),
+    "megatron-core overlapped": _MEGATRON_CORE.but(
+        overlap_gradients=True, overlap_gather=True, overlap_chunk_sends=True
     ),
-    "nemo-2024.03": replace(_NEMO, habits=replace(_NEMO.habits, fused=False)),
+    "nemo-2024.03": _NEMO.but(fused=False),
     "nemo-2024.07": _NEMO,
     "megatron-bridge": _BRIDGE,
     "megatron-deepspeed": _DEEPSPEED,
     # CUDA_LAUNCH_BLOCKING=1 kept 384 devices from hanging; layers are dealt out greedily.
-    "megatron-deepspeed bloom": replace(
-        _DEEPSPEED, habits=replace(_DEEPSPEED.habits, blocking=True, partition="greedy")
-    ),
+    "megatron-deepspeed bloom": _DEEPSPEED.but(blocking=True, partition="greedy"),
     # Five all-reduces a layer (gate and up have one each backward), the loss on gathered logits,
     # messages whole from every rank.
     "scaling": Framework(
@@ -224,7 +192,7 @@ _BY_NAME: Mapping[str, Framework] = {
     ),
     "torchtitan-2024.12": _TITAN,
     "torchtitan-2024.12 compiled": _COMPILED,
-    "torchtitan-2025.06": replace(_TITAN, habits=replace(_TITAN.habits, update_traffic=28.0)),
+    "torchtitan-2025.06": _TITAN.but(update_traffic=28.0),
     "torchtitan-2025.06 compiled": _COMPILED_2025,
     "torchtitan-2026.03": _TITAN_2026,
     "torchtitan-2026.03 compiled": replace(_COMPILED_2025, kernels=Kernels()),

@@ -6,14 +6,20 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from report_models import planned
 
 from autopar.analysis.searches.rivals import rivals
+from autopar.api import plan_loaded
+from autopar.model import LoadedModel
 from autopar.report.comparison import compared_json, compared_parts
 from autopar.report.tables import show
 from autopar.schemes import SCHEMES
+from benchmarks.validating.known.transformer import transformer
+from tests.benchmarks.known.mixture import MIXTURE
 
 
 def test_rivals_are_the_plans_of_their_schemes() -> None:
@@ -38,6 +44,19 @@ def test_pins_of_the_schedule_hold_for_schemes() -> None:
         assert (rival.step, rival.memory) == (beside.predicted.step, beside.predicted.memory)
         assert beside.schedule.micro_batches == 4
         assert beside.schedule.pipeline == "gpipe" or not beside.stages
+
+
+def test_rivals_of_a_target_are_its_plans() -> None:
+    graph = transformer(replace(MIXTURE, layers=2), batch=16).graph
+    model = LoadedModel(graph=graph, source=graph, dtype="bfloat16")
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "devices": 8, "target": "megatron"}
+    plan = plan_loaded(model, **asked)
+    schemes = ("data 8 (zero1)", "data 2 (zero1) x expert 4 (zero1)", "2d")
+    data, expert, grid = rivals(plan, schemes, memory=None)
+    for rival in (data, expert):
+        beside = plan_loaded(model, scheme=rival.scheme, offload="none", **asked).plan.predicted
+        assert (rival.step, rival.memory) == (beside.step, beside.memory)
+    assert grid.step is None and grid.why, "no file of Megatron's says it"
 
 
 def test_what_does_not_fit_is_priced_all_the_same() -> None:

@@ -5,15 +5,19 @@ Each is pinned, and the rest searched again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from autopar.costmodel import Cluster
 from autopar.errors import NoPlanFits, UsageError
+from autopar.options.plan_options import requests_beside
 from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.recompute import RECOMPUTES
 from autopar.planning.model.request import OFFLOADS, ZEROS, Request
+from autopar.planning.planner import fastest_plan
 from autopar.planning.remembered_plans import Searches
 from autopar.planning.space.candidates import divisors
 from autopar.schemes import scheme_of, stages_of
@@ -47,46 +51,40 @@ def outer_alternatives(
     progress: Progress | None = None,
 ) -> list[Pinned]:
     """The best plans with each variable of the outer search fixed to other values."""
-    free = Request(
-        cluster=cluster,
-        train=analysis.train,
-        optimizer=plan.model.optimizer,
-        memory=memory,
-        uniform=True,
-        types=plan.schedule.types,
-    )
-    requests = list(_requests(plan, analysis, free))
-    searches = Searches(analysis.graph, free)
+    free = partial(requests_beside, plan, analysis.graph, cluster, memory=memory)
+    first = free()[0]
+    searches = Searches(analysis.graph, first)
     # Made once, for all processes.
     _ = searches.folded
+    fixed = list(_fixed(plan, analysis, first))
 
-    def pinned(asked: tuple[str, str, Request]) -> Pinned:
-        return _pinned(*asked, searches, analysis)
+    def pinned(asked: tuple[str, str, dict[str, Any]]) -> Pinned:
+        variable, value, pins = asked
+        return _pinned(Pinned(variable=variable, value=value), partial(free, **pins), searches)
 
     rows = []
-    for row in side_by_side(pinned, requests):
+    for row in side_by_side(pinned, fixed):
         rows.append(row)
         if progress:
-            progress(len(rows), len(requests), f"{row.variable} {row.value}")
+            progress(len(rows), len(fixed), f"{row.variable} {row.value}")
     return rows
 
 
-def _pinned(
-    variable: str, value: str, request: Request, searches: Searches, analysis: Analysis
-) -> Pinned:
+def _pinned(row: Pinned, asked: Callable[[], list[Request]], searches: Searches) -> Pinned:
     """The best plan with a variable fixed to a value."""
-    row = Pinned(variable=variable, value=value)
     try:
-        plan = searches.plan(request)
+        plan = fastest_plan(asked(), searches.plan)
     except NoPlanFits:
         return replace(row, why="does not fit the memory")
     except UsageError as error:
         return replace(row, why=str(error))
-    named = scheme_of(plan, analysis).called
+    named = scheme_of(plan, searches.folded.analysis(short=False)).called
     return replace(row, step=plan.predicted.step, memory=plan.predicted.memory, named=named)
 
 
-def _requests(plan: Plan, analysis: Analysis, free: Request) -> Iterator[tuple[str, str, Request]]:
+def _fixed(
+    plan: Plan, analysis: Analysis, free: Request
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The variables with the values to try.
 
     A count is tried at half and twice the plan's; of a choice, every value is tried.
@@ -96,14 +94,14 @@ def _requests(plan: Plan, analysis: Analysis, free: Request) -> Iterator[tuple[s
     # A stage has at least one layer, and all stages have equally many devices.
     fits = [n for n in divisors(free.cluster.devices) if n <= layers_of(analysis)]
     for value in sorted({1, 2, stages // 2, stages * 2, stages} & {*fits}):
-        yield "stages", str(value), replace(free, stages=value)
+        yield "stages", str(value), {"stages": value}
     if not analysis.train:
         return
     for value in sorted({1, count // 2, count, count * 2} - {0}):
-        yield "micro-batches", str(value), replace(free, micro_batches=value)
+        yield "micro-batches", str(value), {"micro_batches": value}
     for mode in RECOMPUTES:
-        yield "recompute", mode, replace(free, recompute=mode)
+        yield "recompute", mode, {"recompute": mode}
     for zero in ZEROS:
-        yield "ZeRO", str(zero), replace(free, zero=zero)
+        yield "ZeRO", str(zero), {"zero": zero}
     for offload in OFFLOADS if free.has_host else ():
-        yield "offload", offload, replace(free, offload=offload)
+        yield "offload", offload, {"offload": offload}

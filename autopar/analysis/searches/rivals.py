@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from autopar.api import Planned
 from autopar.errors import NoPlanFits, UsageError
-from autopar.options.plan_options import PlanOptions
+from autopar.options.plan_options import requests_beside
 from autopar.options.table import COMPARED
 from autopar.plan import Plan
 from autopar.planning.model.progress import Progress
 from autopar.planning.model.request import WITHOUT_LIMIT, Request
+from autopar.planning.planner import fastest_plan
 from autopar.planning.remembered_plans import Searches
-from autopar.schemes import scheme_named, scheme_of, stages_of
-from autopar.schemes.pinning import pinned
+from autopar.schemes import scheme_of, stages_of
 from autopar.schemes.recipes import ALONE
 from autopar.sharding.analysis import Analysis
 
@@ -53,25 +55,24 @@ def rivals(
     seconds for each scheme (None: no limit).
     """
     analysis = planned.analysis
-    named = planned.plan.model
-    asked = PlanOptions(
-        mode=named.mode,
-        optimizer=named.optimizer,
-        memory=memory,
-        # No scheme's name means host memory: what does not fit says so.
-        offload="none",
-        **{name: value for name, value in (given or {}).items() if name in COMPARED},
-    )
-    request, _ = asked.request(planned.model, planned.cluster)
-    # The rows say what schemes take, and not how near to their best that is.
-    free = replace(request, types=planned.plan.schedule.types, certified=False)
-    searches = Searches(analysis.graph, free, folded=planned.folded)
+    # No scheme's name means host memory: what does not fit says so.
+    pins: dict[str, Any] = {"memory": memory, "offload": "none"}
+    pins |= {name: value for name, value in (given or {}).items() if name in COMPARED}
+
+    def requests(**asked: Any) -> list[Request]:
+        made = requests_beside(planned.plan, analysis.graph, planned.cluster, **pins, **asked)
+        # The rows say what schemes take, and not how near to their best that is.
+        return [replace(request, certified=False) for request in made]
+
+    searches = Searches(analysis.graph, requests()[0], folded=planned.folded)
     # Made once, for all processes.
     _ = searches.folded
 
     def rival(name: str) -> Rival:
         try:
-            return _rival(name, analysis, free, searches, _alarm(seconds))
+            return _rival(name, analysis, requests(scheme=name), searches, _alarm(seconds))
+        except UsageError as error:
+            return Rival(scheme=name, why=str(error).removeprefix(f"{name}: "))
         except _TooLong:
             return Rival(scheme=name, late=True)
 
@@ -98,26 +99,20 @@ def _alarm(seconds: float | None) -> Progress:
 
 
 def _rival(
-    name: str, analysis: Analysis, free: Request, searches: Searches, alarm: Progress
+    name: str, analysis: Analysis, requests: Sequence[Request], searches: Searches, alarm: Progress
 ) -> Rival:
     """The best plan of a scheme; if none fits the memory, one without a limit.
 
     The excess of memory is then shown.
     """
-    try:
-        request = pinned(free, scheme_named(name), analysis)
-    except UsageError as error:
-        return Rival(scheme=name, why=str(error).removeprefix(f"{name}: "))
+    search = partial(searches.plan, progress=alarm)
     # Where nothing fits, a search looks for what would do, which takes long and is not shown here.
-    for fits in (False,) if searches.surely_misfits(request) else (True, False):
-        limited = request if fits else replace(request, memory=WITHOUT_LIMIT)
-        try:
-            plan = searches.plan(limited, progress=alarm)
-        except NoPlanFits:
-            continue
-        except UsageError as error:
-            return Rival(scheme=name, why=str(error))
-        return rival_of(name, plan, scheme_of(plan, analysis).called, fits=fits)
+    for fits in (False,) if all(map(searches.surely_misfits, requests)) else (True, False):
+        if not fits:
+            requests = [replace(request, memory=WITHOUT_LIMIT) for request in requests]
+        with contextlib.suppress(NoPlanFits):
+            plan = fastest_plan(requests, search)
+            return rival_of(name, plan, scheme_of(plan, analysis).called, fits=fits)
     return Rival(scheme=name, why="no plan fits")
 
 

@@ -167,7 +167,7 @@ def _step(framework: Framework, scheme: str = "megatron-sp", shape: Shape = SMAL
 
 def _with(**habits: Any) -> Framework:
     """The own runtime with other habits."""
-    return replace(AUTOPAR, habits=replace(AUTOPAR.habits, **habits))
+    return AUTOPAR.but(**habits)
 
 
 def test_messages_run_under_the_products_beside_them() -> None:
@@ -198,16 +198,12 @@ def test_products_that_add_their_gradients_spare_a_pass_over_them() -> None:
 def test_computation_waits_for_the_host_that_issues_it() -> None:
     eager = Framework(name="eager", habits=AUTOPAR.habits)
     compiled, issued, blocked = (
-        _step(replace(eager, habits=replace(eager.habits, **habits)))
-        for habits in ({"compiled": True}, {}, {"blocking": True})
+        _step(eager.but(**habits)) for habits in ({"compiled": True}, {}, {"blocking": True})
     )
     # Kernels of this model are shorter than the calls that issue them.
     assert compiled.step < issued.step < blocked.step
     large = replace(SMALL, hidden=8192, heads=64, kv_heads=64, ffn=32768, sequence=4096)
-    ahead, behind = (
-        _step(replace(eager, habits=replace(eager.habits, compiled=compiled)), shape=large)
-        for compiled in (True, False)
-    )
+    ahead, behind = (_step(eager.but(compiled=compiled), shape=large) for compiled in (True, False))
     assert behind.step == pytest.approx(ahead.step, rel=0.02)
 
 

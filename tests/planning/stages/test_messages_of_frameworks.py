@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ SHAPE = Shape(
 def staged(**habits: Any) -> Plan:
     """Two stages of two tensor-parallel devices whose rows between products are whole."""
     graph = transformer(SHAPE, batch=8).graph
-    framework = replace(AUTOPAR, habits=replace(AUTOPAR.habits, **habits))
+    framework = AUTOPAR.but(**habits)
     return plan_loaded(
         LoadedModel(graph=graph, source=graph, dtype="bfloat16"),
         cluster=CLUSTER.run_by(framework),
